@@ -1,0 +1,56 @@
+"""Checkpoints: a folder with ``model.json`` (preset and provenance) and safetensors files of at most 16 MiB."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from .checkpoint_description import FORMAT, ModelError, read_description
+from .world_model import WorldModel
+
+MAX_FILE_BYTES = 15 * 1024 * 1024
+
+
+def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob('*.safetensors'):
+        old.unlink()
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size = 0
+    for name, tensor in model.state_dict().items():
+        # The latents' normalisation scales every frame, so it keeps its full precision.
+        keep = not tensor.is_floating_point() or name.startswith('vae.latent_')
+        tensor = tensor.detach().cpu().to(tensor.dtype if keep else dtype).contiguous()
+        if size + tensor.nbytes > MAX_FILE_BYTES and shards[-1]:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    for index, shard in enumerate(shards):
+        save_file(shard, str(folder / f'weights-{index + 1:02d}.safetensors'))
+    description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance}
+    (folder / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
+
+
+def load(folder: Path, device: str = 'cpu') -> WorldModel:
+    """Reads a checkpoint as a float32 model in evaluation mode.
+
+    Raises ModelError when the folder, its description or a tensor is missing or does not fit.
+    """
+    preset = read_description(folder).preset
+    state: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob('weights-*.safetensors')):
+        try:
+            state.update(load_file(str(file)))
+        except Exception as error:  # safetensors raises its own and OS errors; each means the same here
+            raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
+    model = WorldModel(preset)
+    try:
+        model.load_state_dict({name: tensor.float() if tensor.is_floating_point() else tensor
+                               for name, tensor in state.items()})
+    except RuntimeError as error:
+        raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: {error}') from error
+    return model.eval().requires_grad_(False).to(device)

@@ -1,0 +1,107 @@
+"""Streaming video VAE: a convolutional autoencoder whose bottleneck also sees the frame before.
+
+Encoder and decoder each carry one feature map from frame to frame (a causal temporal convolution of length two), so a
+camera can be encoded as it comes, and a frame costs the same at any age of the stream. At the start of a stream the
+frame stands in for its own past.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .presets import Preset
+
+
+class ResBlock(nn.Module):
+    """Two 3x3 convolutions beside the identity; no normalisation, so a frame never depends on its batch."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.silu(self.conv1(F.silu(x))))
+
+
+class TemporalMix(nn.Module):
+    """Causal temporal convolution of length two at the bottleneck: this frame's features and the last frame's."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv = nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, x: Tensor, previous: Tensor) -> Tensor:
+        return x + self.conv(F.silu(torch.cat([x, previous], 1)))
+
+
+class Encoder(nn.Module):
+    """(B, 3, H, W) in [-1, 1] and the last features (B, C, H/8, W/8) to latents (B, H/8, W/8, Z) and new features."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        w = preset.vae_width
+        self.down = nn.Sequential(
+            nn.Conv2d(3, w, 4, stride=2, padding=1), ResBlock(w),
+            nn.Conv2d(w, 2 * w, 4, stride=2, padding=1), ResBlock(2 * w),
+            nn.Conv2d(2 * w, 4 * w, 4, stride=2, padding=1), ResBlock(4 * w))
+        self.mix = TemporalMix(4 * w)
+        self.out = nn.Sequential(ResBlock(4 * w), nn.SiLU(), nn.Conv2d(4 * w, 2 * preset.latent_channels, 1))
+
+    def forward(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns mean and log-variance of the latent, (B, h, w, Z) each, and the features to carry on."""
+        features = self.down(image)
+        x = self.mix(features, features if previous is None else previous)
+        mean, logvar = self.out(x).permute(0, 2, 3, 1).chunk(2, -1)
+        return mean, logvar.clamp(-12.0, 4.0), features
+
+
+class Decoder(nn.Module):
+    """Latents (B, h, w, Z) and the last features (B, C, h, w) to images (B, 3, H, W) in [-1, 1] and new features."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        w = preset.vae_width
+        self.inp = nn.Conv2d(preset.latent_channels, 4 * w, 3, padding=1)
+        self.mix = TemporalMix(4 * w)
+        self.up = nn.Sequential(
+            ResBlock(4 * w), nn.Conv2d(4 * w, 8 * w, 3, padding=1), nn.PixelShuffle(2),
+            ResBlock(2 * w), nn.Conv2d(2 * w, 4 * w, 3, padding=1), nn.PixelShuffle(2),
+            ResBlock(w), nn.SiLU(), nn.Conv2d(w, 12, 3, padding=1), nn.PixelShuffle(2))
+
+    def forward(self, latent: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        features = self.inp(latent.permute(0, 3, 1, 2))
+        x = self.mix(features, features if previous is None else previous)
+        return self.up(x), features
+
+
+class VAE(nn.Module):
+    """Encoder and decoder with the normalisation of the latents; what leaves it has unit variance per channel."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        self.encoder = Encoder(preset)
+        self.decoder = Decoder(preset)
+        self.register_buffer('latent_mean', torch.zeros(preset.latent_channels))
+        self.register_buffer('latent_std', torch.ones(preset.latent_channels))
+
+    def encode(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) in [-1, 1] to normalised latents (B, h, w, Z) (the posterior's mean) and features."""
+        mean, _, features = self.encoder(image, previous)
+        return (mean - self.latent_mean) / self.latent_std, features
+
+    def decode(self, latent: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Normalised latents (B, h, w, Z) to images (B, 3, H, W) in [-1, 1] and features."""
+        return self.decoder(latent * self.latent_std + self.latent_mean, previous)
+
+    def decode_clip(self, latents: Tensor, before: Tensor) -> Tensor:
+        """Decodes (T, h, w, Z) that follow the latent ``before`` (h, w, Z), all frames in one batch: (T, 3, H, W).
+
+        The decoder's state is a function of the last latent alone, so a known past makes the frames independent.
+        """
+        previous = self.decoder.inp(((torch.cat([before[None], latents[:-1]])) * self.latent_std
+                                     + self.latent_mean).permute(0, 3, 1, 2))
+        return self.decode(latents, previous)[0]

@@ -1,0 +1,21 @@
+"""The networks of one model under one name, as they are trained and stored together."""
+from __future__ import annotations
+
+from torch import nn
+
+from .action_head import ActionHead, OutcomeHead
+from .dit import DiT
+from .presets import Preset
+from .vae import VAE
+
+
+class WorldModel(nn.Module):
+    """VAE, DiT and heads of one preset."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        self.preset = preset
+        self.vae = VAE(preset)
+        self.dit = DiT(preset)
+        self.action_head = ActionHead(preset)
+        self.outcome_head = OutcomeHead(preset)
