@@ -1,0 +1,148 @@
+"""Networks: streaming equals the clip, committing frame by frame equals training's one pass, checkpoints are checked."""
+import json
+
+import numpy as np
+import pytest
+import torch
+from small_model import SMALL, small_checkpoint, small_model
+
+from worldmodel_ros.cache.window import WindowCache
+from worldmodel_ros.engine.session import Session
+from worldmodel_ros.engine.step_times import StepTimes
+from worldmodel_ros.engine.torch_backend import TorchBackend
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.presets import TINY, Preset
+from worldmodel_ros.model.rotary import rotary_angles
+from worldmodel_ros.model.steps import FLOW, HALF
+from worldmodel_ros.train import clips
+
+
+@pytest.fixture(scope='module')
+def model():
+    return small_model()
+
+
+def test_decoding_a_clip_at_once_equals_decoding_it_as_a_stream(model):
+    latents = torch.randn(5, *SMALL.latent_size, SMALL.latent_channels)
+    at_once = model.vae.decode_clip(latents[1:], latents[0])
+    _, state = model.vae.decode(latents[:1])
+    for index in range(1, 5):
+        image, state = model.vae.decode(latents[index:index + 1], state)
+        torch.testing.assert_close(image[0], at_once[index - 1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_encoder_sees_one_frame_back_and_no_further(model):
+    frames = torch.rand(3, 1, 3, *SMALL.image_size) * 2 - 1
+
+    def last_latent(clip):
+        state = None
+        for image in clip:
+            latent, state = model.vae.encode(image, state)
+        return latent
+
+    base = last_latent(frames)
+    changed_before = frames.clone()
+    changed_before[1] = -frames[1]
+    changed_long_ago = frames.clone()
+    changed_long_ago[0] = -frames[0]
+    assert not torch.allclose(base, last_latent(changed_before))
+    assert torch.equal(base, last_latent(changed_long_ago))
+
+
+def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
+    """The mask of training and the ring of a session are two descriptions of the same attention."""
+    frames, starts = 10, np.array([3, 9 - SMALL.chunk_frames + 1])
+    rng = np.random.default_rng(0)
+    h, w = SMALL.latent_size
+    clean = rng.standard_normal((frames, h, w, SMALL.latent_channels)).astype(np.float32)
+    noisy = rng.standard_normal((2 * SMALL.chunk_frames, h, w, SMALL.latent_channels)).astype(np.float32)
+    actions = rng.uniform(-0.3, 0.6, (frames, 2)).astype(np.float32)
+    times = clips.chunk_frames(SMALL, starts)
+    tau = np.concatenate([np.ones(frames), np.full(len(times), 0.5)]).astype(np.float32)
+    step = np.concatenate([np.full(frames, FLOW), np.full(len(times), HALF)])
+    x, features, _, _ = model.dit(
+        torch.from_numpy(np.concatenate([clean, noisy]))[None], torch.from_numpy(tau)[None], torch.from_numpy(step)[None],
+        torch.from_numpy(actions[np.concatenate([np.arange(frames), times])])[None],
+        torch.from_numpy(rotary_angles(SMALL, np.concatenate([np.arange(frames), times]))),
+        torch.from_numpy(clips.sequence_bias(SMALL, frames, starts).astype(np.float32)))
+
+    cache = WindowCache(SMALL)
+
+    def block(latents, times, levels, rows, causal):
+        k, v = cache.flat()
+        out = model.dit(torch.from_numpy(latents)[None], torch.full((1, len(times)), levels),
+                        torch.full((1, len(times)), rows), torch.from_numpy(actions[times])[None],
+                        torch.from_numpy(rotary_angles(SMALL, times)), torch.from_numpy(cache.bias(times, causal)),
+                        torch.from_numpy(k), torch.from_numpy(v))
+        return [part.numpy() for part in out]
+
+    for frame in range(frames):
+        for chunk, start in enumerate(starts):
+            if frame == start:
+                part = slice(chunk * SMALL.chunk_frames, (chunk + 1) * SMALL.chunk_frames)
+                alone = block(noisy[part], np.arange(start, start + SMALL.chunk_frames), 0.5, HALF, causal=False)[0]
+                np.testing.assert_allclose(alone[0], x[0, frames:][part], rtol=1e-3, atol=1e-4)
+        _, alone, k, v = block(clean[frame:frame + 1], np.array([frame]), 1.0, FLOW, causal=True)
+        np.testing.assert_allclose(alone[0, 0], features[0, frame], rtol=1e-3, atol=1e-4)
+        cache.write(k, v, np.array([frame]))
+
+
+def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
+    """Only differences of times reach the attention, to the precision of float32."""
+    backend = TorchBackend(small_checkpoint(tmp_path), 1)
+    frames = np.random.default_rng(1).integers(0, 256, (9, *SMALL.image_size, 3), dtype=np.uint8)
+    plans = []
+    for age in (0, 10 * 3600 * 24 * SMALL.window_frames):
+        session = Session(backend, StepTimes())
+        session._time += age
+        for frame in frames:
+            session.observe(frame, np.array([0.3, -0.5]))
+        plans.append(session.plan('blue'))
+    np.testing.assert_allclose(plans[0], plans[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path, model):
+    checkpoint.save(model, tmp_path / 'm', {'by': 'test'}, dtype=torch.float32)
+    loaded = checkpoint.load(tmp_path / 'm')
+    assert loaded.preset == SMALL
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+def test_no_checkpoint_file_exceeds_16_mib(tmp_path):
+    from worldmodel_ros.model.world_model import WorldModel
+    checkpoint.save(WorldModel(TINY), tmp_path / 'm', {})
+    sizes = [file.stat().st_size for file in (tmp_path / 'm').glob('*.safetensors')]
+    assert len(sizes) > 1 and max(sizes) < 16 * 1024 * 1024
+
+
+def test_a_missing_model_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(ModelError, match='worldmodel train'):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda d: d.update(format=99), 'format 99'),
+    (lambda d: d['preset'].pop('width'), 'missing.*width'),
+    (lambda d: d['preset'].update(patch=3), 'multiple of 24'),
+])
+def test_a_description_that_does_not_fit_is_refused_by_name(tmp_path, damage, message):
+    folder = small_checkpoint(tmp_path)
+    content = json.loads((folder / 'model.json').read_text())
+    damage(content)
+    (folder / 'model.json').write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=message):
+        checkpoint.load(folder)
+
+
+def test_a_truncated_weight_file_is_refused_by_name(tmp_path):
+    folder = small_checkpoint(tmp_path)
+    file = next(folder.glob('*.safetensors'))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=file.name):
+        checkpoint.load(folder)
+
+
+def test_a_preset_survives_its_description():
+    assert Preset.from_dict(json.loads(json.dumps(TINY.to_dict()))) == TINY

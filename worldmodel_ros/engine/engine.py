@@ -1,0 +1,43 @@
+"""One loaded model: its back end, its measured step times and the sessions that are opened on it."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .session import Session
+from .step_times import StepTimes
+
+if TYPE_CHECKING:
+    from .onnx_backend import OnnxBackend
+    from .torch_backend import TorchBackend
+
+WARM_UP_TICKS = 12
+
+
+class Engine:
+    """Sessions of one model share its weights and its step times."""
+
+    def __init__(self, backend: OnnxBackend | TorchBackend, folder: Path):
+        self.backend = backend
+        self.spec = backend.preset
+        self.folder = folder
+        self.step_times = StepTimes()
+
+    def open_session(self, seed: int = 0) -> Session:
+        """A new session; ``seed`` fixes the noise that its predictions start from."""
+        return Session(self.backend, self.step_times, seed)
+
+    def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
+        """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
+        spec = self.spec
+        rng = np.random.default_rng(0)
+        # The first calls allocate: they would stay in the quantiles for minutes.
+        for step_times, count in ((StepTimes(), 2), (self.step_times, ticks)):
+            session = Session(self.backend, step_times, 0)
+            for tick in range(count):
+                frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
+                session.observe(frame, np.zeros(spec.actions, np.float32))
+                future = session.imagine(session.plan(spec.goals[0]), steps=1 + tick % 2)
+                session.decode(future)

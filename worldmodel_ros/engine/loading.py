@@ -1,0 +1,53 @@
+"""Finds a model by name or folder, chooses the back end and builds the engine."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
+WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
+
+
+def model_folder(model: str) -> Path:
+    """Folder of a model that the package ships, by name, or of one's own, by path."""
+    shipped = WEIGHTS / model
+    return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
+
+
+def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1) -> Engine:
+    """Engine of a model.
+
+    ``model`` names a shipped model or a folder that `worldmodel train` wrote. ``backend`` is one of BACKENDS: `auto`
+    takes torch on a GPU and ONNX Runtime on a CPU. ``threads`` bounds the threads of one network call on a CPU.
+
+    Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
+    """
+    from ..model.checkpoint_description import ModelError
+    from .engine import Engine
+
+    if backend not in BACKENDS:
+        raise ModelError(f'unknown backend {backend!r}; choose one of {", ".join(BACKENDS)}')
+    if threads < 1:
+        raise ModelError(f'threads must be at least 1, not {threads}')
+    folder = model_folder(model)
+    if not (folder / 'model.json').is_file():
+        shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
+        raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
+    if backend == 'auto':
+        backend = 'torch' if _has_gpu() else 'onnx-int8'
+    if backend == 'torch':
+        from .torch_backend import TorchBackend
+        return Engine(TorchBackend(folder, threads), folder)
+    from .onnx_backend import OnnxBackend
+    return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder)
+
+
+def _has_gpu() -> bool:
+    # Importing torch takes seconds; a machine without the driver's device node needs no torch to run the model.
+    if not Path('/dev/nvidiactl').exists():
+        return False
+    import torch
+    return torch.cuda.is_available()

@@ -1,0 +1,98 @@
+"""Network calls through ONNX Runtime on a CPU, in float32 or with dynamic int8 linears.
+
+The graphs are exported from the same modules that PyTorch runs, once per checkpoint, and kept in the user's cache
+folder; a node that finds them there never imports torch.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from ..model.checkpoint_description import ModelError, read_description
+
+# Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
+EXPORT_VERSION = 1
+GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
+
+
+def cache_folder() -> Path:
+    """Where exported graphs are kept: $WORLDMODEL_CACHE, or worldmodel_ros under the XDG cache folder."""
+    if os.environ.get('WORLDMODEL_CACHE'):
+        return Path(os.environ['WORLDMODEL_CACHE'])
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'worldmodel_ros'
+
+
+def exported(folder: Path, quantised: bool) -> Path:
+    """Folder with the graphs of a checkpoint, exported now if need be; safe against a second process doing the same."""
+    digest = hashlib.sha256(json.dumps([EXPORT_VERSION, quantised, onnxruntime.__version__]).encode())
+    for file in (folder / 'model.json', *sorted(folder.glob('weights-*.safetensors'))):
+        digest.update(file.read_bytes())
+    target = cache_folder() / f'{folder.name}-{"int8" if quantised else "fp32"}-{digest.hexdigest()[:16]}'
+    if target.is_dir():
+        return target
+    from .onnx_export import export
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix='.export-'))
+    except OSError as error:
+        raise ModelError(f'cannot write exported graphs to {target.parent} ({error}); set WORLDMODEL_CACHE to a '
+                         f'folder that can be written') from error
+    try:
+        export(folder, scratch, quantised)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():  # else another process was faster, and its files are as good
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+class OnnxBackend:
+    """The calls of TorchBackend, same arrays; see there for shapes."""
+
+    def __init__(self, folder: Path, threads: int, quantised: bool):
+        self.name = 'onnx-int8' if quantised else 'onnx-fp32'
+        self.preset = read_description(folder).preset
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # Threads that spin while they wait take the cores from the robot's other processes.
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+        graphs = exported(folder, quantised)
+        self._sessions = {name: onnxruntime.InferenceSession(str(graphs / f'{name}.onnx'), options,
+                                                             providers=['CPUExecutionProvider']) for name in GRAPHS}
+
+    def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        session = self._sessions[graph]
+        return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})
+
+    def encode(self, image: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if previous is None:
+            # The graph wants a past: the frame's own features, which a first run gives.
+            h, w = self.preset.latent_size
+            empty = np.zeros((1, 4 * self.preset.vae_width, h, w), np.float32)
+            previous = self._run('encode', image[None], empty)[1]
+        latent, features = self._run('encode', image[None], previous)
+        return latent[0], features
+
+    def block(self, latents, tau, step, action, rotary, bias, k, v):
+        x, features, keys, values = self._run('block', latents[None], tau[None], step[None], action[None], rotary, bias, k, v)
+        return x[0], features[0], keys, values
+
+    def policy(self, features: np.ndarray) -> np.ndarray:
+        return self._run('policy', features[None])[0][0]
+
+    def outcomes(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits, progress = self._run('outcomes', features[None])
+        return logits[0], progress[0]
+
+    def decode(self, latents: np.ndarray, before: np.ndarray) -> np.ndarray:
+        return self._run('decode', latents, before)[0]
