@@ -1,0 +1,83 @@
+"""Quality of a trained model on episodes it has not seen: prediction by horizon and number of steps."""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model.steps import FLOW, HALF, WHOLE
+from ..model.world_model import WorldModel
+from . import world
+from .data import Episodes, command_chunks
+
+# Name: row of the step embedding and number of equal steps.
+SAMPLERS = {'teacher_32': (FLOW, 32), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1),
+            'naive_two_step': (FLOW, 2), 'naive_one_step': (FLOW, 1)}
+# A frame counts as moving when the command that led to any frame of its chunk exceeds one of these (m/s, rad/s).
+MOVING = (0.05, 0.1)
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """PSNR (dB) of pictures (..., 3, H, W) in [-1, 1], one value a picture."""
+    mse = ((a.clamp(-1, 1) - b) / 2).square().mean((-3, -2, -1))
+    return -10 * torch.log10(mse.clamp_min(1e-10))
+
+
+@torch.no_grad()
+def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64, seed: int = 1) -> dict:
+    """Mean PSNR (dB) by horizon while the robot moves, for every sampler, for copy-last-frame and for the VAE alone;
+    errors of the heads beside."""
+    device = episodes.frames.device
+    generator = torch.Generator(device).manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    preset, k = model.preset, model.preset.chunk_frames
+    objective = world.Objective(model, device)
+    rows: dict[str, list] = {name: [] for name in (*SAMPLERS, 'copy_last', 'vae')}
+    moving, heads = [], []
+    with torch.autocast(device.type, torch.bfloat16):
+        for _ in range(batches):
+            drawn = world.draw(episodes, preset, batch, rng, generator)
+            drawn.context = drawn.clean
+            sampler = world.Sampler(model, drawn)
+            frames = drawn.frame[:, torch.from_numpy(world.clips.chunk_frames(preset, drawn.starts)).to(device)]
+            truth = episodes.images(drawn.episode, frames).unflatten(1, (-1, k))
+            before = frames.unflatten(1, (-1, k))[:, :, :1] - 1
+            last = episodes.images(drawn.episode[..., None], before)
+            history = episodes.latents[drawn.episode[..., None], before].float()
+
+            def decode(latents: Tensor) -> Tensor:
+                x = torch.cat([history, latents.unflatten(1, (-1, k))], 2)
+                inner = model.vae.decoder.inp((x * model.vae.latent_std + model.vae.latent_mean).flatten(0, 2).permute(0, 3, 1, 2))
+                inner = inner.unflatten(0, x.shape[:3])
+                mixed = model.vae.decoder.mix(inner[:, :, 1:].flatten(0, 2), inner[:, :, :-1].flatten(0, 2))
+                return model.vae.decoder.up(mixed).float().unflatten(0, (x.shape[0], x.shape[1], k))
+
+            zero = torch.zeros(frames.shape, device=device)
+            for name, (row, steps) in SAMPLERS.items():
+                rows[name].append(psnr(decode(sampler.euler(drawn.noise, zero, 1.0, row, steps)), truth))
+            rows['copy_last'].append(psnr(last.expand_as(truth), truth))
+            rows['vae'].append(psnr(decode(drawn.target), truth))
+            speed = drawn.noisy_actions.unflatten(1, (-1, k)).abs().amax(2)
+            moving.append(((speed[..., 0] > MOVING[0]) | (speed[..., 1] > MOVING[1])).flatten())
+            tau = torch.full_like(zero, 0.5)
+            _, noisy, clean = objective.forward(drawn, 0.5 * drawn.noise + 0.5 * drawn.target, tau,
+                                                torch.full_like(tau, HALF, dtype=torch.long))
+            heads.append(objective.heads(episodes, drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
+    chosen = torch.cat(moving)
+    result = {name: torch.cat([v.flatten(0, 1) for v in values])[chosen].mean(0) for name, values in rows.items()}
+    table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v]}
+             for name, v in result.items()}
+    return {'psnr_db': table, 'horizons_s': [round(preset.step_period * (i + 1), 3) for i in range(k)],
+            'chunks': int(chosen.sum()), 'heads': {name: round(float(sum(h[name] for h in heads) / len(heads)), 4)
+                                                   for name in heads[0]}}
+
+
+def _policy_error(model: WorldModel, episodes: Episodes, batch: world.Batch, clean: Tensor) -> dict[str, Tensor]:
+    """Mean absolute error of the command to be executed now, per action, where the goal is visible."""
+    expert = episodes.expert[batch.episode, batch.frame]
+    target, mask = command_chunks(expert, batch.actions, model.preset)
+    plan = model.action_head(clean[:, :target.shape[1]].flatten(0, 1)).unflatten(0, (-1, target.shape[1])).float()
+    seen = episodes.visible[batch.episode, batch.frame][:, :target.shape[1]]
+    error = (plan - target)[:, :, :, 0].abs()
+    return {f'policy_error_{name}': (error[..., i] * seen).sum() / seen.sum()
+            for i, name in enumerate(model.preset.action_names)}
