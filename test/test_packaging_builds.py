@@ -1,0 +1,134 @@
+"""Builds the package by pip and by colcon in environments of their own, and runs what was installed."""
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from environments import clean_environment, run
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10, where pytest brings it
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ('3.10', '3.11', '3.12')
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+# Enough to talk; the rest of the dependencies take no part in the build, and `make setup` installs them all.
+RUN_TIME = ['numpy', *[d for d in PROJECT['project']['dependencies'] if d.startswith('ros-')]]
+
+# Runs in the environment under test.
+PROBE = textwrap.dedent('''
+    import os
+    import sys
+    from pathlib import Path
+
+    import rclpy
+    import worldmodel_ros
+    from worldmodel_ros.msg import ActionChunk
+    from worldmodel_ros.srv import WhatIf
+
+    prefix = Path(sys.argv[1])
+    package = Path(worldmodel_ros.__file__).parent
+    assert prefix in package.parents, f'imported from {package}'
+    for executable in ('world_model_node', 'command_gate', 'sim_robot'):
+        assert os.access(prefix / 'lib' / 'worldmodel_ros' / executable, os.X_OK), executable
+    share = prefix / 'share' / 'worldmodel_ros'
+    for name in ('package.xml', 'config/fastdds_large_images.xml', 'msg/ActionChunk.msg', 'srv/WhatIf.srv'):
+        assert (share / name).is_file(), name
+    assert list(share.glob('launch/*.launch.py'))
+    missing = [name for name in sys.argv[2:] if not (package / name).is_file()]
+    assert not missing, missing
+
+    rclpy.init()
+    node = rclpy.create_node('probe')
+    received = []
+    node.create_subscription(ActionChunk, 'chunk', received.append, 1)
+    publisher = node.create_publisher(ActionChunk, 'chunk', 1)
+    for _ in range(200):
+        publisher.publish(ActionChunk(sequence=5, values=[0.5, -0.25]))
+        rclpy.spin_once(node, timeout_sec=0.05)
+        if received:
+            break
+    assert received[0].sequence == 5 and list(received[0].values) == [0.5, -0.25]
+    node.create_service(WhatIf, 'what_if', lambda request, response: response)
+    print('works on', sys.version.split()[0])
+''')
+
+
+def find_python(version):
+    """Return a working interpreter of a version, or skip the test."""
+    places = [f'python{version}', *map(str, Path(os.environ.get('PYENV_ROOT', Path.home() / '.pyenv')).glob(
+        f'versions/{version}.*/bin/python{version}'))]
+    for place in places:
+        path = shutil.which(place)
+        if path and subprocess.run([path, '-c', 'import ctypes, ssl'], capture_output=True).returncode == 0:
+            return path
+    pytest.skip(f'no python{version} on PATH or in pyenv')
+
+
+def pip(python, *arguments):
+    """Install with this environment's pip into another one, which saves giving each its own."""
+    run([sys.executable, '-m', 'pip', '--python', python, 'install', '-q', '-c', ROOT / 'constraints.txt',
+         *arguments], env=clean_environment())
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of the source tree without what an editable install and earlier builds have left in it."""
+    top = shutil.ignore_patterns('.*', 'build', 'install', 'log', 'out', 'dist', '*.egg-info', '__pycache__')
+
+    def ignore(directory, names):
+        ignored = set(top(directory, names))
+        if Path(directory) == ROOT / 'worldmodel_ros':
+            ignored |= {n for n in names if n in ('msg', 'srv') or n.endswith('.so')}
+        return ignored
+
+    return Path(shutil.copytree(ROOT, tmp_path / 'source', ignore=ignore))
+
+
+@pytest.fixture
+def expected(source):
+    """What the installed Python package must hold: the code, the data, and the generated modules."""
+    package = source / 'worldmodel_ros'
+    written = [str(p.relative_to(package)) for p in package.rglob('*')
+               if p.suffix in ('.py', '.json', '.safetensors', '.xml', '.yaml')]
+    return [*written, 'msg/__init__.py', 'msg/_action_chunk.py', 'srv/_what_if.py']
+
+
+@pytest.mark.slow
+@pytest.mark.ros
+@pytest.mark.parametrize('version', PYTHONS)
+def test_pip_install_in_isolation_gives_nodes_that_talk(version, source, expected, tmp_path):
+    prefix = tmp_path / 'venv'
+    run([find_python(version), '-m', 'venv', '--without-pip', prefix], env=clean_environment())
+    python = prefix / 'bin' / 'python'
+    pip(python, '--no-compile', *RUN_TIME)
+    pip(python, '--no-deps', source)
+    assert (prefix / 'bin' / 'worldmodel').is_file()
+    output = run([python, '-c', PROBE, prefix, *expected], cwd=tmp_path,
+                 env=clean_environment(AMENT_PREFIX_PATH=str(prefix)))
+    assert f'works on {version}.' in output
+
+
+@pytest.mark.slow
+@pytest.mark.ros
+def test_colcon_build_gives_nodes_that_talk(source, expected, tmp_path):
+    tools = tmp_path / 'venv'
+    run([sys.executable, '-m', 'venv', '--without-pip', tools], env=clean_environment())
+    python = tools / 'bin' / 'python'
+    pip(python, '--no-compile', 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
+    environment = clean_environment(AMENT_PREFIX_PATH=str(tools), CMAKE_PREFIX_PATH=str(tools),
+                                    PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
+    workspace = tmp_path / 'workspace'
+    (workspace / 'src').mkdir(parents=True)
+    source.rename(workspace / 'src' / 'worldmodel_ros')
+    run(['colcon', 'build', '--event-handlers', 'console_direct+',
+         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF'],
+        cwd=workspace, env=environment)
+    output = run(['sh', '-c', '. install/local_setup.sh && exec python -c "$@"', 'sh', PROBE,
+                  workspace / 'install' / 'worldmodel_ros', *expected], cwd=workspace, env=environment)
+    assert 'works on' in output
