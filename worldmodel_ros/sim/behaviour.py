@@ -1,0 +1,106 @@
+"""The drivers that training data is collected with: what is commanded in an episode, step by step."""
+from collections.abc import Callable, Mapping
+import math
+
+import numpy as np
+
+from worldmodel_ros.sim.scene import COLOURS
+from worldmodel_ros.sim.world import LIMITS, World
+
+# Called once a step with the world and the expert's commands for the goals, (4, 2); returns the next target.
+Driver = Callable[[World, np.ndarray], np.ndarray]
+
+_LOW = np.array([LIMITS.v_min, -LIMITS.w_max])
+_HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
+# Commands that people and what-if questions use: one plain speed, straight or in a curve.
+_PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
+_PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
+
+
+class Expert:
+    """Drives to one goal after another, with bursts of noise whose errors it mends."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._goal = int(rng.integers(len(COLOURS)))
+        self._rest = 0  # steps to stay at a reached goal
+        self._burst = 0
+        self._noise = np.zeros(2)
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        rng = self._rng
+        if not expert[self._goal].any():
+            self._rest += 1
+        if self._rest > 5 and rng.random() < 0.3:
+            self._goal, self._rest = (self._goal + int(rng.integers(1, len(COLOURS)))) % len(COLOURS), 0
+        if self._burst == 0 and rng.random() < 0.04:
+            self._burst = int(rng.integers(4, 16))
+        self._burst = max(0, self._burst - 1)
+        scale = np.array([0.25, 0.9]) if self._burst else np.zeros(2)
+        self._noise = 0.8 * self._noise + 0.6 * scale * rng.standard_normal(2)
+        return expert[self._goal] + self._noise
+
+
+class Smooth:
+    """Wanders: an Ornstein-Uhlenbeck process, mostly forward, at times in reverse."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._mean = np.array([rng.uniform(-0.15, 0.4), 0.0])
+        self._value = self._mean + rng.standard_normal(2) * (0.2, 0.6)
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        if self._rng.random() < 0.03:
+            self._mean = self._rng.uniform((-0.25, -0.5), (0.5, 0.5))
+        self._value += 0.12 * (self._mean - self._value) + self._rng.standard_normal(2) * (0.08, 0.30)
+        return self._value
+
+
+class Steps:
+    """Holds a random command for a random time, then the next: half of them plain manoeuvres."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._left = 0
+        self._command = np.zeros(2)
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        rng = self._rng
+        if self._left == 0:
+            self._left = int(rng.integers(4, 20))
+            if rng.random() < 0.5:
+                self._command = np.array([rng.choice(_PLAIN_V), rng.choice(_PLAIN_W)])
+            else:
+                self._command = rng.uniform(_LOW, _HIGH)
+        self._left -= 1
+        return self._command
+
+
+class Ram:
+    """Drives into an object and pushes it, perhaps to the wall; then backs off and takes another."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._choose()
+
+    def _choose(self) -> None:
+        self._target = COLOURS[int(self._rng.integers(len(COLOURS)))]
+        self._speed = self._rng.uniform(0.2, LIMITS.v_max)
+        self._push, self._back = int(self._rng.integers(5, 30)), int(self._rng.integers(5, 20))
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        bearing = world.goal_bearing(self._target)
+        if self._push > 0:
+            self._push -= world.collided
+            turn = min(max(2.5 * bearing, -LIMITS.w_max), LIMITS.w_max)
+            return np.array([self._speed * max(0.0, math.cos(bearing)) ** 3, turn])
+        if self._back > 0:
+            self._back -= 1
+            return np.array([-0.2, 0.4 * math.sin(self._back)])
+        self._choose()
+        return np.zeros(2)
+
+
+DRIVERS: Mapping[str, Callable[[np.random.Generator], Driver]] = {
+    'expert': Expert, 'smooth': Smooth, 'steps': Steps, 'ram': Ram}
+DEFAULT_MIX: Mapping[str, float] = {'expert': 0.5, 'smooth': 0.18, 'steps': 0.2, 'ram': 0.12}

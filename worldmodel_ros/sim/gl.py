@@ -1,0 +1,26 @@
+"""Headless OpenGL for MuJoCo, chosen before `mujoco` is imported; where it is missing, names the remedy."""
+import os
+
+# `mujoco` reads MUJOCO_GL when it is first imported. Without a choice it takes GLFW, which needs a display.
+_BACKEND = os.environ.setdefault('MUJOCO_GL', 'osmesa').strip().lower()
+# Mesa draws small pictures no faster with threads of its own, and each one then waits for the busiest core.
+os.environ.setdefault('LP_NUM_THREADS', '0')
+_PACKAGES = {'osmesa': 'libosmesa6', 'egl': 'libegl1'}
+
+try:
+    import mujoco
+
+    if _BACKEND == 'egl':
+        from mujoco.egl import GLContext
+    elif _BACKEND == 'osmesa':
+        from mujoco.osmesa import GLContext
+    else:
+        from mujoco.rendering.classic.gl_context import GLContext
+except (AttributeError, ImportError, OSError) as error:
+    # AttributeError is how PyOpenGL reports a missing library.
+    raise ImportError(
+        f'MuJoCo cannot load its OpenGL back end (MUJOCO_GL={_BACKEND}): {error}. '
+        f'Install it with "apt-get install {_PACKAGES.get(_BACKEND, "libosmesa6")}" and '
+        '"pip install mujoco", or set MUJOCO_GL to "osmesa" (software) or "egl" (GPU).') from error
+
+__all__ = ['GLContext', 'mujoco']

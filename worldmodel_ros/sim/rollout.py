@@ -1,0 +1,168 @@
+"""Collects training episodes from many worlds in parallel: pictures, actions, the expert's, and true state.
+
+As a command, writing one .npy file for each array:
+`python -m worldmodel_ros.sim.rollout --episodes 2000 --steps 150 --out data/`
+"""
+import argparse
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+import contextlib
+import multiprocessing
+import os
+from pathlib import Path
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS
+from worldmodel_ros.sim.expert import expert_action
+from worldmodel_ros.sim.scene import COLOURS
+from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
+
+TRAINING_SEEDS = range(1_000_000)  # every other seed is for evaluation
+PERIOD = 0.1  # s, between two frames
+MAX_LATENCY = 0.05  # s, from a frame to the start of the command that answers it
+_BEHAVIOUR_STREAM = 1  # keeps the driver's random numbers apart from those of the scene of the same seed
+
+_worker_arrays: dict[str, np.ndarray] = {}
+_worker_world: list[World] = []
+
+
+def array_shapes(
+    episodes: int, steps: int, size: tuple[int, int]
+) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of every array that `collect` returns."""
+    e, t, goals = episodes, steps, len(COLOURS)
+    return {
+        'frames': ((e, t, *size, 3), np.dtype(np.uint8)),
+        'actions': ((e, t, 2), np.dtype(np.float32)),
+        'expert': ((e, t, goals, 2), np.dtype(np.float32)),
+        'collided': ((e, t), np.dtype(bool)),
+        'goal_distance': ((e, t, goals), np.dtype(np.float32)),
+        'visible': ((e, t, goals), np.dtype(bool)),
+        'poses': ((e, t, 3), np.dtype(np.float32)),
+        'behaviour': ((e,), np.dtype('U8')),
+        'seeds': ((e,), np.dtype(np.int64)),
+    }
+
+
+def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), workers: int | None = None,
+            mix: Mapping[str, float] = DEFAULT_MIX, out: Path | None = None,
+            progress: bool = False) -> dict[str, np.ndarray]:
+    """Drives one episode of `steps` frames for each seed and returns their arrays, E episodes of T frames.
+
+    frames         uint8 (E, T, H, W, 3): the camera; frame 0 is before any action
+    actions        float32 (E, T, 2): the command executed in the interval that led to frame t; zero at 0
+    expert         float32 (E, T, 4, 2): the expert's command at frame t for each goal (ordered as in COLOURS)
+                   as the acceleration limits allow it after actions[t]
+    collided       bool (E, T): contact with a wall or an object in the interval that led to frame t
+    goal_distance  float32 (E, T, 4): m, to each goal at frame t
+    visible        bool (E, T, 4): whether the camera sees each goal at frame t
+    poses          float32 (E, T, 3): x, y (m) and yaw (rad) at frame t
+    behaviour      str (E,): which driver of `mix` (name to weight) chose the commands
+    seeds          int64 (E,)
+
+    A command begins a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends
+    on its seed, the mix and the size alone. `size` is (height, width). `workers` are processes, by default as
+    many as cores. The arrays are memory-mapped files: in the folder `out` (kept, one .npy each), or unnamed
+    and gone with the arrays. Raises ValueError for an unknown driver in the mix.
+    """
+    seeds = np.asarray(seeds, np.int64)
+    unknown = set(mix) - set(DRIVERS)
+    if unknown or not mix:
+        raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')
+    workers = min(workers or os.cpu_count() or 1, max(1, len(seeds)))
+    with contextlib.ExitStack() as stack:
+        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory(prefix='rollout-')))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (shape, dtype) in array_shapes(len(seeds), steps, size).items():
+            np.lib.format.open_memmap(folder / f'{name}.npy', 'w+', dtype, shape)
+        arrays = _open_arrays(folder)
+        arrays['seeds'][:] = seeds
+        began, done = time.monotonic(), 0
+        with ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _start_worker,
+                                 (folder, size)) as pool:
+            jobs = [pool.submit(_fill_episode, i, dict(mix)) for i in range(len(seeds))]
+            for job in as_completed(jobs):
+                job.result()
+                done += 1
+                if progress and (done % 50 == 0 or done == len(jobs)):
+                    rate = done * steps / (time.monotonic() - began)
+                    print(f'{done}/{len(jobs)} episodes, {rate:.0f} frames/s', file=sys.stderr, flush=True)
+        return arrays
+
+
+def _open_arrays(folder: Path) -> dict[str, np.ndarray]:
+    return {name: np.load(folder / f'{name}.npy', mmap_mode='r+') for name in array_shapes(0, 0, (0, 0))}
+
+
+def _start_worker(folder: Path, size: tuple[int, int]) -> None:
+    _worker_arrays.update(_open_arrays(folder))
+    _worker_world.append(World(image_size=size))
+
+
+def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
+    episode = {name: array[index] for name, array in _worker_arrays.items() if array.ndim > 1}
+    seed = int(_worker_arrays['seeds'][index])
+    _worker_arrays['behaviour'][index] = drive_episode(_worker_world[0], seed, mix, episode)
+
+
+def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray]) -> str:
+    """Drives a seed's episode into `episode`, arrays as in `collect` without E; returns the driver's name."""
+    rng = np.random.default_rng([seed, _BEHAVIOUR_STREAM])
+    weights = np.array(list(mix.values()), float)
+    name = str(rng.choice(list(mix), p=weights / weights.sum()))
+    driver, limiter = DRIVERS[name](rng), TwistLimiter(LIMITS)
+    world.reset(seed)
+    executed, collided = (0.0, 0.0), False
+    for t in range(len(episode['frames'])):
+        targets = np.stack([expert_action(world, goal) for goal in COLOURS])
+        episode['frames'][t] = world.render()
+        episode['actions'][t] = executed
+        episode['expert'][t] = [limiter.limit(target, executed, PERIOD).twist for target in targets.tolist()]
+        episode['collided'][t] = collided
+        episode['goal_distance'][t] = [world.goal_distance(goal) for goal in COLOURS]
+        episode['visible'][t] = [world.visible(goal) for goal in COLOURS]
+        episode['poses'][t] = world.pose
+        command = limiter.limit(driver(world, targets).tolist(), executed, PERIOD).twist
+        collided = _advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        executed = command
+    return name
+
+
+def _advance(
+    world: World, previous: tuple[float, float], command: tuple[float, float], late_steps: int
+) -> bool:
+    """One period, its first `late_steps` physics steps still under `previous`; whether anything was hit."""
+    collided = False
+    if late_steps:
+        world.step(previous, late_steps * TIMESTEP)
+        collided = world.collided
+    world.step(command, PERIOD - late_steps * TIMESTEP)
+    return collided or world.collided
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog='python -m worldmodel_ros.sim.rollout', description=__doc__.splitlines()[0])
+    parser.add_argument('--episodes', type=int, default=2000)
+    parser.add_argument('--steps', type=int, default=150, help='frames an episode, 10 a second')
+    parser.add_argument('--out', type=Path, required=True, help='folder for the .npy files')
+    parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
+    parser.add_argument('--size', type=int, nargs=2, default=(64, 64), metavar=('HEIGHT', 'WIDTH'))
+    parser.add_argument('--workers', type=int, default=None, help='processes (default: one for each core)')
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    seeds = range(options.first_seed, options.first_seed + options.episodes)
+    collect(seeds, options.steps, tuple(options.size), options.workers, out=options.out, progress=True)
+    seconds = time.monotonic() - began
+    print(f'{options.episodes} episodes of {options.steps} frames in {options.out}: {seconds:.0f} s, '
+          f'{options.episodes * options.steps / seconds:.0f} frames/s')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The simulated world: steps the physics, draws the cameras, tells the true state, and forks."""
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldmodel_ros.safety.limits import TwistLimits
+from worldmodel_ros.sim import mjcf
+from worldmodel_ros.sim.gl import mujoco
+from worldmodel_ros.sim.render import thread_renderer
+from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS, Scene, TRACK, WHEEL_RADIUS, sample_scene
+
+TIMESTEP = 0.005  # s, of the physics
+LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
+GOAL_DISTANCE = 0.45  # m, robot centre to object centre: nearer than this, the goal is reached
+MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of a picture
+
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_SETTLE_STEPS = 20
+_CONTACT_STEPS = 4  # physics steps between two looks at the contacts
+_BASE_QPOS = 3 * len(COLOURS)  # the objects' three joints each come first
+# A colour counts as visible this far from the optical axis at most: inside the picture by a pixel of 64.
+_VISIBLE_ANGLE = math.radians(CAMERA_FOV_DEG / 2 - 2.0)
+# Points of an object that are looked for, as fractions of its radius sideways and of its height.
+_LOOK_AT = ((0.0, 0.6), (0.0, 0.95), (-0.7, 0.6), (0.7, 0.6), (-0.7, 0.9), (0.7, 0.9))
+_SOLID_GROUP = np.array([1, 0, 0, 0, 0, 0], np.uint8)
+
+
+@dataclass(frozen=True)
+class Playback:
+    """What T actions led to; entry t is the state after action t.
+
+    frames: uint8 (T, H, W, 3) RGB. poses: float64 (T, 3), x and y in m and yaw in rad, as `World.pose`.
+    collided: bool (T,), contact with a wall or an object during the action.
+    """
+
+    frames: np.ndarray
+    poses: np.ndarray
+    collided: np.ndarray
+
+
+class World:
+    """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push.
+
+    Everything follows from the seed and the actions, whatever was simulated before. A world and its forks may
+    be used from several threads as long as each of them is used by one thread at a time.
+    """
+
+    colours = COLOURS
+
+    def __init__(self, seed: int = 0, image_size: tuple[int, int] = (64, 64), randomise: bool = True) -> None:
+        """`image_size` is (height, width) in pixels. Without `randomise` only the layout follows the seed."""
+        self.image_size = _checked_size(image_size)
+        self._randomise = randomise
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Begins the episode of `seed` (an integer from 0): a room, its objects and the robot at rest."""
+        self._scene = sample_scene(seed, self._randomise)
+        # A new model rather than a changed one: forks of the last episode keep theirs.
+        self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
+        self._data = mujoco.MjData(self._model)
+        self._chassis = self._model.geom('chassis').id
+        self._camera, self._top = self._model.camera('camera').id, self._model.camera('top').id
+        self._bodies = {colour: self._model.body(colour).id for colour in COLOURS}
+        self._base = self._model.body('base').id
+        mujoco.mj_step(self._model, self._data, _SETTLE_STEPS)
+        self._data.time = 0.0
+        self.collided = False
+        self._update_positions()
+
+    @property
+    def scene(self) -> Scene:
+        """What the seed decided."""
+        return self._scene
+
+    @property
+    def seed(self) -> int:
+        return self._scene.seed
+
+    @property
+    def time(self) -> float:
+        """Seconds of simulated time since the reset."""
+        return self._data.time
+
+    @property
+    def pose(self) -> tuple[float, float, float]:
+        """x and y in m and yaw in rad (-pi..pi) of the robot; the room's centre is the origin."""
+        q = self._data.qpos[_BASE_QPOS:_BASE_QPOS + 7].tolist()
+        return q[0], q[1], math.atan2(2 * (q[3] * q[6] + q[4] * q[5]), 1 - 2 * (q[5] ** 2 + q[6] ** 2))
+
+    @property
+    def twist(self) -> tuple[float, float]:
+        """True forward speed (m/s) and yaw rate (rad/s) of the robot."""
+        yaw = self.pose[2]
+        velocity = self._data.qvel[_BASE_QPOS:_BASE_QPOS + 6]
+        return float(velocity[0] * math.cos(yaw) + velocity[1] * math.sin(yaw)), float(velocity[5])
+
+    def step(self, action: np.ndarray, duration: float = 0.1) -> None:
+        """Drives with `action` (2,), forward m/s and yaw rad/s, for `duration` s (a multiple of 5 ms).
+
+        The motors follow within some 50 ms and saturate at their greatest speed; nothing else limits the
+        action. Raises ValueError for an action that is not two finite numbers or another duration.
+        """
+        v, w = _checked_action(action)
+        steps = round(duration / TIMESTEP)
+        if steps < 1 or abs(steps * TIMESTEP - duration) > 1e-6:
+            raise ValueError(f'the duration must be a multiple of {TIMESTEP} s above 0, got {duration}')
+        left, right = self._scene.wheel_gain
+        self._data.ctrl[0] = left * (v - w * TRACK / 2) / WHEEL_RADIUS
+        self._data.ctrl[1] = right * (v + w * TRACK / 2) / WHEEL_RADIUS
+        self.collided = False
+        while steps > 0:
+            mujoco.mj_step(self._model, self._data, min(steps, _CONTACT_STEPS))
+            steps -= _CONTACT_STEPS
+            # Only walls and objects can touch the chassis; the floor meets the wheels and casters.
+            self.collided = self.collided or bool((self._data.contact.geom == self._chassis).any())
+        self._update_positions()
+
+    def _update_positions(self) -> None:
+        # mj_step leaves the positions of bodies and cameras one step behind the state.
+        mujoco.mj_kinematics(self._model, self._data)
+        mujoco.mj_comPos(self._model, self._data)
+        mujoco.mj_camlight(self._model, self._data)
+
+    def render(self, size: tuple[int, int] | None = None) -> np.ndarray:
+        """The robot's camera, uint8 (H, W, 3) RGB; `size` is (height, width), by default that of the world.
+
+        The same state gives the same picture, noise included: the noise follows from the seed and the time.
+        """
+        size = self.image_size if size is None else _checked_size(size)
+        picture = thread_renderer(self._model).draw(self._model, self._data, self._camera, size)
+        if self._scene.camera_noise == 0.0:
+            return np.ascontiguousarray(picture)
+        tick = round(self._data.time / TIMESTEP)
+        rng = np.random.Generator(np.random.SFC64([self._scene.seed, tick]))
+        noise = rng.standard_normal(picture.shape, np.float32)
+        noise *= self._scene.camera_noise
+        noise += picture
+        np.rint(noise, out=noise)
+        return np.clip(noise, 0, 255, out=noise).astype(np.uint8)
+
+    def render_top(self, size: tuple[int, int] = (480, 480)) -> np.ndarray:
+        """The room from above (x to the right, y up), uint8 (H, W, 3) RGB, without camera noise."""
+        picture = thread_renderer(self._model).draw(self._model, self._data, self._top, _checked_size(size))
+        return np.ascontiguousarray(picture)
+
+    def top_pixels(self, points: np.ndarray, size: tuple[int, int] = (480, 480)) -> np.ndarray:
+        """Columns and rows, (N, 2) pixels, of floor points, (N, 2) in m, in `render_top(size)`."""
+        height, width = size
+        half_view = math.radians(mjcf.top_camera_fov(self._scene)) / 2
+        scale = height / (2 * mjcf.TOP_CAMERA_HEIGHT * math.tan(half_view))
+        return np.asarray(points) * (scale, -scale) + (width / 2, height / 2)
+
+    def position(self, colour: str) -> tuple[float, float]:
+        """x and y in m of an object's centre. Raises ValueError for a colour that is not in the room."""
+        x, y, _ = self._data.xpos[self._body(colour)].tolist()
+        return x, y
+
+    def goal_distance(self, colour: str) -> float:
+        """Metres from the robot's centre to the object's."""
+        x, y = self.position(colour)
+        robot_x, robot_y, _ = self.pose
+        return math.hypot(x - robot_x, y - robot_y)
+
+    def goal_bearing(self, colour: str) -> float:
+        """Direction of the object in base_link, rad in -pi..pi, positive to the left."""
+        x, y = self.position(colour)
+        robot_x, robot_y, yaw = self.pose
+        return math.remainder(math.atan2(y - robot_y, x - robot_x) - yaw, math.tau)
+
+    def visible(self, colour: str) -> bool:
+        """Whether the robot's camera sees a part of the object: in its view, and not behind another one."""
+        body = self._body(colour)
+        if abs(self.goal_bearing(colour)) > math.pi / 2:
+            return False
+        eye, axes = self._data.cam_xpos[self._camera], self._data.cam_xmat[self._camera].reshape(3, 3)
+        x, y, z = self._data.xpos[body].tolist()
+        prop = self._scene.props[COLOURS.index(colour)]
+        away = math.atan2(y - eye[1], x - eye[0])
+        points = np.array([
+            (x - math.sin(away) * side * prop.radius, y + math.cos(away) * side * prop.radius,
+             z + (up - 0.5) * prop.height) for side, up in _LOOK_AT])
+        rays = points - eye
+        sideways, _, backwards = (rays @ axes).T
+        rays = rays[np.arctan2(np.abs(sideways), -backwards) < _VISIBLE_ANGLE]
+        if not len(rays):
+            return False
+        geoms, distances = np.empty(len(rays), np.int32), np.empty(len(rays))
+        mujoco.mj_multiRay(self._model, self._data, eye, rays.ravel(), _SOLID_GROUP, True, self._base, geoms,
+                           distances, None, len(rays), mujoco.mjMAXVAL)
+        return bool((self._model.geom_bodyid[geoms[geoms >= 0]] == body).any())
+
+    def snapshot(self) -> np.ndarray:
+        """The whole state as float64 (N,); `restore` goes back to it exactly."""
+        state = np.empty(mujoco.mj_stateSize(self._model, _STATE))
+        mujoco.mj_getState(self._model, self._data, state, _STATE)
+        return np.concatenate(([self._scene.seed, self.collided], state))
+
+    def restore(self, snapshot: np.ndarray) -> None:
+        """Goes back to a snapshot of this seed. Raises ValueError for one of another seed or length."""
+        size = mujoco.mj_stateSize(self._model, _STATE) + 2
+        if np.shape(snapshot) != (size,):
+            raise ValueError(f'a snapshot has the shape ({size},), got {np.shape(snapshot)}')
+        if snapshot[0] != float(self._scene.seed):
+            raise ValueError(f'the snapshot is of seed {snapshot[0]:.0f}, the world of seed '
+                             f'{self._scene.seed}: call reset({snapshot[0]:.0f}) first')
+        mujoco.mj_setState(self._model, self._data, snapshot[2:], _STATE)
+        self.collided = bool(snapshot[1])
+        self._update_positions()
+
+    def fork(self) -> 'World':
+        """An independent world in the same state; it shares what never changes in an episode."""
+        fork = copy.copy(self)
+        fork._data = mujoco.MjData(self._model)
+        fork.restore(self.snapshot())
+        return fork
+
+    def play(self, actions: np.ndarray, period: float = 0.1) -> Playback:
+        """Drives through `actions` (T, 2), each for `period` s, and tells what followed; moves this world."""
+        actions = np.asarray(actions)
+        if actions.ndim != 2 or actions.shape[1] != 2:
+            raise ValueError(f'actions have the shape (T, 2), got {actions.shape}')
+        frames = np.empty((len(actions), *self.image_size, 3), np.uint8)
+        poses, collided = np.empty((len(actions), 3)), np.empty(len(actions), bool)
+        for t, action in enumerate(actions):
+            self.step(action, period)
+            frames[t], poses[t], collided[t] = self.render(), self.pose, self.collided
+        return Playback(frames, poses, collided)
+
+    def _body(self, colour: str) -> int:
+        try:
+            return self._bodies[colour]
+        except KeyError:
+            choices = ', '.join(COLOURS)
+            raise ValueError(f'there is no {colour!r} object in the room: choose one of {choices}') from None
+
+
+def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
+    height, width = (int(side) for side in size)
+    if not (MIN_IMAGE <= height <= MAX_IMAGE and MIN_IMAGE <= width <= MAX_IMAGE):
+        raise ValueError(
+            f'a picture has {MIN_IMAGE} to {MAX_IMAGE} pixels a side, got (height, width) = {size}')
+    return height, width
+
+
+def _checked_action(action: np.ndarray) -> tuple[float, float]:
+    v, w = (float(x) for x in action) if np.shape(action) == (2,) else (math.nan, math.nan)
+    if not (math.isfinite(v) and math.isfinite(w)):
+        raise ValueError(f'an action is two finite numbers (m/s, rad/s), got {action}')
+    return v, w
