@@ -1,0 +1,1 @@
+"""Judging a model: here in the simulator's closed loop."""
