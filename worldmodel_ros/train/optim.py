@@ -9,18 +9,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+WARM_UP = 0.03  # share of the budget
+
 
 class Trainer:
     """AdamW under a warm-up and cosine schedule that ends when the budget of seconds ends, with averaged weights."""
 
     def __init__(self, parameters: list[nn.Parameter], module: nn.Module, seconds: float, rate: float,
-                 decay: float = 0.01, average: float = 0.999, warmup_steps: int = 200):
+                 decay: float = 0.01, average: float = 0.999):
         self.module = module
         self.averaged = copy.deepcopy(module).eval().requires_grad_(False)
         self.optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, betas=(0.9, 0.99),
                                            fused=parameters[0].is_cuda)
         self.parameters, self.seconds, self.rate = parameters, seconds, rate
-        self.average, self.warmup_steps = average, warmup_steps
+        self.average = average
         self.step_count = 0
 
     def steps(self, limit: int | None = None) -> Iterator[int]:
@@ -33,7 +35,8 @@ class Trainer:
             done = (time.monotonic() - start) / self.seconds if limit is None else self.step_count / limit
             if done >= 1.0 and self.step_count > 2:
                 return
-            scale = min(1.0, (self.step_count + 1) / self.warmup_steps) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+            # A floor under both ends: the first step moves, and the last ones still average.
+            scale = max(0.02, min(1.0, done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
             for group in self.optimiser.param_groups:
                 group['lr'] = self.rate * scale
             yield self.step_count
