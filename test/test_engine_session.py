@@ -4,6 +4,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
+from worldmodel_ros.engine.step_times import StepTimes
 from worldmodel_ros.model.checkpoint_description import ModelError
 
 
@@ -171,11 +172,21 @@ def test_onnx_runtime_gives_pytorchs_answers(engine, tmp_path, monkeypatch):
     np.testing.assert_allclose(ours.latents, theirs.latents, rtol=1e-3, atol=1e-3)
 
 
-def test_step_times_predict_the_measured_tick(engine):
+def test_warm_up_measures_what_a_tick_takes(engine):
     engine.warm_up(4)
-    one, two = engine.step_times.predict(1), engine.step_times.predict(2)
-    assert 0 < one < two
-    assert two - one == pytest.approx(engine.step_times.quantile('denoise'))
+    assert 0 < engine.step_times.predict(1) < engine.step_times.predict(2)
+
+
+def test_a_prediction_is_the_typical_tick_and_one_tail():
+    times = StepTimes()
+    for part, seconds in (('encode', 0.002), ('commit', 0.004), ('policy', 0.001), ('denoise', 0.005)):
+        for _ in range(9):
+            times.record(part, seconds)
+        times.record(part, seconds + 0.020)  # every part was interrupted once, in different ticks
+    for tick in range(20):
+        times.record_tick(0.017 + (0.020 if tick < 2 else 0.0), steps=2)
+    assert times.predict(2) == pytest.approx(0.037, abs=1e-6)
+    assert times.predict(1) == pytest.approx(0.032, abs=1e-6)
 
 
 def test_an_unknown_model_or_back_end_is_refused_with_the_remedy():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .onnx_backend import OnnxBackend
     from .torch_backend import TorchBackend
 
-WARM_UP_TICKS = 12
+WARM_UP_TICKS = 40  # a second on two cores; enough that one interruption is no quantile
 
 
 class Engine:

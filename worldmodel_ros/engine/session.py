@@ -11,7 +11,7 @@ import numpy as np
 from ..cache.window import WindowCache
 from ..model.rotary import rotary_angles
 from ..model.steps import FLOW, HALF, WHOLE
-from .step_times import StepTimes
+from .step_times import BEFORE_DENOISING, StepTimes
 
 
 @dataclass
@@ -87,8 +87,11 @@ class Session:
         was distilled for, more integrate the teacher's flow. `decode` makes the pictures."""
         self._require_observation()
         actions = self._actions(actions, self.spec.chunk_frames)
-        work = self._denoise(self._cache, self._time, actions, steps)
-        return _run_to_end(work)
+        before = sum(self.timings.get(part, 0.0) for part in BEFORE_DENOISING)
+        start = time.perf_counter()
+        future = _run_to_end(self._denoise(self._cache, self._time, actions, steps))
+        self._step_times.record_tick(before + time.perf_counter() - start, steps)
+        return future
 
     def decode(self, future: Future) -> np.ndarray:
         """Frames uint8 (T, H, W, 3) of an imagined future; also kept in ``future.frames``."""

@@ -5,34 +5,53 @@ from collections import deque
 
 import numpy as np
 
-# What is promised must hold nearly always, so a prediction is a high quantile of what was measured.
+# What is promised must hold nearly always, so a prediction ends with a high quantile of what was measured.
 QUANTILE = 0.95
-HISTORY = 200
+HISTORY = 100
+BEFORE_DENOISING = ('encode', 'commit', 'policy')
 
 
 class StepTimes:
-    """Last durations (s) of each part: encode, commit, policy, denoise (one step), decode."""
+    """Last durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
+
+    The predicted tick is the sum of its parts' medians and one tail: the high quantile of how much real ticks exceeded
+    that sum. Adding the parts' own high quantiles instead would count an interruption, which strikes a tick once, in
+    every part.
+    """
 
     def __init__(self):
         self._times: dict[str, deque[float]] = {}
-        self._quantiles: dict[str, float] = {}
+        self._excess: deque[float] = deque(maxlen=HISTORY)
+        # Every tick asks, few answers change: quantiles are computed when they are asked for after a change.
+        self._cached: dict[tuple[str, float], float] = {}
 
     def record(self, part: str, seconds: float) -> None:
         self._times.setdefault(part, deque(maxlen=HISTORY)).append(seconds)
-        self._quantiles.pop(part, None)
+        self._cached.pop((part, 0.5), None)
+        self._cached.pop((part, QUANTILE), None)
+
+    def record_tick(self, seconds: float, steps: int) -> None:
+        """Takes the whole time of a tick that denoised in ``steps`` steps."""
+        self._excess.append(seconds - self._typical(steps))
+        self._cached.pop(('excess', QUANTILE), None)
 
     def quantile(self, part: str) -> float:
         """High quantile (s) of a part; 0.0 when it was never measured."""
-        if part not in self._quantiles:
-            times = self._times.get(part)
-            self._quantiles[part] = float(np.quantile(times, QUANTILE)) if times else 0.0
-        return self._quantiles[part]
+        return self._quantile(part, QUANTILE, self._times.get(part, ()))
 
     def predict(self, steps: int) -> float:
         """Time (s) from a frame at hand to its plan, checked by an imagined chunk of ``steps`` steps."""
-        return (self.quantile('encode') + self.quantile('commit') + self.quantile('policy')
-                + steps * self.quantile('denoise'))
+        return self._typical(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
 
     def unit(self) -> float:
         """Time (s) of the longest single network call: the quantum that cannot be interrupted."""
         return max((self.quantile(part) for part in self._times), default=0.0)
+
+    def _typical(self, steps: int) -> float:
+        median = {part: self._quantile(part, 0.5, self._times.get(part, ())) for part in (*BEFORE_DENOISING, 'denoise')}
+        return sum(median[part] for part in BEFORE_DENOISING) + steps * median['denoise']
+
+    def _quantile(self, name: str, level: float, values) -> float:
+        if (name, level) not in self._cached:
+            self._cached[name, level] = float(np.quantile(values, level)) if len(values) else 0.0
+        return self._cached[name, level]
