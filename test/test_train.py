@@ -128,3 +128,14 @@ def test_steps_instead_of_minutes_repeat_to_the_bit(folder, tmp_path, monkeypatc
 def test_missing_episodes_are_named_with_the_command_that_makes_them(tmp_path):
     with pytest.raises(FileNotFoundError, match='frames.*worldmodel_ros.sim.rollout'):
         Episodes.load(tmp_path, 'cpu')
+
+
+def test_training_goes_on_from_a_model_and_keeps_its_vae(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(presets.PRESETS, 'small-test', SMALL)
+    cli.main(arguments(folder, tmp_path / 'first'))
+    cli.main(arguments(folder, tmp_path / 'second', '--init', str(tmp_path / 'first' / 'final')))
+    first, second = (checkpoint.load(tmp_path / run / 'final').state_dict() for run in ('first', 'second'))
+    assert all(torch.equal(first[name], second[name]) for name in first if name.startswith('vae.'))
+    assert not torch.equal(first['dit.embed.weight'], second['dit.embed.weight'])
+    provenance = json.loads((tmp_path / 'second' / 'final' / 'model.json').read_text())['provenance']
+    assert provenance['continues'][0]['episodes'] == 6

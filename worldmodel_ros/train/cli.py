@@ -13,6 +13,9 @@ EXAMPLES = """examples:
   python -m worldmodel_ros.sim.rollout --episodes 200 --steps 120 --first-seed 1000000 --out data/eval
   worldmodel train --data data/train --eval-data data/eval --out out/tiny
 
+  # go on from a model, with its VAE
+  worldmodel train --data data/more --init out/tiny/final --out out/tiny2
+
   # the same on two CPU cores, to see it work
   worldmodel train --data data/train --out out/try --minutes 2 2 2 --batch 8 --no-compile
 """
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--data', type=Path, required=True, help='folder of simulated training episodes')
     parser.add_argument('--eval-data', type=Path, help='folder of episodes of other seeds; metrics.json is made on them')
     parser.add_argument('--out', type=Path, required=True, help='folder for checkpoints, logs, curves and metrics')
+    parser.add_argument('--init', type=Path, help='start from this checkpoint and keep its VAE: no stage `vae`')
     parser.add_argument('--minutes', type=float, nargs=3, default=(2.5, 7.0, 6.0), metavar=('VAE', 'TEACHER', 'STUDENT'),
                         help='time of each stage, compilation not counted (default: 2.5 7 6)')
     parser.add_argument('--steps', type=int, nargs=3, metavar=('VAE', 'TEACHER', 'STUDENT'),
@@ -41,6 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
     import torch
 
     from ..model import checkpoint
+    from ..model.checkpoint_description import read_description
     from ..model.presets import PRESETS
     from ..model.world_model import WorldModel
     from . import curves, metrics
@@ -76,7 +81,11 @@ def main(arguments: argparse.Namespace) -> int:
         took[stage] = round(time.monotonic() - start, 1)
         checkpoint.save(model, folder, {'stage': stage, 'seconds': took[stage]}, dtype=torch.float32)
 
-    run('vae', lambda log: train_vae(model.vae, episodes, seconds[0], log, batch=arguments.vae_batch, limit=limits[0], **common))
+    if arguments.init:
+        model.load_state_dict(checkpoint.load(arguments.init).state_dict())
+    else:
+        run('vae', lambda log: train_vae(model.vae, episodes, seconds[0], log, batch=arguments.vae_batch,
+                                         limit=limits[0], **common))
     model.eval()
     episodes.encode(model.vae)
     run('teacher', lambda log: train_world(model, episodes, seconds[1], log, batch=arguments.batch, rate=arguments.rate,
@@ -85,7 +94,8 @@ def main(arguments: argparse.Namespace) -> int:
     run('student', lambda log: train_world(model, episodes, seconds[2], log, teacher=teacher, batch=arguments.batch,
                                            rate=0.5 * arguments.rate, limit=limits[2], **common))
     accelerator = torch.cuda.get_device_name() if device == 'cuda' else platform.processor() or platform.machine()
-    provenance = {'stages_s': took, 'device': accelerator, 'torch': torch.__version__, 'seed': arguments.seed,
+    before = [read_description(arguments.init).provenance] if arguments.init else []
+    provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__, 'seed': arguments.seed,
                   'episodes': len(episodes), 'frames': episodes.frames.shape[0] * episodes.frames.shape[1]}
     checkpoint.save(model, out / 'final', provenance)
     curves.draw(out, out / 'curves.png')
