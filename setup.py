@@ -1,6 +1,6 @@
 """Builds the wheel: the Python package, the generated messages and their type support, lib/ and share/.
 
-CMake (the same CMakeLists.txt that colcon uses) installs into a staging prefix; the wheel's pieces come from there.
+CMake, by the CMakeLists.txt that colcon uses too, installs into a staging prefix; the pieces come from there.
 """
 import os
 import shutil
@@ -20,7 +20,7 @@ GENERATED = ('msg', 'srv')
 
 
 def ros_prefix():
-    """Return the prefix of the ROS 2 build packages: pip's build environment, a venv, or a sourced install."""
+    """Return the prefix of the ROS 2 build packages: pip's build environment, a venv, a sourced install."""
     candidates = []
     try:
         import ament_package
@@ -31,8 +31,8 @@ def ros_prefix():
     for prefix in candidates:
         if (prefix / 'share' / 'ament_cmake_core').is_dir():
             return prefix
-    raise SystemExit(f'{NAME}: the ROS 2 build packages (ros-jazzy-ament-cmake, ...) are not installed. Build '
-                     "in isolation ('pip install .', without --no-build-isolation), or source a ROS 2 installation.")
+    raise SystemExit(f'{NAME}: the ROS 2 build packages (ros-jazzy-ament-cmake, ...) are not installed. '
+                     "Build in isolation ('pip install .' without --no-build-isolation), or source ROS 2.")
 
 
 _staged = None

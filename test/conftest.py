@@ -41,7 +41,7 @@ def pytest_configure(config):
         'MPLBACKEND': 'agg',
     })
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
-    # The ROS 2 wheels do not say where they are. A sourced distribution does, and may lack what is in sys.prefix.
+    # The ROS 2 wheels do not say where they are. A sourced distribution does, and may lack sys.prefix.
     prefixes = [p for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
     if sys.prefix not in prefixes and (Path(sys.prefix) / 'share' / 'ament_index').is_dir():
         os.environ['AMENT_PREFIX_PATH'] = os.pathsep.join([sys.prefix, *prefixes])

@@ -51,7 +51,7 @@ def test_a_clone_sets_itself_up_once(tmp_path):
     printed = run([clone / '.venv' / 'bin' / 'python', '-c', PROBE], cwd=tmp_path,
                   env={**environment, 'AMENT_PREFIX_PATH': str(clone / '.venv')})
     assert printed.splitlines()[-1] == str(clone / 'worldmodel_ros' / '__init__.py')
-    assert run(['git', 'status', '--porcelain'], cwd=clone) == '', 'set-up leaves files that git does not ignore'
+    assert run(['git', 'status', '--porcelain'], cwd=clone) == '', 'files that git does not ignore'
 
     # Again: neither apt nor the network is asked, so none of them can slow it down or fail.
     started = time.monotonic()

@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 from pathlib import Path
 
@@ -132,3 +133,17 @@ def test_colcon_build_gives_nodes_that_talk(source, expected, tmp_path):
     output = run(['sh', '-c', '. install/local_setup.sh && exec python -c "$@"', 'sh', PROBE,
                   workspace / 'install' / 'worldmodel_ros', *expected], cwd=workspace, env=environment)
     assert 'works on' in output
+
+
+def test_a_source_distribution_has_all_that_a_build_needs(source, tmp_path):
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    printed = run([sys.executable, '-c', code, tmp_path], cwd=source)
+    with tarfile.open(tmp_path / printed.splitlines()[-1]) as archive:
+        packed = {name.partition('/')[2] for name in archive.getnames()}
+    needed = {str(path.relative_to(source)) for folder in ('cmake', 'config', 'launch', 'msg', 'scripts', 'srv')
+              for path in (source / folder).rglob('*') if path.is_file()}
+    needed |= {f'worldmodel_ros/{path.relative_to(source / "worldmodel_ros")}'
+               for path in (source / 'worldmodel_ros').rglob('*') if path.is_file()}
+    needed |= {'CMakeLists.txt', 'LICENSE', 'README.md', 'package.xml', 'pyproject.toml', 'setup.py'}
+    assert not needed - packed
+    assert not [name for name in packed if name.startswith(('worldmodel_ros/msg/', 'worldmodel_ros/srv/'))]
