@@ -1,4 +1,4 @@
-"""Collected episodes: shapes, alignment of actions with frames, limits, independence of how they were made."""
+"""Collected episodes: shapes, alignment of actions and frames, limits, and independence of the rest."""
 import math
 
 import numpy as np

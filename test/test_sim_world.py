@@ -34,7 +34,7 @@ def place(world: World, x: float, y: float, yaw: float) -> None:
 
 
 def stand_before(world: World, goal: str, bearing: float) -> None:
-    """Puts the robot 1 m from an object that it sees at `bearing`, with no other object near the view of it."""
+    """Puts the robot 1 m from an object that it sees at `bearing`, with no other near the view of it."""
     x, y = world.position(goal)
     for angle in np.linspace(-math.pi, math.pi, 32):
         at = x - math.cos(angle), y - math.sin(angle)
@@ -213,6 +213,17 @@ def test_a_pushed_object_moves():
     world.step((0.4, 0.0), 2.0)
     assert world.collided
     assert math.dist(before, world.position('green')) > 0.2
+
+
+def test_an_object_pushed_off_its_centre_turns():
+    world = World(12, randomise=False)
+    assert world.heading('red') == pytest.approx(world.scene.props[COLOURS.index('red')].yaw)
+    stand_before(world, 'red', 0.0)
+    x, y, yaw = world.pose
+    place(world, x - 0.12 * math.sin(yaw), y + 0.12 * math.cos(yaw), yaw)
+    before = world.heading('red')
+    world.step((0.4, 0.0), 2.0)
+    assert abs(math.remainder(world.heading('red') - before, math.tau)) > 0.1
 
 
 def test_the_true_state_tells_where_a_goal_is_and_the_picture_agrees():

@@ -158,6 +158,11 @@ class World:
         x, y, _ = self._data.xpos[self._body(colour)].tolist()
         return x, y
 
+    def heading(self, colour: str) -> float:
+        """Yaw of an object in the room, rad in -pi..pi; objects turn when they are pushed."""
+        matrix = self._data.xmat[self._body(colour)]
+        return math.atan2(matrix[3], matrix[0])
+
     def goal_distance(self, colour: str) -> float:
         """Metres from the robot's centre to the object's."""
         x, y = self.position(colour)
