@@ -1,0 +1,63 @@
+"""Diagnostics and the count of refused messages."""
+
+import threading
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+
+from worldmodel_ros.nodes.diagnostics import WARN, Diagnostics, Refusals, Report
+
+
+def test_reports_arrive_under_the_name_of_the_node_with_readable_values():
+    context = Context()
+    rclpy.init(context=context)
+    try:
+        node = rclpy.create_node('subject', namespace='/robot1', context=context)
+        arrived = []
+        node.create_subscription(DiagnosticArray, '/diagnostics', arrived.append, 10)
+        report = Report(WARN, 'slow', {'rate_hz': 9.87654321, 'frames': 3})
+        diagnostics = Diagnostics(node, {'camera': lambda: report})
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(node)
+        diagnostics.publish()
+        for _ in range(100):
+            executor.spin_once(timeout_sec=0.1)
+            if arrived:
+                break
+        status = arrived[0].status[0]
+        assert (status.name, status.level, status.message) == ('robot1/subject: camera', WARN, 'slow')
+        assert {pair.key: pair.value for pair in status.values} == {'rate_hz': '9.87654', 'frames': '3'}
+        assert arrived[0].header.stamp.sec > 0
+        executor.remove_node(node)
+        node.destroy_node()
+    finally:
+        rclpy.shutdown(context=context)
+
+
+def test_refusals_are_counted_by_reason():
+    refusals = Refusals()
+    refusals.count('wrong encoding')
+    assert refusals.count('wrong encoding') == 2
+    refusals.count('empty image')
+    assert refusals.values() == {'refused: wrong encoding': 2, 'refused: empty image': 1}
+    assert refusals.total == 3
+
+
+def test_endlessly_new_reasons_do_not_fill_the_memory():
+    refusals = Refusals(kinds=4)
+    for number in range(1000):
+        refusals.count(f'reason {number}')
+    assert refusals.total == 1000
+    assert refusals.values()['refused: other'] == 996
+
+
+def test_refusals_from_several_threads_all_count():
+    refusals = Refusals()
+    threads = [threading.Thread(target=lambda: [refusals.count('x') for _ in range(2000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refusals.total == 8000

@@ -1,0 +1,1 @@
+"""ROS 2 adapters. The only part of the package that imports rclpy."""

@@ -1,0 +1,18 @@
+"""The QoS profiles of this package, by what they carry. Publishers and subscriptions of a topic share one."""
+
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+# Only the newest picture matters: a deeper queue would serve stale ones. No deadline is requested, because a
+# request stricter than the publisher's offer (infinite, in every camera driver) means that nothing arrives at
+# all.
+CAMERA = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+
+# A newer command replaces an older one that has not been read.
+COMMAND = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE)
+
+STATUS = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE)
+
+# For what is set once and must reach a node that starts later.
+LATCHED = QoSProfile(
+    history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL)

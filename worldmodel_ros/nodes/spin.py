@@ -1,0 +1,155 @@
+"""Runs one node as a process: signals, executor, containment of exceptions, orderly end."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import rclpy
+from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from worldmodel_ros.nodes.parameters import ParameterError
+
+EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
+EXECUTORS = ('events', 'single')
+_LOG_INTERVAL = 5.0  # s, between two reports of the same exception
+_POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
+
+
+class _Interrupted(BaseException):
+    """A signal came while the node was being built. No Exception: no handler on the way may swallow it."""
+
+
+class _Signals:
+    """
+    Turns SIGINT and SIGTERM into a request to stop.
+
+    rclpy's own handlers shut the context down at once, and then a last stop command could no longer be
+    published. Later signals are ignored: Ctrl-C in a terminal under `ros2 launch` arrives twice.
+    """
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.building = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+        if self.building:
+            self.building = False
+            raise _Interrupted
+
+
+class _Contained:
+    """Reports exceptions that callbacks let through: each place at once, then at most every few seconds."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._reported: dict[str, float] = {}
+
+    def report(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f'{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}' if frames else 'unknown place'
+        kind = f'{type(error).__name__} in {place}'
+        refusals = getattr(self._node, 'refusals', None)
+        if refusals is not None:
+            refusals.count(f'exception: {kind}')
+        now = time.monotonic()
+        if now - self._reported.get(kind, -_LOG_INTERVAL) >= _LOG_INTERVAL:
+            self._reported[kind] = now
+            story = ''.join(traceback.format_exception(error))
+            self._node.get_logger().error(f'a callback failed and was abandoned, the node goes on:\n{story}')
+
+
+def make_executor(kind: str | None = None) -> Executor:
+    """
+    Return the executor `kind`, or else the one that the environment names, or else 'events'.
+
+    The events executor does not rebuild a wait set for each callback: a node of two fast timers takes a third
+    of the processor time. Where this rclpy has none, 'single' takes its place. Raises ParameterError for an
+    unknown kind.
+    """
+    kind = kind or os.environ.get(EXECUTOR_VARIABLE) or 'events'
+    if kind not in EXECUTORS:
+        raise ParameterError(
+            f'unknown executor {kind!r}: set {EXECUTOR_VARIABLE} to one of: {", ".join(EXECUTORS)}')
+    if kind == 'events':
+        try:
+            from rclpy.experimental.events_executor import EventsExecutor
+        except ImportError:  # rclpy before 7.1.4
+            return SingleThreadedExecutor()
+        return EventsExecutor()
+    return SingleThreadedExecutor()
+
+
+def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[str] | None = None) -> int:
+    """
+    Build a node and run it until SIGINT or SIGTERM; return the exit code of the process.
+
+    0 after a signal, whenever it came; 1 where the node could not be built. An exception in a callback is
+    logged and counted (in `node.refusals`, if there is one) and the node goes on. At the end, while
+    publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
+    `on_shutdown()` is called, if it has one. To be called from the main thread, as the last thing of a process: both
+    signals are ignored afterwards.
+    """
+    signals = _Signals()
+    node = None
+    try:
+        signals.building = True
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        node = factory()
+        signals.building = False
+        _spin(node, make_executor(executor), signals)
+        return 0
+    except _Interrupted:
+        return 0
+    except ParameterError as error:
+        print(f'cannot start: {error}', file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        signals.building = False
+        if node is not None:
+            node.destroy_node()
+        rclpy.try_shutdown()
+        # A terminal and a launcher both send SIGINT: the second one may come while the interpreter ends, when handlers
+        # written in Python are gone and the default would turn a clean end into a failed one.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
+    contained = _Contained(node)
+    executor.add_node(node)
+    try:
+        # One callback at a time: an exception ends neither the loop nor the callbacks queued behind it.
+        while not signals.stop and rclpy.ok():
+            try:
+                executor.spin_once(timeout_sec=_POLL_PERIOD)
+            except Exception as error:
+                contained.report(error)
+        if rclpy.ok():
+            try:
+                _say_goodbye(node)
+            except Exception as error:
+                contained.report(error)
+    finally:
+        executor.remove_node(node)
+        executor.shutdown()
+
+
+def _say_goodbye(node: Node) -> None:
+    if isinstance(node, LifecycleNode):
+        # Its on_shutdown(state) belongs to the transition, which also records the state.
+        node.trigger_shutdown()
+    elif hasattr(node, 'on_shutdown'):
+        node.on_shutdown()
