@@ -1,0 +1,155 @@
+"""The description of what runs: what is read and refused, and how a robot's nodes follow from it."""
+import copy
+import os
+
+import pytest
+import yaml
+
+from worldmodel_ros.bringup import description as bringup, paths
+from worldmodel_ros.bringup.paths import PACKAGE, config_directory
+
+MINIMAL = {
+    'environment': {'PROFILES': '{config}/profiles.xml'},
+    'nodes': [
+        {'name': 'base', 'package': 'some_package', 'executable': 'base_node', 'only_for': 'sim'},
+        {'name': 'brain', 'package': 'some_package', 'executable': 'brain_node', 'lifecycle': True,
+         'parameters': ['brain.yaml'], 'remappings': {'in': 'out'}, 'respawn': True, 'respawn_delay': 0.5},
+    ],
+    'arguments': {
+        'model': {'description': 'Preset.', 'parameters': {'brain': 'model'}},
+        'sim_time': {'description': 'Clock.', 'default': False,
+                     'parameters': {'brain': 'use_sim_time', 'base': 'publish_clock'}},
+        'image': {'description': 'Topic.', 'remappings': {'brain': 'camera/image_raw'}},
+    },
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a description, with the changes applied to a copy of MINIMAL, and return its path."""
+    (tmp_path / 'brain.yaml').write_text('/**/brain:\n  ros__parameters: {}\n')
+
+    def write(change=lambda content: None):
+        content = copy.deepcopy(MINIMAL)
+        change(content)
+        path = tmp_path / 'bringup.yaml'
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+def test_nodes_come_in_the_order_of_the_file_with_paths_beside_it(write, tmp_path):
+    description = bringup.load(write())
+    assert [node.name for node in description.nodes] == ['base', 'brain']
+    assert description.nodes[1].parameter_files == (tmp_path / 'brain.yaml',)
+    assert description.environment == {'PROFILES': f'{tmp_path}/profiles.xml'}
+
+
+def test_a_robot_of_its_own_needs_no_simulated_one(write):
+    description = bringup.load(write())
+    assert [node.name for node in description.resolve('robot')] == ['brain']
+    assert [node.name for node in description.resolve('sim')] == ['base', 'brain']
+
+
+def test_an_argument_goes_to_the_parameters_and_remappings_it_names(write):
+    base, brain = bringup.load(write()).resolve(
+        'sim', {'model': 'tiny', 'sim_time': 'true', 'image': '/front/image'})
+    assert brain.parameters == {'model': 'tiny', 'use_sim_time': True}
+    assert base.parameters == {'publish_clock': True}
+    assert brain.remappings == {'in': 'out', 'camera/image_raw': '/front/image'}
+
+
+def test_an_argument_without_a_value_leaves_its_default_or_the_files(write):
+    _, brain = bringup.load(write()).resolve('sim', {'model': '', 'image': None})
+    assert brain.parameters == {'use_sim_time': False}
+    assert brain.remappings == {'in': 'out'}
+
+
+def test_more_parameter_files_and_values_win_over_the_described_ones(write, tmp_path):
+    more = tmp_path / 'more.yaml'
+    more.write_text('')
+    _, brain = bringup.load(write()).resolve(
+        'sim', {'model': 'tiny'}, parameter_files=[more],
+        parameters={'brain': {'model': 'large', 'rate': 5.0}})
+    assert brain.parameter_files == (tmp_path / 'brain.yaml', more)
+    assert brain.parameters == {'model': 'large', 'use_sim_time': False, 'rate': 5.0}
+
+
+def test_the_command_line_carries_name_namespace_files_and_typed_values(write, tmp_path):
+    _, brain = bringup.load(write()).resolve(
+        'sim', parameters={
+            'brain': {'text': 'true', 'numbers': [1, 2], 'path': '/with space', 'delay': 0.08}})
+    arguments = brain.ros_arguments('robot1')
+    pairs = list(zip(arguments[1::2], arguments[2::2]))
+    assert arguments[0] == '--ros-args'
+    assert pairs == [
+        ('-r', '__node:=brain'), ('-r', '__ns:=/robot1'), ('-r', 'in:=out'),
+        ('--params-file', f'{tmp_path}/brain.yaml'), ('-p', 'use_sim_time:=false'), ('-p', "text:='true'"),
+        ('-p', 'numbers:=[1, 2]'), ('-p', 'path:=/with space'), ('-p', 'delay:=0.08')]
+
+
+@pytest.mark.parametrize('change, complaint', [
+    (lambda c: c['nodes'][1].update(respwan=True), r"nodes\[1\]: key 'respwan' is unknown: .*respawn"),
+    (lambda c: c['nodes'][0].pop('executable'), r"nodes\[0\]: key 'executable' is missing"),
+    (lambda c: c['nodes'][0].update(only_for='moon'), r"\(base\): only_for is 'moon'.*one of sim, robot"),
+    (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
+    (lambda c: c['nodes'][1].update(respawn_delay=-1), r'respawn_delay is -1: .* number of seconds'),
+    (lambda c: c['nodes'][1].update(parameters=['none.yaml']), r'parameter file .*none.yaml does not exist'),
+    (lambda c: c['nodes'][1].update(parameters={'model': 'tiny'}), r'must be a list of file names'),
+    (lambda c: c['nodes'][0].update(name='brain'), r"two nodes are named 'brain'"),
+    (lambda c: c.update(nodes=[]), r'nodes: must be a list with at least one node'),
+    (lambda c: c.update(node=[]), r"key 'node' is unknown"),
+    (lambda c: c['arguments']['model'].update(parameters={'brian': 'model'}),
+     r"'brian' is no node here: .*brain"),
+    (lambda c: c['environment'].update(DOMAIN=7), r'environment: DOMAIN is 7: it must be text'),
+])
+def test_a_wrong_description_is_refused_with_file_entry_and_remedy(write, change, complaint):
+    path = write(change)
+    with pytest.raises(bringup.DescriptionError, match=complaint) as error:
+        bringup.load(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_a_file_that_is_no_yaml_or_not_there_is_refused(tmp_path):
+    path = tmp_path / 'broken.yaml'
+    with pytest.raises(bringup.DescriptionError, match='cannot be read'):
+        bringup.load(path)
+    path.write_text('nodes: [')
+    with pytest.raises(bringup.DescriptionError, match='is not YAML'):
+        bringup.load(path)
+
+
+@pytest.mark.parametrize('arguments, complaint', [
+    ({'target': 'moon'}, "target 'moon' is unknown: give one of sim, robot"),
+    ({'arguments': {'modle': 'tiny'}}, "argument 'modle' is unknown: the description has model"),
+    ({'parameter_files': ['/nowhere.yaml']}, '/nowhere.yaml does not exist'),
+    ({'parameters': {'brian': {}}}, "no node 'brian' to set parameters of: there are base, brain"),
+])
+def test_what_cannot_be_resolved_is_refused(write, arguments, complaint):
+    with pytest.raises(bringup.DescriptionError, match=complaint):
+        bringup.load(write()).resolve(**{'target': 'sim', **arguments})
+
+
+def test_the_parameter_files_of_the_package_hold_in_every_namespace():
+    for node in bringup.load().nodes:
+        for path in node.parameter_files:
+            assert f'/**/{node.name}' in yaml.safe_load(path.read_text()), (
+                f'{path}: begin it with "/**/{node.name}:", or a robot in a namespace runs on defaults')
+
+
+def test_the_environment_of_the_package_names_files_that_exist():
+    profiles = bringup.load().environment['FASTRTPS_DEFAULT_PROFILES_FILE']
+    assert profiles == str(config_directory() / 'fastdds_large_images.xml')
+    assert (config_directory() / 'fastdds_large_images.xml').is_file()
+
+
+def test_an_installed_package_reads_its_share(tmp_path, monkeypatch):
+    share = tmp_path / 'prefix' / 'share' / PACKAGE / 'config'
+    share.mkdir(parents=True)
+    monkeypatch.setattr(paths, '__file__', str(tmp_path / 'site' / PACKAGE / 'bringup' / 'paths.py'))
+    monkeypatch.setenv('AMENT_PREFIX_PATH', os.pathsep.join([str(tmp_path / 'other'), str(tmp_path / 'prefix')]))
+    assert config_directory() == share
+    monkeypatch.setenv('AMENT_PREFIX_PATH', str(tmp_path / 'other'))
+    with pytest.raises(paths.NotInstalledError, match='other: install the package, or source the workspace'):
+        config_directory()

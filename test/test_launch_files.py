@@ -1,0 +1,151 @@
+"""The launch files start what the description says: by their text, and by launch where it is installed."""
+import ast
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import rclpy
+import yaml
+
+from worldmodel_ros.bringup import description, process
+from worldmodel_ros.bringup.description import NodeDescription
+from worldmodel_ros.nodes.lifecycle_client import LifecycleClient
+
+DIRECTORY = Path(__file__).resolve().parents[1] / 'launch'
+LAUNCH_FILES = sorted(DIRECTORY.glob('*.launch.py'))
+BRINGUP = Path(process.__file__).parent
+SHARED = {'launch_description', 'fleet_description'}
+
+
+def attributes_of(variable, path, function=None):
+    """The attributes that the code of a file reads of anything so named."""
+    tree = ast.parse(path.read_text())
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) in (variable, f'self._{variable}')}
+
+
+def test_there_are_the_launch_files_that_users_are_told_of():
+    assert [path.name for path in LAUNCH_FILES] == [
+        'multi_robot.launch.py', 'sim_demo.launch.py', 'world_model.launch.py']
+
+
+@pytest.mark.parametrize('path', LAUNCH_FILES, ids=lambda path: path.name)
+def test_a_launch_file_describes_nothing_by_itself(path):
+    tree = ast.parse(path.read_text())
+    docstring, imported, function = tree.body
+    assert ast.get_docstring(tree)
+    assert imported.module == 'worldmodel_ros.bringup.ros_launch'
+    assert function.name == 'generate_launch_description'
+    statement, = function.body
+    call = statement.value
+    assert call.func.id in SHARED
+    target, = call.args
+    assert target.value in description.TARGETS
+
+
+def test_launch_and_supervisor_use_all_that_a_node_is_described_by():
+    everything = {field.name for field in dataclasses.fields(NodeDescription)} - {'only_for'}  # resolved
+    assert everything <= attributes_of('node', BRINGUP / 'ros_launch.py')
+    supervisor = (attributes_of('node', BRINGUP / 'process.py')
+                  | attributes_of('self', BRINGUP / 'description.py'))
+    assert everything <= supervisor
+
+
+def actions_of(path, **arguments):
+    """Return the actions that a launch file leads to, and the context in which they were made."""
+    launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from launch.launch_description_sources import get_launch_description_from_python_launch_file
+    context = launch.LaunchContext()
+    context.launch_configurations.update(arguments)
+    actions = []
+    for entity in get_launch_description_from_python_launch_file(str(path)).entities:
+        actions += entity.visit(context) or []
+    return actions, context
+
+
+def described(action, context):
+    """Return what a launch_ros node was made of, in terms of the description."""
+    from launch_ros.actions import LifecycleNode
+    action._perform_substitutions(context)
+    context.extend_locals({'ros_specific_arguments': {'name': '', 'ns': ''}})  # set when a process starts
+    command = [''.join(part.perform(context) for part in words) for words in action.cmd]
+    return {'full_name': action.node_name, 'executable': command[0], 'command': command,
+            'lifecycle': isinstance(action, LifecycleNode)}
+
+
+@pytest.mark.parametrize('name, target, namespaces', [
+    ('world_model.launch.py', 'robot', ['']), ('sim_demo.launch.py', 'sim', ['']),
+    ('multi_robot.launch.py', 'sim', ['robot1', 'robot2'])])
+def test_launch_makes_the_nodes_of_the_description(name, target, namespaces):
+    actions, context = actions_of(DIRECTORY / name, model='tiny', image='/front/image')
+    from launch_ros.actions import Node
+    made = [described(action, context) for action in actions if isinstance(action, Node)]
+    nodes = [(node, namespace) for namespace in namespaces
+             for node in description.load().resolve(target, {'model': 'tiny', 'image': '/front/image'})]
+    assert [action['full_name'] for action in made] == [node.full_name(where) for node, where in nodes]
+    for action, (node, namespace) in zip(made, nodes, strict=True):
+        assert action['executable'].endswith(f'lib/{node.package}/{node.executable}')
+        assert action['lifecycle'] == node.lifecycle
+        command = ' '.join(action['command'])
+        files = re.findall(r'--params-file (\S+)', command)
+        assert files[:-1] == [str(path) for path in node.parameter_files]
+        # launch hands values over in a file of its own.
+        assert yaml.safe_load(Path(files[-1]).read_text()) == {
+            node.full_name(namespace): {'ros__parameters': dict(node.parameters)}}
+        assert all(f'-r {source}:={goal}' in command for source, goal in node.remappings.items())
+
+
+def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    monkeypatch.setenv('ROS_LOG_DIR', str(tmp_path))
+    # The executables begin with `/usr/bin/env python3`, which is to be this one.
+    monkeypatch.setenv('PATH', f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    code = """if True:
+        import sys
+        from launch import LaunchDescription, LaunchService
+        from launch.actions import IncludeLaunchDescription
+        service = LaunchService()
+        service.include_launch_description(LaunchDescription([
+            IncludeLaunchDescription(sys.argv[1], launch_arguments=[('namespace', 'launched')])]))
+        sys.exit(service.run())
+    """
+    output = tmp_path / 'output'
+    context = rclpy.Context()
+    rclpy.init(args=[], context=context)
+    client = LifecycleClient(rclpy.create_node('asking', context=context), '/launched/world_model_node')
+    deadline = time.monotonic() + 120.0
+
+    def wait_for(condition):
+        while not condition():
+            assert time.monotonic() < deadline, 'timed out:\n' + output.read_text()
+            time.sleep(0.05)
+
+    def runs(node):
+        return [int(pid) for pid in re.findall(rf'\[{node}-\d+\]: process started with pid \[(\d+)\]',
+                                               output.read_text())]
+
+    command = [sys.executable, '-c', code, str(DIRECTORY / 'sim_demo.launch.py')]
+    with output.open('wb') as file, subprocess.Popen(command, stdout=file, stderr=file) as launched:
+        try:
+            wait_for(lambda: client.state() == 'active')
+            os.kill(runs('world_model_node')[-1], signal.SIGKILL)
+            wait_for(lambda: len(runs('world_model_node')) == 2)
+            # Of the new run: this client may still be matched to the old one, whose answer never comes.
+            wait_for(lambda: len(runs('activate_world_model_node')) == 2)
+            activated = '[activate_world_model_node-5]: process has finished cleanly'
+            wait_for(lambda: activated in output.read_text())
+        finally:
+            launched.send_signal(signal.SIGINT)
+            launched.wait(30.0)
+            rclpy.shutdown(context=context)
+    assert launched.returncode == 0
+    for node in ('sim_robot', 'command_gate', 'world_model_node'):
+        text = output.read_text()
+        assert re.search(rf'\[{node}-\d\]: process has finished cleanly', text), text

@@ -1,0 +1,1 @@
+"""Starts the nodes: one description of what runs, read by the launch files and by the supervisor."""

@@ -1,0 +1,225 @@
+"""The description of what runs (config/bringup.yaml): reading, checking, and resolving it for one robot."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+import yaml
+
+from worldmodel_ros.bringup.paths import config_directory
+
+TARGETS = ('sim', 'robot')
+
+
+class DescriptionError(ValueError):
+    """The description, or a value given for one of its arguments, cannot be used."""
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """One node in a process of its own: what to run, and with which files, parameters and remappings."""
+
+    name: str
+    package: str
+    executable: str
+    lifecycle: bool = False
+    only_for: str = ''            # one of TARGETS; empty: for all
+    parameter_files: tuple[Path, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
+    remappings: Mapping[str, str] = field(default_factory=dict)
+    respawn: bool = False
+    respawn_delay: float = 0.0    # s
+
+    def full_name(self, namespace: str = '') -> str:
+        """Return the node's name in the graph, such as /robot1/command_gate."""
+        return absolute_namespace(namespace).rstrip('/') + '/' + self.name
+
+    def ros_arguments(self, namespace: str = '') -> list[str]:
+        """Return the command line, from --ros-args on, that configures a process as this node."""
+        arguments = ['--ros-args', '-r', f'__node:={self.name}']
+        if namespace:
+            arguments += ['-r', f'__ns:={absolute_namespace(namespace)}']
+        for source, target in self.remappings.items():
+            arguments += ['-r', f'{source}:={target}']
+        for path in self.parameter_files:
+            arguments += ['--params-file', str(path)]
+        for name, value in self.parameters.items():
+            # JSON-like flow style: the parameter parser of rcl reads the value as YAML.
+            text = yaml.safe_dump(value, default_flow_style=True, width=float('inf'))
+            text = text.removesuffix('...\n').strip()  # the end mark that YAML puts after a bare scalar
+            arguments += ['-p', f'{name}:={text}']
+        return arguments
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A value given at the start, by name, and the parameters and remappings that it sets."""
+
+    name: str
+    description: str
+    default: Any = None           # None: the parameter files decide
+    parameters: Mapping[str, str] = field(default_factory=dict)   # node -> parameter
+    remappings: Mapping[str, str] = field(default_factory=dict)   # node -> topic
+
+
+@dataclass(frozen=True)
+class Description:
+    """Which nodes run, in starting order, the arguments that change them, and the environment they share."""
+
+    nodes: tuple[NodeDescription, ...]
+    arguments: tuple[Argument, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self, target: str, arguments: Mapping[str, Any] | None = None,
+                parameter_files: Iterable[str | Path] = (),
+                parameters: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[NodeDescription, ...]:
+        """
+        Return the nodes of one robot with the arguments applied, in starting order.
+
+        :param target: 'sim' (the simulated robot is one of the nodes) or 'robot'.
+        :param arguments: values by argument name; text is read as YAML, as `ros2 launch name:=value` gives
+            text. None or '' leaves an argument at its default.
+        :param parameter_files: read after the files of the description, so that they win over these.
+        :param parameters: values by node and parameter, which win over everything else.
+        :raises DescriptionError: for an unknown target, argument or node, or a file that does not exist.
+        """
+        if target not in TARGETS:
+            raise DescriptionError(f"target '{target}' is unknown: give one of {', '.join(TARGETS)}")
+        given = {name: value for name, value in (arguments or {}).items() if value not in (None, '')}
+        known = [argument.name for argument in self.arguments]
+        for name in given:
+            if name not in known:
+                raise DescriptionError(
+                    f"argument '{name}' is unknown: the description has {', '.join(known)}")
+        extra = tuple(Path(path).expanduser().absolute() for path in parameter_files)
+        for path in extra:
+            if not path.is_file():
+                raise DescriptionError(f'parameter file {path} does not exist')
+        nodes = [node for node in self.nodes if node.only_for in ('', target)]
+        parameters = parameters or {}
+        for name in parameters:
+            if name not in [node.name for node in nodes]:
+                raise DescriptionError(f"no node '{name}' to set parameters of: there are "
+                                       f"{', '.join(node.name for node in nodes)}")
+        return tuple(self._apply(node, given, extra, parameters.get(node.name, {})) for node in nodes)
+
+    def _apply(self, node: NodeDescription, given: Mapping[str, Any], files: tuple[Path, ...],
+               overrides: Mapping[str, Any]) -> NodeDescription:
+        parameters, remappings = dict(node.parameters), dict(node.remappings)
+        for argument in self.arguments:
+            value = given.get(argument.name, argument.default)
+            if value is None:
+                continue
+            if node.name in argument.parameters:
+                parameters[argument.parameters[node.name]] = (
+                    yaml.safe_load(value) if isinstance(value, str) else value)
+            if node.name in argument.remappings:
+                remappings[argument.remappings[node.name]] = str(value)
+        return replace(node, parameters={**parameters, **overrides}, remappings=remappings,
+                       parameter_files=node.parameter_files + files)
+
+
+def absolute_namespace(namespace: str) -> str:
+    """Return a namespace with its leading slash, '/' for none."""
+    return '/' + namespace.strip('/')
+
+
+def load(path: str | Path | None = None) -> Description:
+    """
+    Read a description; by default the package's own config/bringup.yaml.
+
+    :raises DescriptionError: naming the file, the entry, what is wrong with it and what is allowed.
+    """
+    path = Path(path) if path else config_directory() / 'bringup.yaml'
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise DescriptionError(f'{path} cannot be read: {error.strerror}') from error
+    except yaml.YAMLError as error:
+        raise DescriptionError(f'{path} is not YAML: {error}') from error
+    return _Reader(path).description(content)
+
+
+class _Reader:
+    """Turns parsed YAML into a Description; every complaint says in which file and entry."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def description(self, content: Any) -> Description:
+        self._mapping('the file', content, {'nodes', 'arguments', 'environment'}, required={'nodes'})
+        if not isinstance(content['nodes'], list) or not content['nodes']:
+            raise self._error('nodes', 'must be a list with at least one node')
+        nodes = tuple(self._node(f'nodes[{k}]', entry) for k, entry in enumerate(content['nodes']))
+        names = [node.name for node in nodes]
+        for name in names:
+            if names.count(name) > 1:
+                raise self._error('nodes', f"two nodes are named '{name}': give each a name of its own")
+        arguments = self._mapping('arguments', content.get('arguments') or {})
+        environment = self._texts('environment', content.get('environment') or {})
+        return Description(
+            nodes, tuple(self._argument(name, entry, names) for name, entry in arguments.items()),
+            {name: value.replace('{config}', str(self._path.parent)) for name, value in environment.items()})
+
+    def _node(self, where: str, entry: Any) -> NodeDescription:
+        # In the file `parameters` names files: values belong into these, or into an argument.
+        self._mapping(where, entry, {f.name for f in fields(NodeDescription)} - {'parameter_files'},
+                      required={'name', 'package', 'executable'})
+        where = f"{where} ({entry['name']})"
+        values = dict(entry)
+        for key, kind in (('name', str), ('package', str), ('executable', str), ('only_for', str),
+                          ('lifecycle', bool), ('respawn', bool)):
+            if key in values and not isinstance(values[key], kind):
+                raise self._error(where, f'{key} is {values[key]!r}: it must be a {kind.__name__}')
+        if values.get('only_for', '') not in ('', *TARGETS):
+            raise self._error(
+                where, f"only_for is '{values['only_for']}': it must be one of {', '.join(TARGETS)}")
+        delay = values.get('respawn_delay', 0.0)
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or delay < 0:
+            raise self._error(where, f'respawn_delay is {delay!r}: it must be a number of seconds, 0 or more')
+        files = values.pop('parameters', [])
+        if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+            raise self._error(where, 'parameters must be a list of file names')
+        paths = tuple(self._path.parent / name for name in files)
+        for path in paths:
+            if not path.is_file():
+                raise self._error(where, f'parameter file {path} does not exist')
+        values['remappings'] = self._texts(f'{where}: remappings', values.get('remappings') or {})
+        return NodeDescription(parameter_files=paths, **values)
+
+    def _argument(self, name: str, entry: Any, nodes: list[str]) -> Argument:
+        where = f'arguments: {name}'
+        self._mapping(where, entry, {f.name for f in fields(Argument)} - {'name'}, required={'description'})
+        targets = {key: self._texts(f'{where}: {key}', entry.get(key) or {})
+                   for key in ('parameters', 'remappings')}
+        for key, mapping in targets.items():
+            for node in mapping:
+                if node not in nodes:
+                    raise self._error(
+                        f'{where}: {key}', f"'{node}' is no node here: there are {', '.join(nodes)}")
+        return Argument(name, str(entry['description']), entry.get('default'), **targets)
+
+    def _texts(self, where: str, value: Any) -> dict[str, str]:
+        self._mapping(where, value)
+        for key, text in value.items():
+            if not isinstance(text, str):
+                raise self._error(where, f'{key} is {text!r}: it must be text (in quotes)')
+        return value
+
+    def _mapping(self, where: str, value: Any, known: set[str] | None = None,
+                 required: Iterable[str] = ()) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._error(where, f'must be a mapping, and is {type(value).__name__}')
+        if known is not None:
+            for key in value:
+                if key not in known:
+                    raise self._error(
+                        where, f"key '{key}' is unknown: the keys are {', '.join(sorted(known))}")
+        for key in required:
+            if key not in value:
+                raise self._error(where, f"key '{key}' is missing")
+        return value
+
+    def _error(self, where: str, problem: str) -> DescriptionError:
+        return DescriptionError(f'{self._path}: {where}: {problem}')

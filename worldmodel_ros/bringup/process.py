@@ -1,0 +1,184 @@
+"""One described node as a process: starts it, brings a lifecycle node to active, respawns it, ends it."""
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Mapping
+
+from worldmodel_ros.bringup.description import NodeDescription
+from worldmodel_ros.bringup.paths import find_executable
+from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
+
+_log = logging.getLogger(__name__)
+
+ACTIVATION_TIMEOUT = 120.0  # s; a model on a busy machine takes long to load
+
+# However the supervisor ends, its nodes do too, in good order. (util-linux has had it since 2.33; on a system
+# without, the nodes outlive a supervisor that is killed.)
+_DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'INT', '--'] if shutil.which('setpriv') else []
+
+
+def activation_command(node: str) -> list[str]:
+    """Return the command that brings the lifecycle node of that full name to active."""
+    return [sys.executable, '-m', 'worldmodel_ros.nodes.lifecycle_client', node, 'active', '--timeout',
+            str(ACTIVATION_TIMEOUT)]
+
+
+class NodeProcess:
+    """
+    The process of one node, over all its runs.
+
+    `name` is the node's full name, `log_file` what all its runs have printed, and `exit_codes` has the code
+    of each run that has ended, oldest first (-N: ended by signal N).
+    """
+
+    def __init__(self, node: NodeDescription, namespace: str, environment: Mapping[str, str],
+                 log_directory: Path) -> None:
+        self.name = node.full_name(namespace)
+        self.log_file = log_directory / (self.name.strip('/').replace('/', '.') + '.log')
+        self.exit_codes: list[int] = []
+        self._node = node
+        self._command = [sys.executable, str(find_executable(node.package, node.executable)),
+                         *node.ros_arguments(namespace)]
+        self._environment = dict(environment)
+        self._lock = threading.Lock()  # of starting and signalling
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()  # of `ready` and `failure`
+        self._ready = False
+        self._failure = ''
+        self._child: subprocess.Popen | None = None
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the present run, None when there is none."""
+        child = self._child
+        return child.pid if child is not None and child.poll() is None else None
+
+    def start(self) -> None:
+        """Start the process, and bring a lifecycle node to active once it answers; no-op while it runs."""
+        with self._lock:
+            if self._watcher is not None and self._watcher.is_alive():
+                return
+            self._stopping.clear()
+            self._report(ready=False)
+            spawned = threading.Event()
+            self._watcher = threading.Thread(target=self._watch, args=(spawned,), name=f'watch {self.name}',
+                                             daemon=True)
+            self._watcher.start()
+            spawned.wait()
+
+    def wait_ready(self, timeout: float) -> None:
+        """
+        Wait until the process runs and, being a lifecycle node, is active.
+
+        :raises RuntimeError: if it fails or takes longer, with the end of its log.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._failure, timeout)
+            if self._ready:
+                return
+            problem = self._failure or f'not ready after {timeout:.0f} s'
+        raise RuntimeError(f'{self.name}: {problem}. The end of {self.log_file}:\n{self._log_tail()}')
+
+    def stop(self, grace: float) -> None:
+        """Interrupt the process and wait for its end; kill it when `grace` seconds were not enough."""
+        with self._lock:
+            self._stopping.set()
+            self._signal(signal.SIGINT)
+            watcher = self._watcher
+        if watcher is None:
+            return
+        watcher.join(grace)
+        if watcher.is_alive():
+            _log.error('%s did not end within %.1f s of SIGINT: killing it', self.name, grace)
+            self.kill()
+            watcher.join()
+
+    def kill(self) -> None:
+        """End the process at once, by SIGKILL; it comes back if it is to respawn."""
+        with self._lock:
+            if self.pid is None:
+                return
+            _kill(self._child)
+            self._report(ready=False)  # from here on wait_ready waits for the next run
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None:
+            self._child.send_signal(number)
+
+    def _popen(self, command: list[str]) -> subprocess.Popen:
+        with self.log_file.open('ab') as log:
+            # A session of its own: Ctrl-C reaches the supervisor alone, which stops the nodes in order.
+            return subprocess.Popen(
+                [*_DIE_WITH_PARENT, *command], env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True)
+
+    def _watch(self, spawned: threading.Event) -> None:
+        # Processes are started in this thread: the kernel takes the end of that for the end of the parent.
+        try:
+            self._child = self._popen(self._command)
+        finally:
+            spawned.set()
+        while True:
+            code = self._supervise_run()
+            self._report(ready=False)
+            self.exit_codes.append(code)
+            if self._stopping.is_set():
+                return
+            _log.warning('%s ended with exit code %d, see %s', self.name, code, self.log_file)
+            if not self._node.respawn:
+                self._report(ready=False, failure=f'ended with exit code {code}')
+                return
+            if self._stopping.wait(self._node.respawn_delay):
+                return
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                self._child = self._popen(self._command)
+
+    def _supervise_run(self) -> int:
+        child = self._child
+        if not self._node.lifecycle:
+            self._report(ready=True)
+            return child.wait()
+        # A process of its own rather than a client kept here: this one stays free of ROS, and a newcomer to
+        # the graph cannot take the services of a killed run for those of the present one.
+        client = self._popen(activation_command(self.name))
+        watcher = threading.Thread(target=self._watch_activation, args=(child, client), daemon=True)
+        watcher.start()
+        code = child.wait()
+        _kill(client)
+        watcher.join()
+        return code
+
+    def _watch_activation(self, child: subprocess.Popen, client: subprocess.Popen) -> None:
+        code = client.wait()
+        if child.poll() is not None or self._stopping.is_set():
+            return
+        if code == 0:
+            self._report(ready=True)
+        else:
+            _log.error('%s could not be brought to active, see %s', self.name, self.log_file)
+            self._report(ready=False, failure='could not be brought to active')
+
+    def _report(self, ready: bool, failure: str = '') -> None:
+        with self._changed:
+            self._ready, self._failure = ready, failure
+            self._changed.notify_all()
+
+    def _log_tail(self, lines: int = 15) -> str:
+        return '\n'.join(self.log_file.read_text(errors='replace').splitlines()[-lines:])
+
+
+def _kill(child: subprocess.Popen) -> None:
+    """Kill a process and wait for its end, and leave nothing of it in the shared memory."""
+    segments = owned_segments(child.pid)
+    child.kill()
+    child.wait()
+    remove_segments(segments)

@@ -1,0 +1,110 @@
+"""The description as actions of `ros2 launch`; only for the launch files, it needs launch and launch_ros."""
+from __future__ import annotations
+
+import signal
+from typing import Callable
+
+from launch import Action, LaunchContext, LaunchDescription
+from launch.actions import (
+    DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction, RegisterEventHandler,
+    SetEnvironmentVariable)
+from launch.event_handlers import OnProcessExit, OnProcessStart
+from launch.events import matches_action
+from launch.events.process import ProcessExited, ProcessStarted, SignalProcess
+from launch_ros.actions import LifecycleNode, Node
+
+from worldmodel_ros.bringup.description import (
+    Description, DescriptionError, NodeDescription, absolute_namespace, load)
+from worldmodel_ros.bringup.process import activation_command
+
+Values = dict[str, str]  # launch argument -> its text
+
+
+def launch_description(target: str) -> LaunchDescription:
+    """Return what starts one robot, 'sim' or 'robot', in the namespace that is given."""
+    def robots(values: Values) -> list[tuple[str, Values]]:
+        return [(values['namespace'], values)]
+
+    return _launch_description(target, [DeclareLaunchArgument(
+        'namespace', default_value='', description='Namespace of the robot.')], robots)
+
+
+def fleet_description(target: str) -> LaunchDescription:
+    """Return what starts several robots, each in its own namespace; a seed is that of the first one."""
+    def robots(values: Values) -> list[tuple[str, Values]]:
+        names = values['robots'].split()
+        if target == 'sim' and len(names) > 1 and values['use_sim_time'].lower() == 'true':
+            raise DescriptionError('use_sim_time: each simulated robot would publish a /clock of its own: '
+                                   'leave it false, or start one robot')
+        return [(name, {**values, 'seed': str(int(values['seed']) + k) if values['seed'] else ''})
+                for k, name in enumerate(names)]
+
+    return _launch_description(target, [DeclareLaunchArgument(
+        'robots', default_value='robot1 robot2',
+        description='Namespaces of the robots, separated by blanks.')], robots)
+
+
+def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
+                        robots: Callable[[Values], list[tuple[str, Values]]]) -> LaunchDescription:
+    description = load()
+    declared = [
+        *arguments,
+        DeclareLaunchArgument('params_file', default_value='',
+                              description='A parameter file that wins over those of the package.'),
+        DeclareLaunchArgument('autostart', default_value='true', choices=['true', 'false'],
+                              description='Bring the lifecycle nodes to active, also after a respawn.'),
+        *(DeclareLaunchArgument(argument.name, description=argument.description,
+                                default_value='' if argument.default is None else str(argument.default))
+          for argument in description.arguments)]
+
+    def start(context: LaunchContext) -> list[Action]:
+        values = {argument.name: context.launch_configurations[argument.name] for argument in declared}
+        actions: list[Action] = [
+            SetEnvironmentVariable(name, value) for name, value in description.environment.items()
+            if name not in context.environment]
+        for namespace, given in robots(values):
+            actions += _robot_actions(description, target, namespace, given)
+        return actions
+
+    return LaunchDescription([*declared, OpaqueFunction(function=start)])
+
+
+def _robot_actions(description: Description, target: str, namespace: str, values: Values) -> list[Action]:
+    arguments = {argument.name: values[argument.name] for argument in description.arguments}
+    files = [values['params_file']] if values['params_file'] else []
+    actions: list[Action] = []
+    for node in description.resolve(target, arguments, files):
+        action = _node_action(node, namespace)
+        if node.lifecycle and values['autostart'] == 'true':
+            # Registered before the process starts, or its start is missed.
+            actions += _bring_to_active(node, namespace, action)
+        actions.append(action)
+    return actions
+
+
+def _node_action(node: NodeDescription, namespace: str) -> Node:
+    kind = LifecycleNode if node.lifecycle else Node
+    return kind(
+        package=node.package, executable=node.executable, name=node.name,
+        namespace=absolute_namespace(namespace),
+        parameters=[*map(str, node.parameter_files), *([dict(node.parameters)] if node.parameters else [])],
+        remappings=list(node.remappings.items()), respawn=node.respawn, respawn_delay=node.respawn_delay,
+        output='screen', emulate_tty=True)
+
+
+def _bring_to_active(node: NodeDescription, namespace: str, action: LifecycleNode) -> list[Action]:
+    # Not by launch_ros's ChangeState event: after a crash its client takes the services of the dead run for
+    # those of the new one, and waits for an answer for ever. A process of its own starts without memories.
+    clients: list[ExecuteProcess] = []
+
+    def start(event: ProcessStarted, context: LaunchContext) -> ExecuteProcess:
+        clients.append(ExecuteProcess(
+            cmd=activation_command(node.full_name(namespace)), name=f'activate_{node.name}', output='screen'))
+        return clients[-1]
+
+    def end(event: ProcessExited, context: LaunchContext) -> EmitEvent:
+        return EmitEvent(event=SignalProcess(
+            signal_number=signal.SIGINT, process_matcher=matches_action(clients.pop())))
+
+    return [RegisterEventHandler(OnProcessStart(target_action=action, on_start=start)),
+            RegisterEventHandler(OnProcessExit(target_action=action, on_exit=end))]

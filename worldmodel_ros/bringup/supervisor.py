@@ -1,0 +1,98 @@
+"""Runs the described nodes of one or several robots where there is no `ros2 launch`."""
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Iterable, Mapping
+
+from worldmodel_ros.bringup.description import NodeDescription
+from worldmodel_ros.bringup.environment import free_domain_id, node_environment
+from worldmodel_ros.bringup.process import NodeProcess
+
+
+class Supervisor:
+    """
+    Starts, watches and stops the processes of nodes; as a context manager it leaves none behind.
+
+        description = load()
+        with Supervisor(description.environment, 'out/log') as supervisor:
+            supervisor.add(description.resolve('sim', {'seed': 7}))
+            supervisor.start()
+            supervisor.wait_ready(timeout=60.0)
+            ...
+            supervisor.kill('/world_model_node')
+
+    Nodes are named by their full name. They start in the order in which they were added and stop in the
+    reverse one.
+    """
+
+    def __init__(self, environment: Mapping[str, str], log_directory: str | Path,
+                 domain_id: int | None = None, grace: float = 5.0) -> None:
+        """
+        :param environment: variables for all nodes, where the user has not set them
+            (Description.environment).
+        :param log_directory: gets one file a node, and ROS's own logs; made if need be.
+        :param domain_id: ROS domain of the nodes; None takes one that is free.
+        :param grace: time from SIGINT to SIGKILL when a node stops [s].
+        """
+        self._log_directory = Path(log_directory).absolute()
+        self._log_directory.mkdir(parents=True, exist_ok=True)
+        self._grace = grace
+        self.domain_id = free_domain_id() if domain_id is None else domain_id
+        self.environment = node_environment(environment, self.domain_id, str(self._log_directory / 'ros'))
+        self.processes: dict[str, NodeProcess] = {}
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+    def add(self, nodes: Iterable[NodeDescription], namespace: str = '') -> None:
+        """
+        Add one robot's nodes, without starting them.
+
+        :raises ValueError: if a node of that name and namespace is there already.
+        :raises NotInstalledError: if an executable cannot be found.
+        """
+        for node in nodes:
+            process = NodeProcess(node, namespace, self.environment, self._log_directory)
+            if process.name in self.processes:
+                raise ValueError(f'{process.name} is there already: give each robot a namespace of its own')
+            self.processes[process.name] = process
+
+    def start(self) -> None:
+        """Start all nodes that do not run."""
+        for process in self.processes.values():
+            process.start()
+
+    def wait_ready(self, timeout: float) -> None:
+        """
+        Wait until all processes run and all lifecycle nodes are active.
+
+        :raises RuntimeError: if one fails or takes longer than `timeout` seconds, with the end of its log.
+        """
+        deadline = time.monotonic() + timeout
+        for process in self.processes.values():
+            process.wait_ready(max(0.0, deadline - time.monotonic()))
+
+    def kill(self, name: str) -> None:
+        """End a node by SIGKILL, as a crash would; it comes back if it is described to respawn."""
+        self._process(name).kill()
+
+    def restart(self, name: str) -> None:
+        """Stop a node in good order and start it again."""
+        process = self._process(name)
+        process.stop(self._grace)
+        process.start()
+
+    def stop(self) -> None:
+        """Stop all nodes, the last one added first."""
+        for process in reversed(self.processes.values()):
+            process.stop(self._grace)
+
+    def _process(self, name: str) -> NodeProcess:
+        try:
+            return self.processes['/' + name.strip('/')]
+        except KeyError:
+            raise ValueError(f"no node '{name}' here: there are {', '.join(self.processes)}") from None

@@ -1,0 +1,124 @@
+"""Brings a lifecycle node to a state, as a lifecycle manager would."""
+
+import argparse
+import signal
+import sys
+import time
+
+import rclpy
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rclpy.client import Client
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+GOALS = ('unconfigured', 'inactive', 'active', 'finalized')  # labels of the primary states
+
+# From the goal and the present state to the next transition.
+_NEXT = {
+    'active': {'unconfigured': Transition.TRANSITION_CONFIGURE, 'inactive': Transition.TRANSITION_ACTIVATE},
+    'inactive': {'unconfigured': Transition.TRANSITION_CONFIGURE, 'active': Transition.TRANSITION_DEACTIVATE},
+    'unconfigured': {'inactive': Transition.TRANSITION_CLEANUP, 'active': Transition.TRANSITION_DEACTIVATE},
+    'finalized': {'unconfigured': Transition.TRANSITION_UNCONFIGURED_SHUTDOWN,
+                  'inactive': Transition.TRANSITION_INACTIVE_SHUTDOWN,
+                  'active': Transition.TRANSITION_ACTIVE_SHUTDOWN}}
+
+_QUERY_TIMEOUT = 2.0    # s
+_CHANGE_TIMEOUT = 15.0  # s, after which the state is asked for instead
+_PAUSE = 0.1            # s, between two queries
+
+
+class LifecycleError(RuntimeError):
+    """A node could not be brought to the wanted state."""
+
+
+class LifecycleClient:
+    """
+    The lifecycle services of one node, for a caller that does not spin by itself.
+
+    A request is never trusted to arrive: a server that has just started may not know its client yet, and then
+    the answer is lost. So every call has a timeout, after which the state decides what is to do.
+    """
+
+    def __init__(self, node: Node, target: str) -> None:
+        self._target = target
+        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor.add_node(node)
+        self._get_state = node.create_client(GetState, f'{target}/get_state')
+        self._change_state = node.create_client(ChangeState, f'{target}/change_state')
+
+    def state(self, timeout: float = _QUERY_TIMEOUT) -> str | None:
+        """Return the label of the node's state, None if it does not answer within `timeout` seconds."""
+        response = self._call(self._get_state, GetState.Request(), timeout)
+        return response.current_state.label if response is not None else None
+
+    def bring_to(self, goal: str, timeout: float) -> None:
+        """
+        Take the transitions that lead from the present state to `goal`, one of GOALS.
+
+        :raises LifecycleError: if a transition fails, none leads there, or `timeout` seconds have passed.
+        """
+        deadline = time.monotonic() + timeout
+        state = None
+        while (left := deadline - time.monotonic()) > 0:
+            state = self.state(min(_QUERY_TIMEOUT, left)) or state
+            if state == goal:
+                return
+            if state in GOALS:
+                self._step(state, goal, min(_CHANGE_TIMEOUT, left))
+            else:
+                time.sleep(_PAUSE)
+        raise LifecycleError(f"{self._target} is {state or 'silent'} after {timeout:.0f} s and was to be "
+                             f'{goal}: see its log, or allow more time')
+
+    def _step(self, state: str, goal: str, timeout: float) -> None:
+        transition = _NEXT[goal].get(state)
+        if transition is None:
+            raise LifecycleError(
+                f'{self._target} is {state}, from where no transition leads to {goal}: restart it')
+        request = ChangeState.Request()
+        request.transition.id = transition
+        response = self._call(self._change_state, request, timeout)
+        # Another manager may have taken the same step in between; then there is nothing to complain of.
+        if response is not None and not response.success and self.state() in (state, None):
+            raise LifecycleError(f'{self._target} refused or failed the transition from {state} towards '
+                                 f'{goal}: its log says why')
+
+    def _call(self, client: Client, request: object, timeout: float) -> object | None:
+        deadline = time.monotonic() + timeout
+        if not client.wait_for_service(timeout):
+            return None
+        future = client.call_async(request)
+        self._executor.spin_until_future_complete(future, max(0.0, deadline - time.monotonic()))
+        if not future.done():
+            client.remove_pending_request(future)
+            return None
+        return future.result()
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; return 0 when the node is in the wanted state, else 1."""
+    parser = argparse.ArgumentParser(prog='lifecycle_client', description=__doc__)
+    parser.add_argument('node', help='full name, such as /robot1/world_model_node')
+    parser.add_argument('goal', choices=GOALS)
+    parser.add_argument('--timeout', type=float, default=60.0, help='seconds (default: %(default)s)')
+    options = parser.parse_args(args)
+    # Ends by an exception wherever it stands, so that a supervisor need not wait for a call's timeout.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        node = Node('lifecycle_client', start_parameter_services=False, enable_rosout=False)
+        LifecycleClient(node, options.node).bring_to(options.goal, options.timeout)
+        return 0
+    except LifecycleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    finally:
+        rclpy.try_shutdown()
+
+
+if __name__ == '__main__':
+    sys.exit(main())
