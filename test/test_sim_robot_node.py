@@ -1,0 +1,347 @@
+"""The simulated robot as a process on real ROS 2: what it publishes, obeys, measures and refuses."""
+import math
+import re
+import time
+
+import cv2
+import numpy as np
+import pytest
+from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Twist
+from rosgraph_msgs.msg import Clock
+from sim_robot_rig import nanoseconds, picture, robot
+from std_srvs.srv import Trigger
+
+from worldmodel_ros.engine.maneuvers import NAMES
+from worldmodel_ros.msg import ActionChunk
+from worldmodel_ros.nodes import qos
+from worldmodel_ros.nodes.sim_robot import CLOCK_START, SLICE
+from worldmodel_ros.nodes.sim_robot_futures import ACTION_NAMES
+from worldmodel_ros.sim.world import World
+from worldmodel_ros.srv import WhatIf
+
+
+def roomy_seed(start=1_000_000):
+    """A room in which the robot can drive 1 m straight on from its start."""
+    for seed in range(start, start + 100):
+        if not World(seed).play(np.tile((0.5, 0.0), (20, 1))).collided.any():
+            return seed
+    raise AssertionError('no room')
+
+
+@pytest.fixture(scope='module')
+def driven(tmp_path_factory):
+    """One robot for the tests that leave it as they found it."""
+    with robot(tmp_path_factory.mktemp('robot'), seed=roomy_seed()) as (process, onlooker):
+        yield onlooker
+
+
+@pytest.fixture
+def onlooker(driven):
+    yield driven
+    driven.set_parameters(camera_stop=False, camera_freeze=False, camera_encoding='rgb8', camera_break='none',
+                          clock_offset_s=0.0, camera_rate_hz=10.0, camera_width=64, camera_height=64,
+                          publish_compressed=False)
+
+
+def fresh(onlooker, topic='camera/image_raw'):
+    """The first message of a topic that was surely made after now."""
+    return onlooker.next(topic, 2)[1]
+
+
+def pose(message):
+    position, orientation = message.pose.pose.position, message.pose.pose.orientation
+    return position.x, position.y, 2 * math.atan2(orientation.z, orientation.w)
+
+
+def chunk(*rows, names=ACTION_NAMES, step_period=0.1):
+    return ActionChunk(names=names, step_period=step_period, values=[value for row in rows for value in row])
+
+
+def test_images_come_at_their_rate_stamped_at_capture(onlooker):
+    images = onlooker.next('camera/image_raw', 25)
+    stamps = np.array([nanoseconds(image.header.stamp) for image in images]) / 1e9
+    assert np.mean(np.diff(stamps)) == pytest.approx(0.1, rel=0.01)
+    now = onlooker.get_clock().now().nanoseconds / 1e9
+    assert 0.0 < now - stamps[-1] < 0.5
+    image = images[-1]
+    assert (image.height, image.width, image.step, image.encoding) == (64, 64, 192, 'rgb8')
+    assert image.header.frame_id == 'camera_optical_frame'
+    assert len(image.data) == 64 * 192
+    assert picture(image).std() > 5.0
+
+
+@pytest.mark.parametrize('width, height', [(64, 64), (160, 120), (640, 480)])
+def test_the_camera_model_fits_the_pictures(onlooker, width, height):
+    assert onlooker.set_parameters(camera_width=width, camera_height=height).successful
+    image = fresh(onlooker)
+    infos = onlooker.received['camera/camera_info']
+    onlooker.wait(lambda: infos and infos[-1].header.stamp == image.header.stamp)
+    info = infos[-1]
+    assert (image.width, image.height, len(image.data)) == (width, height, width * height * 3)
+    assert (info.width, info.height, info.header) == (width, height, image.header)
+    # 90 degrees from the upper to the lower edge, square pixels, the axis in the middle.
+    f, cx, cy = height / 2, (width - 1) / 2, (height - 1) / 2
+    assert info.k.tolist() == pytest.approx([f, 0.0, cx, 0.0, f, cy, 0.0, 0.0, 1.0])
+
+
+def test_compressed_images_show_the_same_picture(onlooker):
+    assert onlooker.set_parameters(publish_compressed=True).successful
+    compressed = fresh(onlooker, 'camera/image_raw/compressed')
+    raw, = (image for image in onlooker.received['camera/image_raw'] if image.header == compressed.header)
+    decoded = cv2.imdecode(np.frombuffer(compressed.data, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+    assert compressed.format == 'jpeg'
+    assert np.abs(decoded.astype(float) - picture(raw)).mean() < 6.0
+
+
+def test_the_robot_moves_as_commanded_and_brakes_when_commands_cease(onlooker):
+    start = pose(fresh(onlooker, 'odom'))
+    truth = onlooker.drive(0.4, 0.0, 1.0)
+    silence = time.monotonic()
+    moved = pose(onlooker.received['odom'][-1])[0] - start[0]
+    assert moved == pytest.approx(0.4, abs=0.1)
+    assert truth[-1].twist.twist.linear.x == pytest.approx(0.4, abs=0.05)
+    onlooker.wait(lambda: abs(onlooker.received['sim/ground_truth'][-1].twist.twist.linear.x) < 0.02)
+    # The timeout of 0.5 s, the motors' time to follow, and the period of the messages.
+    assert 0.4 < time.monotonic() - silence < 0.9
+    assert int(onlooker.report('commands')['brakings']) >= 1
+
+
+def test_odometry_is_the_true_pose_relative_to_the_start(onlooker):
+    origin = World(roomy_seed()).pose
+    odom = fresh(onlooker, 'odom')
+    onlooker.wait(lambda: onlooker.received['sim/ground_truth'][-1].header.stamp == odom.header.stamp)
+    truth = onlooker.received['sim/ground_truth'][-1]
+    assert (odom.header.frame_id, odom.child_frame_id) == ('odom', 'base_link')
+    assert truth.header.frame_id == 'world'
+    x, y, yaw = pose(odom)
+    cos, sin = math.cos(origin[2]), math.sin(origin[2])
+    expected = (origin[0] + cos * x - sin * y, origin[1] + sin * x + cos * y)
+    assert pose(truth)[:2] == pytest.approx(expected, abs=1e-6)
+    assert math.remainder(pose(truth)[2] - yaw - origin[2], math.tau) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_commands_beyond_the_motors_are_clamped_and_non_finite_ones_refused(onlooker):
+    onlooker.drive(0.0, 40.0, 0.6)
+    assert 1.0 < onlooker.received['sim/ground_truth'][-1].twist.twist.angular.z < 1.7
+    before = int(onlooker.report('commands').get('refused: cmd_vel: not finite', 0))
+    onlooker.command(math.nan, 0.0)
+    onlooker.wait(lambda: onlooker.next('/diagnostics'))
+    assert int(onlooker.report('commands')['refused: cmd_vel: not finite']) == before + 1
+
+
+def test_each_command_is_judged_by_the_age_of_its_observation(onlooker):
+    before = onlooker.report('commands')
+    image = fresh(onlooker)
+    onlooker.command(0.0, 0.0, image.header.stamp)                   # at once
+    onlooker.pass_time(0.15)
+    onlooker.command(0.0, 0.0, image.header.stamp)                   # late
+    onlooker.pass_time(0.02)
+    onlooker.command(0.0, 0.0)                                       # answers nothing
+    onlooker.pass_time(0.02)
+    onlooker.command(0.0, 0.0, Time(sec=5))                          # answers what was no picture
+    after = onlooker.report('commands')
+
+    def counted(key):
+        return int(after[key]) - int(before[key])
+
+    assert (counted('received'), counted('late')) == (4, 2)
+    assert (counted('without_observation'), counted('unknown_observation')) == (1, 1)
+    latencies = [float(text) for report in onlooker.received['/diagnostics'][-3:] for status in report.status
+                 for value in status.values if value.key == 'latencies_ms' for text in value.value.split()]
+    assert latencies[-2] < 50.0 < 150.0 < latencies[-1] < 300.0
+
+
+def test_objects_and_walls_are_told_with_place_and_colour(onlooker):
+    message, world = fresh(onlooker, 'sim/objects'), World(roomy_seed())
+    objects = {marker.text: marker for marker in message.markers if marker.ns == 'objects'}
+    assert set(objects) == set(world.colours)
+    red = objects['red']
+    assert (red.pose.position.x, red.pose.position.y) == pytest.approx(world.position('red'), abs=0.02)
+    assert red.color.r > 2 * max(red.color.g, red.color.b)
+    assert sum(marker.ns == 'walls' for marker in message.markers) == 4
+    assert {marker.header.frame_id for marker in message.markers} == {'world'}
+
+
+def test_the_frozen_camera_repeats_one_picture_with_new_stamps(onlooker):
+    assert onlooker.set_parameters(camera_freeze=True).successful
+    frozen = fresh(onlooker)
+    images = onlooker.next('camera/image_raw', 5)
+    assert all(image.data == frozen.data for image in images)
+    assert np.all(np.diff([nanoseconds(image.header.stamp) for image in images]) > 0)
+
+
+def test_a_stopped_camera_publishes_nothing_until_it_goes_on(onlooker):
+    assert onlooker.set_parameters(camera_stop=True).successful
+    onlooker.next('odom', 3)
+    have = len(onlooker.received['camera/image_raw'])
+    onlooker.next('odom', 12)
+    assert len(onlooker.received['camera/image_raw']) == have
+    assert onlooker.set_parameters(camera_stop=False).successful
+    fresh(onlooker)
+
+
+@pytest.mark.parametrize('kind, length, height', [
+    ('empty', 0, 64), ('short', 64 * 96, 64), ('wrong_size', 64 * 192, 128)])
+def test_broken_images_are_broken_as_told(onlooker, kind, length, height):
+    assert onlooker.set_parameters(camera_break=kind, camera_encoding='bayer_rggb8').successful
+    image = fresh(onlooker)
+    assert (len(image.data), image.height, image.encoding) == (length, height, 'bayer_rggb8')
+
+
+def test_a_jump_of_the_clock_shows_in_stamps_but_not_in_the_judgement(onlooker):
+    before = onlooker.report('commands')
+    stamp = nanoseconds(fresh(onlooker).header.stamp)
+    assert onlooker.set_parameters(clock_offset_s=-30.0).successful
+    image = fresh(onlooker)
+    assert nanoseconds(image.header.stamp) - stamp == pytest.approx(-30e9, abs=1e9)
+    onlooker.command(0.0, 0.0, image.header.stamp)
+    assert int(onlooker.report('commands')['late']) == int(before['late'])
+
+
+def test_unknown_faults_and_rates_are_refused_with_what_is_allowed(onlooker):
+    result = onlooker.set_parameters(camera_break='melted')
+    assert not result.successful and 'none, empty, short, wrong_size' in result.reason
+    assert not onlooker.set_parameters(camera_rate_hz=1000.0).successful
+
+
+def test_what_if_tells_each_branch_apart_without_disturbing_the_camera(onlooker):
+    observation = fresh(onlooker)
+    have = len(onlooker.arrivals['camera/image_raw'])
+    request = WhatIf.Request(
+        names=list(NAMES), goal='red', observation_stamp=observation.header.stamp, horizon=1.0)
+    answers = [onlooker.call(onlooker.what_if, request) for _ in range(5)]
+    answer = answers[0]
+    assert answer.success and not answer.deadline_exceeded and answer.message == ''
+    assert answer.header == observation.header
+    branches = {branch.name: branch for branch in answer.branches}
+    assert list(branches) == list(NAMES)
+    assert all(len(branch.frames) == len(branch.x) == len(branch.collision_risk) == 10
+               for branch in answer.branches)
+    assert branches['forward'].x[-1] > 0.3 > branches['stop'].x[-1] > branches['backward'].x[-1]
+    assert branches['left'].yaw[-1] > 0.5 and branches['right'].yaw[-1] < -0.5
+    assert [branch.x for branch in answers[4].branches] == [branch.x for branch in answer.branches]
+    stamps = [nanoseconds(frame.header.stamp) for frame in branches['left'].frames]
+    assert stamps == [nanoseconds(answer.header.stamp) + 100_000_000 * k for k in range(1, 11)]
+    # The camera has kept its schedule meanwhile.
+    onlooker.next('camera/image_raw')
+    assert max(np.diff(onlooker.arrivals['camera/image_raw'][have - 1:])) < 0.3
+
+
+@pytest.mark.parametrize('change, complaint', [
+    ({'names': ['sideways']}, "name 'sideways' is unknown: use one of forward"),
+    ({'names': []}, 'no branch to play'),
+    ({'names': ['policy']}, "policy is the model's"),
+    ({'goal': 'pink'}, "goal 'pink' is unknown: the room has red"),
+    ({'horizon': math.nan}, 'horizon is nan'),
+    ({'horizon': 1000.0}, 'horizon is 1000'),
+    ({'actions': [chunk((0.1, 0.0), names=['joint_1', 'joint_2'])]}, r"actions\[0\]: names are"),
+    ({'actions': [chunk((0.1, 0.0), step_period=0.05)]}, r'actions\[0\]: step_period is 0.05: .* 0.1'),
+    ({'actions': [chunk((0.1,))]}, r'actions\[0\]: 1 values'),
+    ({'actions': [chunk((math.inf, 0.0))]}, r'actions\[0\]: values must be finite'),
+    ({'names': ['stop'] * 100, 'horizon': 10.0}, 'more than 640 steps'),
+])
+def test_a_what_if_that_cannot_be_played_is_refused_with_the_remedy(onlooker, change, complaint):
+    request = WhatIf.Request(**{'names': ['stop'], **change})
+    answer = onlooker.call(onlooker.what_if, request)
+    assert not answer.success and not answer.branches
+    assert re.search(complaint, answer.message), answer.message
+
+
+def test_an_observation_that_is_not_kept_is_refused_with_those_that_are(onlooker):
+    stamp = onlooker.received['odom'][0].header.stamp
+    answer = onlooker.call(onlooker.what_if, WhatIf.Request(names=['stop'], observation_stamp=stamp))
+    assert not answer.success and 'is none of the newest' in answer.message
+
+
+def test_branches_not_finished_by_the_deadline_are_left_out(onlooker):
+    request = WhatIf.Request(names=['stop'] * 60, horizon=1.0)
+    request.deadline.nanosec = 60_000_000
+    answer = onlooker.call(onlooker.what_if, request)
+    assert answer.deadline_exceeded and len(answer.branches) < 60
+    assert 0.06 <= answer.elapsed < 0.3
+    assert answer.success == bool(answer.branches)
+
+
+def test_what_really_happens_is_what_was_told(onlooker):
+    answer = onlooker.call(onlooker.what_if, WhatIf.Request(actions=[chunk(*[(0.2, 1.2)] * 8)]))
+    start = fresh(onlooker, 'sim/ground_truth')
+    truth = onlooker.drive(0.2, 1.2, 0.8)
+    turned = math.remainder(pose(truth[-1])[2] - pose(start)[2], math.tau)
+    assert turned == pytest.approx(answer.branches[0].yaw[-1], abs=0.25)
+
+
+def test_true_futures_equal_a_replay_in_the_library(tmp_path):
+    seed = roomy_seed()
+    with robot(tmp_path, seed=seed, publish_clock=True) as (process, onlooker):
+        image = onlooker.received['camera/image_raw'][0]
+        rows = np.float32([(0.5, 0.3)] * 6 + [(0.1, -1.2)] * 6)
+        request = WhatIf.Request(actions=[chunk(*rows.tolist())], goal='blue', names=['policy'])
+        request.observation_stamp = image.header.stamp
+        answer = onlooker.call(onlooker.what_if, request)
+        assert answer.message == "policy left out: the plan is the model's"
+        branch, = answer.branches
+        assert branch.name == 'explicit_0'
+        assert np.array_equal(branch.actions.values, rows.ravel())
+
+        world = World(seed)
+        for _ in range(round((nanoseconds(image.header.stamp) - CLOCK_START) / 1e9 / SLICE)):
+            world.step((0.0, 0.0), SLICE)
+        assert np.array_equal(world.render(), picture(image))
+        x, y, yaw = world.pose
+        distance = world.goal_distance('blue')
+        playback = world.play(rows)
+        dx, dy = playback.poses[:, 0] - x, playback.poses[:, 1] - y
+        np.testing.assert_allclose(branch.x, math.cos(yaw) * dx + math.sin(yaw) * dy, atol=1e-6)
+        np.testing.assert_allclose(branch.y, math.cos(yaw) * dy - math.sin(yaw) * dx, atol=1e-6)
+        assert np.array_equal(np.array(branch.collision_risk) > 0.5, playback.collided)
+        assert branch.progress == pytest.approx(distance - world.goal_distance('blue'), abs=1e-6)
+        for frame, expected in zip(branch.frames, playback.frames, strict=True):
+            decoded = cv2.imdecode(np.frombuffer(frame.data, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+            assert np.abs(decoded.astype(float) - expected).mean() < 6.0
+
+        # Time is the simulation's.
+        onlooker.listen('/clock', Clock, qos.CAMERA)
+        first, *_, last = onlooker.next('/clock', 50)
+        arrivals = onlooker.arrivals['/clock']
+        assert nanoseconds(last.clock) - nanoseconds(first.clock) == pytest.approx(0.49e9, abs=0.2e9)
+        assert arrivals[-1] - arrivals[0] == pytest.approx(0.49, abs=0.25)
+        assert onlooker.set_parameters(clock_stop=True).successful
+        onlooker.next('odom', 3)
+        have = len(onlooker.received['/clock'])
+        onlooker.next('odom', 5)
+        assert len(onlooker.received['/clock']) == have
+
+
+def test_a_reset_begins_the_next_seed(tmp_path):
+    seed = roomy_seed()
+    with robot(tmp_path, seed=seed) as (process, onlooker):
+        onlooker.drive(0.4, 0.0, 0.6)
+        old = onlooker.received['camera/image_raw'][-1].header.stamp
+        answer = onlooker.call(onlooker.reset, Trigger.Request())
+        assert (answer.success, answer.message) == (True, f'seed {seed + 1}')
+        assert pose(fresh(onlooker, 'odom')) == pytest.approx((0.0, 0.0, 0.0), abs=0.01)
+        assert pose(fresh(onlooker, 'sim/ground_truth')) == pytest.approx(World(seed + 1).pose, abs=0.01)
+        objects = {marker.text: marker for marker in onlooker.received['sim/objects'][-1].markers}
+        position = objects['red'].pose.position
+        assert (position.x, position.y) == pytest.approx(World(seed + 1).position('red'), abs=0.02)
+        answer = onlooker.call(onlooker.what_if, WhatIf.Request(names=['stop'], observation_stamp=old))
+        assert not answer.success
+
+
+def test_it_takes_plain_twists_and_ends_with_code_0(tmp_path):
+    with robot(tmp_path, {'cmd_vel': 'cmd_vel_plain'}, seed=roomy_seed(), enable_stamped_cmd_vel=False) as (
+            process, onlooker):
+        twist = Twist()
+        twist.linear.x = 0.3
+        for _ in range(6):
+            onlooker.plain.publish(twist)
+            fresh(onlooker, 'odom')
+        assert onlooker.received['odom'][-1].twist.twist.linear.x > 0.2
+    assert process.exit_codes == [0]
+
+
+def test_a_parameter_out_of_range_keeps_it_from_starting_and_says_why(tmp_path):
+    with pytest.raises(AssertionError, match='(?s)cannot start: .*camera_width'):
+        with robot(tmp_path, camera_width=4):
+            pass

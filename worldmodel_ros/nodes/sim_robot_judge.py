@@ -1,0 +1,69 @@
+"""Measures what the simulated robot receives: how old the observation is that each command answers."""
+
+import threading
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Tally(NamedTuple):
+    """Counts since the start, and latencies from capture to receipt in seconds."""
+
+    received: int
+    unstamped: int            # answering no observation: stops
+    unknown: int              # answering an observation that is not among those remembered
+    late: int                 # above the deadline, those to unknown observations included
+    window: np.ndarray        # (n,) latencies of the last commands, oldest first
+    fresh: np.ndarray         # (m,) latencies since the last tally
+
+
+class CommandJudge:
+    """
+    Matches commands to observations by stamp, and counts the late ones.
+
+    Both instants are taken from the steady clock, so that no jump of ROS time, and no error of a stamp, can
+    make a late command look good. Safe to use from several threads.
+    """
+
+    def __init__(self, deadline: float, observations: int = 256, window: int = 4096) -> None:
+        """`deadline` is in seconds; the newest `observations` are remembered, and `window` latencies."""
+        self.deadline = deadline
+        self._keep = observations
+        self._captured: OrderedDict[int, float] = OrderedDict()
+        self._window: deque[float] = deque(maxlen=window)
+        self._fresh: list[float] = []
+        self._received = self._unstamped = self._unknown = self._late = 0
+        self._lock = threading.Lock()
+
+    def observed(self, stamp: int, captured: float) -> None:
+        """Note an observation: its stamp [ns] and the steady time of its capture [s]."""
+        with self._lock:
+            self._captured[stamp] = captured
+            while len(self._captured) > self._keep:
+                self._captured.popitem(last=False)
+
+    def received(self, stamp: int, now: float) -> None:
+        """Judge a command by the stamp of what it answers [ns, 0: nothing] and the steady time [s]."""
+        with self._lock:
+            self._received += 1
+            if not stamp:
+                self._unstamped += 1
+                return
+            captured = self._captured.get(stamp)
+            if captured is None:
+                self._unknown += 1
+                self._late += 1
+                return
+            latency = now - captured
+            self._late += latency > self.deadline
+            self._window.append(latency)
+            if len(self._fresh) < self._window.maxlen:
+                self._fresh.append(latency)
+
+    def tally(self) -> Tally:
+        """Return the counts and latencies, and begin a new list of fresh ones."""
+        with self._lock:
+            fresh, self._fresh = np.array(self._fresh), []
+            return Tally(
+                self._received, self._unstamped, self._unknown, self._late, np.array(self._window), fresh)
