@@ -1,0 +1,94 @@
+"""The command line: what it accepts, what it says, and what it does not import."""
+import subprocess
+import sys
+
+import pytest
+
+from worldmodel_ros import cli
+from worldmodel_ros.cli import arguments, checks
+
+PROGRAMS = ('demo', 'up', 'what-if', 'sim', 'train', 'doctor')
+
+
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_help_of_every_subcommand_teaches_by_example(program, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([program, '--help'])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert 'examples:' in text and f'worldmodel {program}' in text
+
+
+def test_help_loads_nothing_heavy():
+    script = ('import sys\nfrom worldmodel_ros.cli import parser\nparser().format_help()\n'
+              'heavy = {"torch", "mujoco", "rclpy", "matplotlib", "cv2", "numpy"}\n'
+              'print(sorted(heavy & set(sys.modules)))')
+    done = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == '[]', done.stderr
+
+
+def test_version_is_told(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(['--version'])
+    assert capsys.readouterr().out.startswith('worldmodel ')
+
+
+@pytest.mark.parametrize('line, complaint', [
+    (['demo', '--goal', 'purple'], 'red, green, blue, yellow'),
+    (['demo', '--goal', ','], 'red, green, blue, yellow'),
+    (['demo', '--seconds', '-1'], 'not a number above 0'),
+    (['demo', '--seconds', 'nan'], 'not a number above 0'),
+    (['up', '--set', 'seed=7'], 'NAME:=VALUE'),
+    (['what-if', '--names', 'sideways'], 'invalid choice'),
+    ([], 'SUBCOMMAND'),
+])
+def test_wrong_arguments_are_refused_with_what_is_allowed(line, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line)
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_goals_and_assignments_are_read():
+    assert arguments.goals('red, blue') == ['red', 'blue']
+    assert arguments.assignment('cmd_vel:=/base/cmd_vel') == ('cmd_vel', '/base/cmd_vel')
+    assert arguments.namespace('/left/') == 'left'
+
+
+def test_up_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
+    assert cli.main(['up', '--set', 'colour:=red', '--logs', str(tmp_path)]) == 1
+    assert "'colour' is unknown" in capsys.readouterr().err
+
+
+def test_demo_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
+    assert cli.main(['demo', '--set', 'colour:=red', '--out', str(tmp_path)]) == 1
+    assert "'colour' is unknown" in capsys.readouterr().err
+
+
+def test_a_domain_that_is_no_number_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv('ROS_DOMAIN_ID', 'kitchen')
+    with pytest.raises(SystemExit, match='kitchen'):
+        cli.main(['up', '--logs', str(tmp_path)])
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(checks, 'MODULES', ('numpy', 'no_such_module'))
+    finding = checks.packages({})
+    assert finding.level is checks.Level.FAIL and 'no_such_module' in finding.text and finding.remedy
+    monkeypatch.setattr(checks, 'environment', dict)
+    monkeypatch.setattr(checks, 'QUICK', (lambda _: finding, checks.python))
+    assert cli.main(['doctor', '--quick']) == 1
+    output = capsys.readouterr().out
+    assert 'FAIL' in output and '->' in output and 'cannot run here yet' in output
+
+
+def test_doctor_is_content_with_warnings(monkeypatch, capsys):
+    monkeypatch.setattr(checks, 'environment', dict)
+    monkeypatch.setattr(checks, 'QUICK', (checks.large_images,))
+    assert cli.main(['doctor', '--quick']) == 0
+    assert 'WARN' in capsys.readouterr().out
+
+
+def test_doctor_survives_what_crashes():
+    code, output = checks._child('import os; os.abort()', {})
+    assert code != 0 and output

@@ -1,0 +1,251 @@
+"""The demo's numbers: prediction quality, latency, tiers, goals, what-if scores and the verdict."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from demo_recordings import START, drive, encode, panorama
+from worldmodel_ros.demo.goals import REACHED_HOLD, GoalSequence
+from worldmodel_ros.demo.images import PSNR_CAP_DB, decode_rgb, psnr
+from worldmodel_ros.demo.prediction import PredictionScorer
+from worldmodel_ros.demo.recording import NS, Command, Recording, Tick
+from worldmodel_ros.demo.summary import Kill, Run, summarise
+from worldmodel_ros.demo.verdict import judge, worked
+
+RUN = Run(seconds=4.0, deadline=0.05, late_commands=0, start_up={'processes': 3.2})
+
+
+def scored(recording):
+    scorer = PredictionScorer(recording)
+    scorer.advance()
+    return scorer
+
+
+def summary_of(recording, run=RUN):
+    return summarise(recording, run, scored(recording))
+
+
+def test_psnr_is_that_of_the_textbook():
+    a = np.full((8, 8, 3), 100, np.uint8)
+    assert psnr(a, a + np.uint8(5)) == pytest.approx(20 * math.log10(255 / 5))
+    assert psnr(a, a) == PSNR_CAP_DB
+    with pytest.raises(ValueError, match='shapes'):
+        psnr(a, a[:4])
+
+
+def test_decoding_gives_rgb_and_refuses_what_is_no_picture():
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[..., 0] = 200
+    assert (decode_rgb(encode(image)) == image).all()
+    for broken in (b'', b'not a picture'):
+        with pytest.raises(ValueError, match='no JPEG or PNG'):
+            decode_rgb(broken)
+
+
+def test_predictions_are_compared_with_the_image_of_their_stamp():
+    scores = scored(drive(error=4)).scores()
+    assert scores['psnr_db'] == pytest.approx(20 * math.log10(255 / 4), abs=0.01)
+    assert scores['psnr_copy_last_db'] < scores['psnr_db'] - 10
+    assert [h['horizon_s'] for h in scores['by_horizon']] == [0.1, 0.2, 0.3, 0.4]
+    copies = [h['psnr_copy_last_db'] for h in scores['by_horizon']]
+    assert copies == sorted(copies, reverse=True)  # the further ahead, the less has stayed the same
+
+
+def test_camera_jitter_is_matched_and_missing_images_are_counted():
+    rec = drive()
+    rec.image_stamps = [s + (7_000_000 if i % 2 else -7_000_000) for i, s in enumerate(rec.image_stamps)]
+    before = scored(rec).scores()
+    del rec.image_stamps[20], rec.images[20]
+    after = scored(rec).scores()
+    assert before['frames_without_image'] == 0
+    assert after['frames_without_image'] == 4 + 4  # four predictions of it, and the one that started from it
+    assert after['frames'] == before['frames'] - 8
+
+
+def test_a_robot_that_stands_still_scores_nothing():
+    scores = scored(drive(moving=False)).scores()
+    assert scores['psnr_db'] is None and scores['frames'] == 0 and scores['frames_standing'] > 100
+
+
+def test_unreadable_predictions_are_counted_not_raised():
+    rec = drive()
+    frames = (b'broken', encode(panorama(0)[:32]), *rec.futures[3].frames[2:])
+    rec.futures[3] = replace(rec.futures[3], frames=frames)
+    assert scored(rec).scores()['frames_unreadable'] == 2
+
+
+def test_scoring_while_the_run_goes_on_gives_the_same_as_scoring_it_at_the_end():
+    whole, growing = drive(), Recording()
+    scorer = PredictionScorer(growing)
+    for i, stamp in enumerate(whole.image_stamps):
+        growing.add_image(stamp, whole.images[i])
+        growing.commands.append(whole.commands[i])
+        growing.futures.append(whole.futures[i])
+        scorer.advance()
+    assert scorer.scores() == scored(whole).scores()
+
+
+def test_images_that_do_not_move_on_are_dropped():
+    rec = Recording()
+    for stamp in (10, 20, 20, 15, 30):
+        rec.add_image(stamp, panorama(stamp))
+    assert rec.image_stamps == [10, 20, 30] and len(rec.images) == 3
+
+
+@given(st.lists(st.floats(0.01, 0.3), min_size=1, max_size=8), st.floats(0.0, 1.0), st.floats(0.05, 1.0))
+def test_mean_command_of_a_constant_command_is_that_command(gaps, start, length):
+    times = np.cumsum([0.0, *gaps])
+    rec = Recording(commands=[Command(1, round(t * NS), 0.3, -0.7) for t in times])
+    v, w = rec.mean_command(round(start * NS), round((start + length) * NS))
+    assert v == pytest.approx(0.3, abs=1e-6) and w == pytest.approx(-0.7, abs=1e-6)
+
+
+def test_mean_command_weighs_by_time():
+    rec = Recording(commands=[Command(1, 0, 1.0, 0.0), Command(1, 3 * NS, 0.0, -2.0)])
+    assert rec.mean_command(2 * NS, 6 * NS) == pytest.approx((0.25, -1.5))
+    assert rec.mean_command(-2 * NS, 2 * NS) == pytest.approx((0.5, 0.0))  # it stood before the first command
+
+
+def test_latency_counts_commands_that_answer_an_observation_only():
+    rec = drive(latency=0.03)
+    rec.commands.append(Command(0, START + 99 * NS, 0.0, 0.0))
+    latency = summary_of(rec)['camera_to_command_ms']
+    assert latency['commands'] == 40
+    assert latency['p50'] == latency['p99'] == latency['max'] == pytest.approx(30.0)
+
+
+def test_the_robots_own_measurement_is_the_one_that_counts():
+    rec = drive(latency=0.03)
+    rec.robot_latencies = [0.02] * 40 + [0.5]   # the last after the drive
+    summary = summary_of(rec)
+    assert summary['camera_to_command_ms']['max'] == pytest.approx(20.0)
+    assert summary['camera_to_command_ms']['measured_by'] == 'robot'
+    assert summary['camera_to_command_observed_ms']['max'] == pytest.approx(30.0)
+
+
+def test_reasons_for_lower_tiers_are_counted_without_their_numbers():
+    rec = drive()
+    rec.ticks += [Tick(1, 2, False, 0.03, f'two steps would be ready {late} ms after the limit; 1 of 3')
+                  for late in (1.5, -0.25, 12)]
+    reasons = summary_of(rec)['lower_tiers_because']
+    assert reasons['two steps would be ready # ms after the limit'] == 3
+
+
+def test_diagnostics_become_numbers_where_they_are():
+    rec = drive()
+    rec.robot |= {'received': '40', 'render_ms': '1.5', 'latency_p50_ms': 'nan'}
+    rec.model |= {'model': 'tiny', 'backend': 'onnx', 'frame_rate_node': '10.0'}
+    summary = summary_of(rec)
+    del summary['robot']['distance_m'], summary['robot']['turned_rad']
+    assert summary['robot'] == {'received': 40, 'render_ms': 1.5, 'latency_p50_ms': None}
+    assert summary['model'] == {'model': 'tiny', 'backend': 'onnx'}
+
+
+def test_summary_has_what_is_promised():
+    summary = summary_of(drive())
+    assert summary['tiers'] == {'two_step': 36, 'one_step': 4, 'replan': 0, 'stop': 0}
+    assert (summary['ticks'], summary['rate_hz'], summary['deadline_ms']) == (40, 10.0, 50.0)
+    assert summary['late_commands_published'] == 0 and summary['goal_reached'] is True
+    assert summary['goals'][0]['took_s'] == 2.1 and summary['goals'][1]['took_s'] is None
+    assert {'branches', 'ms_p50', 'ms_p99'} <= summary['what_if'].keys()
+    assert {'psnr_db', 'psnr_copy_last_db'} <= summary['prediction'].keys()
+
+
+def test_summary_of_a_run_in_which_nothing_came_is_empty_and_fails():
+    summary = summary_of(Recording())
+    assert summary['camera_to_command_ms']['p99'] is None and summary['goal_reached'] is False
+    checks = judge(summary)
+    assert not worked(checks) and all('nan' not in str(c) for c in checks)
+
+
+def test_what_if_is_compared_with_the_simulator_on_moving_branches():
+    scores = summary_of(drive())['what_if']
+    assert (scores['branches'], scores['calls'], scores['calls_with_truth']) == (4, 2, 1)
+    assert scores['psnr_db'] > scores['psnr_ignoring_action_db']
+    assert scores['best_branch_agrees'] == 1.0
+    assert scores['ms_p50'] == pytest.approx(110.0)
+
+
+def test_a_good_run_passes_and_says_its_numbers():
+    checks = judge(summary_of(drive()))
+    by_claim = {str(c) for c in checks if c.passed}
+    assert worked(checks)
+    assert any('p99 30 ms (budget 50 ms)' in c for c in by_claim)
+    assert any('red in 2.1 s' in c for c in by_claim)
+    assert any(c.startswith('FAIL') and '90.0%' in c for c in map(str, checks))  # of two-step ticks
+
+
+@pytest.mark.parametrize('late, passes', [(0, True), (1, False), (None, False)])
+def test_a_late_command_or_an_unknown_count_of_them_fails_the_run(late, passes):
+    assert worked(judge(summary_of(drive(), replace(RUN, late_commands=late)))) is passes
+
+
+def test_a_robot_that_did_not_move_fails_the_run():
+    assert not worked(judge(summary_of(drive(moving=False))))
+
+
+def test_a_robot_that_turns_in_place_has_moved():
+    rec = drive()
+    rec.poses = [replace(pose, x=0.0, y=0.0, yaw=math.remainder(0.1 * i, math.tau))
+                 for i, pose in enumerate(rec.poses)]
+    summary = summary_of(rec)
+    assert summary['robot']['distance_m'] == 0.0 and summary['robot']['turned_rad'] == pytest.approx(3.9)
+    assert worked(judge(summary))
+
+
+def test_slow_but_punctual_commands_do_not_fail_the_run_yet_are_named():
+    checks = judge(summary_of(drive(latency=0.06)))
+    assert worked(checks)
+    assert any(str(c).startswith('FAIL') and 'p99 60 ms' in str(c) for c in checks)
+
+
+@pytest.mark.parametrize('stop, driving, passes', [
+    (0.09, 6.0, True), (0.3, 6.0, False), (0.09, None, False), (None, 6.0, False)])
+def test_a_killed_model_must_lead_to_a_stop_in_time_and_to_driving_again(stop, driving, passes):
+    run = replace(RUN, kills=[Kill(at=1.0, stop=stop, driving=driving)])
+    assert worked(judge(summary_of(drive(), run))) is passes
+
+
+def test_two_step_share_is_not_asked_for_under_load():
+    assert not any('two-step' in c.claim for c in judge(summary_of(drive(), replace(RUN, loaded=True))))
+
+
+def test_goal_counts_when_the_robot_stays_near_it():
+    goals = GoalSequence(['red', 'blue'])
+    assert goals.start(0.0) == 'red'
+    assert goals.update(1.0, 0.4) is None
+    assert goals.update(1.2, 0.5) is None          # left again: the time starts anew
+    assert goals.update(1.3, 0.4) is None
+    assert goals.update(1.3 + REACHED_HOLD, 0.44) == 'blue'
+    assert goals.attempts[0].reached == pytest.approx(1.6) and goals.attempts[0].closest == 0.4
+    assert goals.current.given == pytest.approx(1.6)
+
+
+def test_a_goal_that_takes_too_long_is_given_up():
+    goals = GoalSequence(['red', 'blue'], patience=5.0)
+    goals.start(0.0)
+    assert goals.update(4.9, 2.0) is None
+    assert goals.update(5.0, 2.0) == 'blue'
+    assert goals.attempts[0].reached is None and goals.attempts[0].abandoned == 5.0
+
+
+def test_goals_start_over_and_a_single_goal_is_kept():
+    goals = GoalSequence(['red', 'blue'], patience=1.0)
+    goals.start(0.0)
+    assert [goals.update(t, 9.0) for t in (1.0, 2.0, 3.0)] == ['blue', 'red', 'blue']
+    alone = GoalSequence(['red'], patience=1.0)
+    alone.start(0.0)
+    assert [alone.update(t, 0.1) for t in (0.1, 0.5, 0.9, 2.0)] == [None] * 4
+    assert len(alone.attempts) == 1 and alone.current.reached == 0.5
+    with pytest.raises(ValueError, match='at least one'):
+        GoalSequence([])
+
+
+def test_idle_ticks_count_as_ticks_but_not_as_a_tier():
+    rec = drive()
+    rec.ticks.append(Tick(0, 0, False, math.nan))
+    summary = summary_of(rec)
+    assert summary['ticks'] == 41 and sum(summary['tiers'].values()) == 40

@@ -1,0 +1,63 @@
+"""The layouts for Foxglove and RViz show topics and fields that exist."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from geometry_msgs.msg import TwistStamped
+
+from worldmodel_ros import msg
+
+CONFIG = Path(__file__).parents[1] / 'config'
+TYPES = {'/deadline_status': msg.DeadlineStatus, '/command_status': msg.CommandStatus,
+         '/predicted_future': msg.PredictedFuture, '/cmd_vel': TwistStamped}
+TOPICS = {*TYPES, '/camera/image_raw', '/predicted_image/compressed', '/predicted_path', '/sim/objects',
+          '/sim/ground_truth', '/diagnostics', '/goal'}
+
+
+@pytest.fixture(scope='module')
+def layout():
+    return json.loads((CONFIG / 'foxglove_layout.json').read_text())
+
+
+def values(node, key):
+    """All values of `key` anywhere below a JSON node."""
+    if isinstance(node, dict):
+        yield from ([node[key]] if key in node else [])
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from values(child, key)
+
+
+def leaves(tree):
+    return {tree} if isinstance(tree, str) else leaves(tree['first']) | leaves(tree['second'])
+
+
+def test_every_panel_is_in_the_layout_and_configured(layout):
+    assert leaves(layout['layout']) == set(layout['configById'])
+
+
+def test_every_topic_is_one_of_the_system(layout):
+    topics = {*values(layout, 'imageTopic'), *values(layout, 'topicName'), *values(layout, 'topicToRender'),
+              *values(layout, 'topicPath')}
+    topics |= {name for shown in values(layout, 'topics') for name in shown}
+    assert topics == TOPICS - {'/deadline_status', '/predicted_future', '/cmd_vel'}
+
+
+def test_every_plotted_path_is_a_field_of_its_message(layout):
+    plotted = [value for value in values(layout, 'value') if value.startswith('/')]
+    assert len(plotted) >= 8
+    for value in plotted:
+        topic, *fields = value.split('.')
+        message = TYPES[topic]()
+        for field in fields:
+            assert hasattr(message, re.sub(r'\[\d+]$', '', field)), value
+            message = getattr(message, re.sub(r'\[\d+]$', '', field))
+
+
+def test_rviz_shows_topics_of_the_system():
+    rviz = yaml.safe_load((CONFIG / 'worldmodel.rviz').read_text())
+    shown = {d['Topic']['Value'] for d in rviz['Visualization Manager']['Displays'] if 'Topic' in d}
+    assert shown <= TOPICS and '/predicted_image/compressed' in shown

@@ -1,0 +1,44 @@
+"""The command line `worldmodel`: one module per subcommand, each with `add_parser(subparsers)`.
+
+Building the parser must stay cheap, so that `--help` answers at once and on any machine: what is heavy
+(torch, MuJoCo, rclpy, matplotlib) is imported when a subcommand runs.
+"""
+from __future__ import annotations
+
+import argparse
+from importlib import import_module, metadata
+
+SUBCOMMANDS = ('demo', 'up', 'what_if', 'sim', 'train', 'doctor')
+
+_EPILOG = """\
+start here:
+  worldmodel demo                 drive the simulated robot, watch it, get pictures in out/demo/
+  worldmodel doctor               what does this machine lack, and how to get it?
+
+Every subcommand has examples in its own --help.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; the chosen subcommand is in `run` of what it parses."""
+    top = argparse.ArgumentParser(
+        prog='worldmodel', description='A world model that drives a robot over ROS 2 inside a deadline.',
+        epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument('--version', action='version', version=f'%(prog)s {_version()}')
+    subparsers = top.add_subparsers(metavar='SUBCOMMAND', required=True)
+    for name in SUBCOMMANDS:
+        import_module(f'worldmodel_ros.cli.{name}').add_parser(subparsers)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    chosen = parser().parse_args(arguments)
+    return chosen.run(chosen)
+
+
+def _version() -> str:
+    try:
+        return metadata.version('worldmodel-ros')
+    except metadata.PackageNotFoundError:
+        return 'of a source tree'

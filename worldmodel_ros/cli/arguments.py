@@ -1,0 +1,60 @@
+"""Values that several subcommands take on the command line."""
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+GOALS = ('red', 'green', 'blue', 'yellow')
+
+
+def positive(text: str) -> float:
+    """A number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < float('inf'):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number above 0')
+    return value
+
+
+def goals(text: str) -> list[str]:
+    """Colour names, separated by commas."""
+    names = [name.strip() for name in text.split(',') if name.strip()]
+    unknown = [name for name in names if name not in GOALS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(
+            f'{text!r}: give one or more of {", ".join(GOALS)}, separated by commas')
+    return names
+
+
+def namespace(text: str) -> str:
+    """A ROS namespace without slashes at its ends; empty: none."""
+    return text.strip('/')
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """NAME:=VALUE, as `ros2 launch` takes it."""
+    name, assigned, value = text.partition(':=')
+    if not (name and assigned):
+        raise argparse.ArgumentTypeError(f'{text!r} is not of the form NAME:=VALUE')
+    return name, value
+
+
+def add_bringup(parser: argparse.ArgumentParser) -> None:
+    """Add what changes the nodes that are brought up: `--set` and `--parameters`."""
+    parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
+                        help='arguments of the bring-up, such as model and image (see config/bringup.yaml)')
+    parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
+                        help='parameter files that win over those in config/')
+
+
+def domain_id() -> int | None:
+    """The ROS domain chosen in ROS_DOMAIN_ID, or None; ends the program if it is no number."""
+    text = os.environ.get('ROS_DOMAIN_ID', '')
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise SystemExit(f'ROS_DOMAIN_ID is {text!r}: set it to a number from 0 to 101, or unset it')
+    return int(text)

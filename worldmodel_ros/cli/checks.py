@@ -1,0 +1,197 @@
+"""The checks of `worldmodel doctor`. Each looks at one thing and names the remedy if it is not well."""
+from __future__ import annotations
+
+import enum
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+EXECUTABLES = ('sim_robot', 'world_model_node', 'command_gate')
+MODULES = ('numpy', 'torch', 'safetensors', 'onnxruntime', 'cv2', 'mujoco', 'matplotlib', 'PIL', 'yaml',
+           'rclpy')
+SHARED_MEMORY_NEEDED = 256 * 2 ** 20    # a segment of 32 MiB for each of some participants [bytes]
+CHILD_TIMEOUT = 60.0                    # [s]
+_INSTALL = 'pip install ., or colcon build and source the workspace'
+
+_ROS = """
+import time, rclpy
+from std_msgs.msg import String
+rclpy.init()
+node = rclpy.create_node('doctor')
+got = []
+node.create_subscription(String, 'doctor', got.append, 1)
+publisher = node.create_publisher(String, 'doctor', 1)
+end = time.monotonic() + 10.0
+while not got and time.monotonic() < end:
+    publisher.publish(String(data='hello'))
+    rclpy.spin_once(node, timeout_sec=0.1)
+print(rclpy.get_rmw_implementation_identifier() if got else '')
+rclpy.shutdown()
+"""
+_SIMULATOR = """
+import time
+from worldmodel_ros.sim.world import World
+world = World(0)
+world.render()
+start = time.monotonic()
+picture = world.render()
+print(f'{(time.monotonic() - start) * 1e3:.1f}' if picture.std() > 5 else '')
+"""
+
+
+class Level(enum.IntEnum):
+    """How bad a finding is."""
+
+    OK = 0
+    WARN = 1
+    FAIL = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    level: Level
+    text: str
+    remedy: str = ''
+
+
+def environment() -> dict[str, str]:
+    """The environment that the nodes will have on this machine."""
+    from worldmodel_ros.bringup.description import load
+    from worldmodel_ros.bringup.environment import free_domain_id, node_environment
+    logs = Path(tempfile.gettempdir()) / 'worldmodel_doctor'
+    return node_environment(load().environment, free_domain_id(), str(logs))
+
+
+def python(_: dict[str, str]) -> Finding:
+    """The interpreter."""
+    version = '.'.join(map(str, sys.version_info[:3]))
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return Finding(Level.OK, f'Python {version} in {sys.prefix}')
+    return Finding(Level.FAIL, f'Python {version}: the ROS 2 wheels are for 3.10 to 3.12',
+                   'make setup PYTHON=python3.12')
+
+
+def packages(_: dict[str, str]) -> Finding:
+    """Python packages."""
+    missing = [name for name in MODULES if find_spec(name) is None]
+    if missing:
+        return Finding(Level.FAIL, f'Python packages are missing: {", ".join(missing)}',
+                       'make setup, or pip install .')
+    return Finding(Level.OK, f'all Python packages are there (torch {metadata.version("torch")})')
+
+
+def interfaces(_: dict[str, str]) -> Finding:
+    """The generated ROS messages, and the executables."""
+    from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
+    if find_spec('worldmodel_ros.msg') is None:
+        return Finding(Level.FAIL, 'worldmodel_ros.msg has not been generated', _INSTALL)
+    try:
+        for name in EXECUTABLES:
+            find_executable('worldmodel_ros', name)
+    except NotInstalledError as error:
+        return Finding(Level.FAIL, str(error), _INSTALL)
+    return Finding(Level.OK, 'messages and executables of worldmodel_ros are installed')
+
+
+def weights(_: dict[str, str]) -> Finding:
+    """The shipped model."""
+    from worldmodel_ros.engine.loading import WEIGHTS
+    models = sorted(path.parent for path in WEIGHTS.glob('*/model.json'))
+    if not models:
+        return Finding(Level.FAIL, f'no model in {WEIGHTS}',
+                       'check out the weights, or make them with "worldmodel train"')
+    sizes = [sum(f.stat().st_size for f in folder.rglob('*') if f.is_file()) for folder in models]
+    named = (f'{model.name} ({size / 2 ** 20:.1f} MiB)' for model, size in zip(models, sizes))
+    return Finding(Level.OK, 'models: ' + ', '.join(named))
+
+
+def ros(surroundings: dict[str, str]) -> Finding:
+    """A message over DDS."""
+    code, output = _child(_ROS, surroundings)
+    if code == 0 and output:
+        return Finding(Level.OK, f'a message went through {output}')
+    if code == 0:
+        return Finding(Level.FAIL, 'a message did not come back within 10 s',
+                       'look at ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS and the firewall')
+    return Finding(Level.FAIL, f'rclpy does not start: {output}',
+                   'make setup, or source the setup.bash of your distribution')
+
+
+def simulator(surroundings: dict[str, str]) -> Finding:
+    """A picture from the simulator."""
+    backend = surroundings.get('MUJOCO_GL', 'osmesa')
+    code, output = _child(_SIMULATOR, surroundings)
+    if code == 0 and output:
+        return Finding(Level.OK, f'the simulator draws a picture in {output} ms (MUJOCO_GL={backend})')
+    problem = output or 'its picture is empty'
+    return Finding(Level.FAIL, f'the simulator cannot draw (MUJOCO_GL={backend}): {problem}',
+                   'apt-get install libosmesa6, and MUJOCO_GL=osmesa or unset')
+
+
+def large_images(surroundings: dict[str, str]) -> Finding:
+    """The Fast DDS profile, without which larger images get lost."""
+    path = surroundings.get('FASTRTPS_DEFAULT_PROFILES_FILE', '')
+    if path and Path(path).is_file():
+        return Finding(Level.OK, f'Fast DDS profile {path}')
+    problem = f'is {path}, which is no file' if path else 'is not set'
+    return Finding(Level.WARN, f'FASTRTPS_DEFAULT_PROFILES_FILE {problem}: images above 512 KB will get lost',
+                   'export it as .../config/fastdds_large_images.xml, for the camera driver too')
+
+
+def shared_memory(_: dict[str, str]) -> Finding:
+    """Room for Fast DDS' segments."""
+    directory = Path('/dev/shm')
+    if not directory.is_dir():
+        return Finding(Level.WARN, 'no /dev/shm: messages take the slower way over UDP',
+                       'mount a tmpfs there')
+    free = shutil.disk_usage(directory).free
+    text = f'/dev/shm has {free / 2 ** 20:.0f} MiB free'
+    if free < SHARED_MEMORY_NEEDED:
+        return Finding(Level.WARN, text + ': too little for the shared-memory segments of all nodes',
+                       'docker run --shm-size=1g, or remove /dev/shm/fastrtps_* while no node runs')
+    return Finding(Level.OK, text)
+
+
+def cores(_: dict[str, str]) -> Finding:
+    """Processor cores."""
+    count = len(os.sched_getaffinity(0))
+    if count < 2:
+        return Finding(Level.WARN, f'{count} core: simulator and model will get in each other\'s way',
+                       'give it two or more')
+    return Finding(Level.OK, f'{count} cores')
+
+
+def real_time(_: dict[str, str]) -> Finding:
+    """Permission for real-time scheduling."""
+    if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_RTPRIO)[0] > 0:
+        return Finding(Level.OK, 'real-time priorities may be asked for (parameter realtime_priority)')
+    return Finding(
+        Level.WARN, 'no real-time priorities: on a busy machine more commands will be late, and be refused',
+        'add "@realtime - rtprio 80" to /etc/security/limits.d/realtime.conf, and yourself to that group')
+
+
+def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:
+    """Exit code and last line of a program in a process of its own: what it loads may crash."""
+    try:
+        done = subprocess.run([sys.executable, '-c', program], env=surroundings, capture_output=True,
+                              text=True, timeout=CHILD_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return 1, f'it took longer than {CHILD_TIMEOUT:.0f} s'
+    output = done.stdout if done.returncode == 0 else done.stderr or f'exit code {done.returncode}'
+    lines = output.strip().splitlines()
+    return done.returncode, lines[-1] if lines else ''
+
+
+QUICK: tuple[Callable[[dict[str, str]], Finding], ...] = (
+    python, packages, interfaces, weights, large_images, shared_memory, cores, real_time)
+ALL = (*QUICK, ros, simulator)

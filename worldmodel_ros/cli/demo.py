@@ -1,0 +1,55 @@
+"""`worldmodel demo`: drive the simulated robot, watch, judge, draw."""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from worldmodel_ros.cli import arguments
+
+_EXAMPLES = """\
+examples:
+  worldmodel demo                             30 s of driving; pictures and summary.json in out/demo/
+  worldmodel demo --seconds 60 --seed 7       another room, longer
+  worldmodel demo --goal red                  one goal only
+  worldmodel demo --load                      while another program burns every core
+  worldmodel demo --kill-at 10                kill the model's process after 10 s: stop, then drive on
+  ROS_DOMAIN_ID=7 worldmodel demo             on a domain of your choice, to look on with RViz or Foxglove
+
+Three processes are started and stopped: sim_robot, world_model_node and command_gate. This one looks on.
+The exit code is 0 only if the run really worked: the robot moved, commands came, and none of them was late.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'demo', help='drive the simulated robot with the world model, and draw what happened',
+        description='Drives the simulated robot over ROS 2, by a world model that sees its camera.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seconds', type=arguments.positive, default=30.0,
+                        help='time of driving [s] (default: 30)')
+    parser.add_argument('--goal', type=arguments.goals, default=list(arguments.GOALS), metavar='COLOUR,...',
+                        help='objects to drive to, in turn (default: all)')
+    parser.add_argument('--seed', type=int, help='of the room; those below 1000000 are training rooms '
+                        '(default: that of config/sim_robot.yaml)')
+    parser.add_argument('--model', help='name of a shipped model, or folder of a trained one')
+    parser.add_argument('--load', action='store_true', help='burn every core with another program meanwhile')
+    parser.add_argument('--kill-at', type=arguments.positive, action='append', default=[], metavar='S',
+                        help='kill the model\'s process S seconds into the drive; may be given several times')
+    parser.add_argument('--horizon', type=arguments.positive, default=0.8, metavar='S',
+                        help='how far the what-if questions look ahead [s] (default: 0.8)')
+    arguments.add_bringup(parser)
+    parser.add_argument('--namespace', type=arguments.namespace, default='',
+                        help='ROS namespace of the robot')
+    parser.add_argument('--out', type=Path, default=Path('out/demo'),
+                        help='folder for the results (default: out/demo)')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.demo.drive import Plan
+    from worldmodel_ros.demo.run import Options, run_demo
+    plan = Plan(chosen.seconds, chosen.goal, horizon=chosen.horizon, kill_at=chosen.kill_at)
+    bringup = {**dict(chosen.set), 'seed': chosen.seed, 'model': chosen.model}
+    return run_demo(Options(plan, chosen.out, bringup, chosen.parameters, chosen.namespace, chosen.load,
+                            arguments.domain_id()))

@@ -1,0 +1,71 @@
+"""`worldmodel what-if`: ask the running model what would follow, and draw the answer."""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from worldmodel_ros.cli import arguments
+
+_MANEUVERS = ('forward', 'left', 'right', 'stop', 'backward', 'policy')
+
+_EXAMPLES = """\
+examples:
+  worldmodel up &                             the system must be running, on the same ROS_DOMAIN_ID
+  worldmodel what-if                          forward, left, right or stop? Picture in out/what_if/what_if.png
+  worldmodel what-if --names left policy      turn left, or do what the model would do?
+  worldmodel what-if --horizon 1.6 --goal red look further ahead; progress towards the red object
+
+The control loop is not disturbed. Where the simulator runs, its true futures are drawn below the model's.
+On a robot with a ROS 2 distribution the same question is
+  ros2 service call /world_model_node/what_if worldmodel_ros/srv/WhatIf "{names: [left, right]}"
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'what-if', help='ask the running model what would follow from an action, and draw it',
+        description='Asks the model what would follow from each of several action sequences, from now on.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--names', nargs='+', choices=_MANEUVERS, metavar='NAME',
+                        default=['forward', 'left', 'right', 'stop'], help=f'of {", ".join(_MANEUVERS)}')
+    parser.add_argument('--horizon', type=arguments.positive, default=0.8,
+                        help='how far to look ahead [s] (default: 0.8)')
+    parser.add_argument('--goal', choices=arguments.GOALS, default='',
+                        help='that progress refers to (default: the current one; the simulator knows none)')
+    parser.add_argument('--namespace', type=arguments.namespace, default='',
+                        help='ROS namespace of the robot')
+    parser.add_argument('--timeout', type=arguments.positive, default=10.0,
+                        help='to wait for the answer [s] (default: 10)')
+    parser.add_argument('--out', type=Path, default=Path('out/what_if'),
+                        help='folder for the picture (default: out/what_if)')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    import os
+    import sys
+
+    from worldmodel_ros.bringup.description import load
+    from worldmodel_ros.bringup.environment import node_environment
+    domain = arguments.domain_id() or 0
+    os.environ.update(node_environment(load().environment, domain, str(chosen.out / 'ros')))
+    from worldmodel_ros.nodes.what_if_client import ask_once
+    try:
+        answer, observed = ask_once(
+            tuple(chosen.names), chosen.goal, chosen.horizon, chosen.namespace, chosen.timeout)
+    except RuntimeError as error:
+        print(f'worldmodel what-if: {error}', file=sys.stderr)
+        return 1
+    from worldmodel_ros.demo.what_if_picture import anywhere, draw_what_if, progress
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    draw_what_if(chosen.out / 'what_if.png', answer, observed)
+    truth = {b.name: b for b in answer.truth}
+    for branch in answer.branches:
+        line = f'{branch.name:<10} {progress(branch):<17} risk of a contact {anywhere(branch.risk):4.0%}'
+        if branch.name in truth:
+            true = truth[branch.name]
+            line += f'   really: {progress(true)}, {"contact" if true.risk.any() else "no contact"}'
+        print(line)
+    print(f'{answer.elapsed * 1e3:.0f} ms for {len(answer.branches)} branches; {chosen.out / "what_if.png"}')
+    return 0

@@ -1,0 +1,48 @@
+"""The machine and the software that a measurement was made with."""
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ('worldmodel-ros', 'ros-jazzy-rclpy', 'ros-jazzy-rmw-fastrtps-cpp', 'torch', 'onnxruntime',
+            'numpy', 'mujoco')
+
+
+def machine() -> dict:
+    """Processor, cores this process may use, memory, interpreter and operating system."""
+    return {
+        'cpu': _field('/proc/cpuinfo', 'model name') or platform.processor() or platform.machine(),
+        'cores': len(os.sched_getaffinity(0)),
+        'memory_gib': _memory_gib(),
+        'python': platform.python_version(),
+        'platform': platform.platform(),
+    }
+
+
+def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
+    """Installed version of each distribution package; None: not installed as a Python package."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _field(path: str, key: str) -> str:
+    try:
+        for line in Path(path).read_text().splitlines():
+            name, _, value = line.partition(':')
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass  # not Linux
+    return ''
+
+
+def _memory_gib() -> float | None:
+    kib = _field('/proc/meminfo', 'MemTotal').split()
+    return round(int(kib[0]) / 2 ** 20, 1) if kib else None

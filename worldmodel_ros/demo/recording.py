@@ -1,0 +1,164 @@
+"""What an observer of the running system writes down, as plain data.
+
+Stamps are ROS time in integer nanoseconds, as in the messages; everything else is SI. Lists grow at the end
+only, so one thread may append while another reads by index.
+"""
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import numpy as np
+
+NS = 1_000_000_000
+TIERS = {1: 'two_step', 2: 'one_step', 3: 'replan', 4: 'stop'}  # ActionChunk.TIER_* by name
+
+
+@dataclass(frozen=True)
+class Command:
+    """A velocity command as the robot receives it."""
+
+    stamp: int      # of the observation it answers [ns]; 0: a stop that answers none
+    received: int   # ROS time of the receipt [ns]
+    v: float        # [m/s]
+    w: float        # [rad/s]
+
+    @property
+    def latency(self) -> float:
+        """Age of the observation when the command arrived [s]; NaN for a command that answers none."""
+        return (self.received - self.stamp) / NS if self.stamp else math.nan
+
+
+@dataclass(frozen=True)
+class Tick:
+    """How one tick of the model was served."""
+
+    stamp: int      # of the observation [ns]
+    tier: int       # a key of TIERS, or 0 when nothing was served
+    late: bool      # ready only after its budget
+    latency: float  # image received to command published [s]
+    reason: str = ''  # why not the best tier; empty: it was
+
+
+@dataclass(frozen=True)
+class Pose:
+    """True pose and velocity of the robot in the world."""
+
+    stamp: int
+    x: float        # [m]
+    y: float        # [m]
+    yaw: float      # [rad]
+    v: float        # [m/s]
+    w: float        # [rad/s]
+
+
+@dataclass(frozen=True)
+class Future:
+    """Frames that the model expects to see after one observation."""
+
+    stamp: int                  # of the observation [ns]
+    step: float                 # time between frames [s]
+    frames: tuple[bytes, ...]   # encoded images; frame k is for stamp + (k + 1) * step
+    tier: int = 1
+
+    def target(self, k: int) -> int:
+        """Stamp that frame `k` is for [ns]."""
+        return self.stamp + round((k + 1) * self.step * NS)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One action sequence of a what-if answer and what follows from it."""
+
+    name: str
+    frames: tuple[bytes, ...]
+    risk: np.ndarray            # (T,) probability of contact per step
+    progress: float             # [m]
+    path: np.ndarray            # (T, 3) x [m], y [m], yaw [rad] in base_link at the observation
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What the model answered, and, where it was asked, what really follows."""
+
+    stamp: int                          # observation that was branched from [ns]
+    goal: str
+    step: float                         # [s]
+    elapsed: float                      # time the model's node used [s]
+    round_trip: float                   # request to answer, as the caller sees it [s]
+    branches: tuple[Branch, ...]
+    truth: tuple[Branch, ...] = ()      # from the simulator; same order, empty if it did not answer
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A wall or an object of the world, seen from above."""
+
+    name: str                           # colour name of an object; empty: part of the room
+    x: float                            # centre [m]
+    y: float                            # centre [m]
+    yaw: float                          # [rad]
+    length: float                       # along its own x [m]
+    width: float                        # along its own y [m]
+    rgb: tuple[float, float, float]     # [0..1]
+    round: bool = False
+
+
+@dataclass
+class GoalAttempt:
+    """One goal that was given to the robot; times count from the start of the drive."""
+
+    goal: str
+    given: float                        # [s]
+    reached: float | None = None        # [s]
+    abandoned: float | None = None      # given up for the next goal [s]
+    closest: float = math.inf           # [m]
+
+
+@dataclass
+class Recording:
+    """Everything that was observed of one run."""
+
+    image_stamps: list[int] = field(default_factory=list)
+    images: list[np.ndarray] = field(default_factory=list)      # (H, W, 3) uint8 RGB, one per image stamp
+    commands: list[Command] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    poses: list[Pose] = field(default_factory=list)
+    futures: list[Future] = field(default_factory=list)
+    what_ifs: list[WhatIf] = field(default_factory=list)
+    things: dict[str, Thing] = field(default_factory=dict)      # newest state by marker key
+    goals: list[GoalAttempt] = field(default_factory=list)
+    robot_latencies: list[float] = field(default_factory=list)  # camera to command, measured by the robot [s]
+    robot: dict[str, str] = field(default_factory=dict)         # the robot's own diagnostics, newest
+    model: dict[str, str] = field(default_factory=dict)         # the model node's own diagnostics, newest
+
+    def image_at(self, stamp: int, tolerance: float) -> np.ndarray | None:
+        """The camera image nearest to `stamp`, or None if there is none within `tolerance` seconds."""
+        i = bisect_left(self.image_stamps, stamp)
+        near = [j for j in (i - 1, i) if 0 <= j < len(self.image_stamps)]
+        if not near:
+            return None
+        j = min(near, key=lambda j: abs(self.image_stamps[j] - stamp))
+        return self.images[j] if abs(self.image_stamps[j] - stamp) <= tolerance * NS else None
+
+    def add_image(self, stamp: int, image: np.ndarray) -> None:
+        """Append an image; one that is not newer than the last is dropped: look-up relies on the order."""
+        if not self.image_stamps or stamp > self.image_stamps[-1]:
+            self.images.append(image)  # before its stamp: a reader that finds the stamp must find the image
+            self.image_stamps.append(stamp)
+
+    def mean_command(self, start: int, end: int) -> tuple[float, float]:
+        """Time-weighted means of v and w that were commanded between two stamps [m/s], [rad/s]."""
+        by_receipt = attrgetter('received')
+        first = bisect_right(self.commands, start, key=by_receipt) - 1
+        last = bisect_left(self.commands, end, key=by_receipt)
+        v = w = 0.0
+        for i in range(max(first, 0), last):
+            begin = max(self.commands[i].received, start)
+            until = min(self.commands[i + 1].received if i + 1 < last else end, end)
+            share = (until - begin) / (end - start)
+            v += self.commands[i].v * share
+            w += self.commands[i].w * share
+        return v, w

@@ -1,0 +1,107 @@
+"""One run of the demo from start to end: processes up, drive, judge, draw."""
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worldmodel_ros.bringup.description import DescriptionError, load
+from worldmodel_ros.bringup.supervisor import Supervisor
+from worldmodel_ros.demo.drive import Plan, drive
+from worldmodel_ros.demo.live import LiveView
+from worldmodel_ros.demo.load import CpuLoad
+from worldmodel_ros.demo.machine import machine, versions
+from worldmodel_ros.demo.outputs import draw_all, write_summary
+from worldmodel_ros.demo.prediction import PredictionScorer
+from worldmodel_ros.demo.recording import Recording
+from worldmodel_ros.demo.summary import Run, summarise
+from worldmodel_ros.demo.verdict import judge, worked
+
+READY_TIMEOUT = 120.0  # a model on a busy machine takes long to load [s]
+REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
+MODEL_NODE = 'world_model_node'
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    plan: Plan
+    out: Path
+    arguments: dict[str, object] = field(default_factory=dict)  # of the bring-up, such as seed and model
+    parameters: list[Path] = field(default_factory=list)        # files that win over the bring-up's
+    namespace: str = ''
+    load: bool = False
+    domain_id: int | None = None    # None: one that is free
+
+
+def run_demo(options: Options) -> int:
+    """Run the demo; returns the exit code: 0 if the run really worked, 1 if not, 130 if interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    recording = Recording()
+    scorer = PredictionScorer(recording)
+    try:
+        run = _drive(options, recording, scorer)
+    except KeyboardInterrupt:
+        print('\ninterrupted: all processes have been stopped, nothing was written')
+        return 130
+    except (DescriptionError, RuntimeError) as error:
+        print(f'\nThe demo could not run: {error}\nLogs of the nodes: {options.out / "log"}', file=sys.stderr)
+        return 1
+    return _conclude(options, recording, scorer, run)
+
+
+def _drive(options: Options, recording: Recording, scorer: PredictionScorer) -> Run:
+    began = time.monotonic()
+    start_up: dict[str, float] = {}
+
+    def done(phase: str) -> None:
+        start_up[phase] = time.monotonic() - began - sum(start_up.values())
+
+    log = options.out / 'log'
+    shutil.rmtree(log, ignore_errors=True)
+    description = load()
+    live = LiveView()
+    with Supervisor(description.environment, log, options.domain_id) as supervisor:
+        nodes = description.resolve('sim', options.arguments, options.parameters)
+        supervisor.add(nodes, options.namespace)
+        os.environ.update(supervisor.environment)  # before rclpy is loaded: this process joins their graph
+        live.note(f'Starting {", ".join(node.name for node in nodes)} '
+                  f'(ROS_DOMAIN_ID={supervisor.domain_id}, logs in {log})')
+        supervisor.start()
+        from worldmodel_ros.nodes.demo_observer import observing
+        with observing(recording, options.namespace) as observer:
+            done('observer')
+            supervisor.wait_ready(READY_TIMEOUT)
+            done('processes')
+            live.note(f'All processes run after {sum(start_up.values()):.1f} s. '
+                      f'Driving for {options.plan.seconds:.0f} s.')
+            name = f'{options.namespace}/{MODEL_NODE}'
+            with CpuLoad() if options.load else contextlib.nullcontext():
+                seconds, kills = drive(options.plan, observer, lambda: supervisor.kill(name), live, scorer)
+            start_up['first_command'] = observer.waited
+            late = observer.finish(REPORT_TIMEOUT)
+    return Run(seconds, options.plan.deadline, late, start_up, kills, options.load)
+
+
+def _conclude(options: Options, recording: Recording, scorer: PredictionScorer, run: Run) -> int:
+    scorer.advance()
+    summary = summarise(recording, run, scorer)
+    summary |= {'machine': machine(), 'versions': versions()}
+    path = write_summary(options.out, summary)
+    pictures = draw_all(options.out, recording, scorer, summary)
+    checks = judge(summary)
+    good = worked(checks)
+    print('\n' + '\n'.join(f'  {check}' for check in checks))
+    print(f'\n{"The run worked." if good else "The run did not work: see the failed lines."} '
+          f'{path} and {", ".join(p.name for p in pictures)} have the details.')
+    return 0 if good else 1
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,190 @@
+"""Numbers of one run, from what was recorded of it."""
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worldmodel_ros.demo.images import decode_rgb, psnr
+from worldmodel_ros.demo.prediction import PredictionScorer
+from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
+
+
+MODEL_KEYS = ('model', 'backend', 'warmup_s')  # of the model node's diagnostics
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What followed from killing the model's process; times in s after the kill, None: it did not happen."""
+
+    at: float                       # [s] of the drive
+    stop: float | None              # first command to stop
+    driving: float | None           # first command from the model again
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run apart from the messages."""
+
+    seconds: float                  # length of the drive [s]
+    deadline: float                 # camera stamp to command [s]
+    late_commands: int | None       # that the robot counted as late; None: the robot did not say
+    start_up: dict[str, float]      # phase -> [s]
+    kills: list[Kill] = field(default_factory=list)
+    loaded: bool = False            # another program burnt all cores
+
+
+def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
+    """The content of summary.json, less what describes the machine; times in the unit that the key names."""
+    reached = [g for g in recording.goals if g.reached is not None]
+    return {
+        'seconds': round(run.seconds, 2),
+        'ticks': len(recording.ticks),
+        'rate_hz': round(len(recording.ticks) / run.seconds, 2) if run.seconds else 0.0,
+        'camera_to_command_ms': latency_ms(recording),
+        'camera_to_command_observed_ms': quantiles_ms(observed_latencies(recording)),
+        'deadline_ms': round(run.deadline * 1e3, 1),
+        'late_commands_published': run.late_commands,
+        'tiers': tier_counts(recording),
+        'lower_tiers_because': lower_tier_reasons(recording),
+        'what_if': what_if_scores(recording.what_ifs),
+        'goal_reached': bool(reached),
+        'goals_reached': len(reached),
+        'goals': [_attempt(g) for g in recording.goals],
+        'prediction': scorer.scores(),
+        'robot': {'distance_m': round(distance_driven(recording), 2),
+                  'turned_rad': round(angle_turned(recording), 2), **_numbers(recording.robot)},
+        'model': _numbers({key: value for key, value in recording.model.items() if key in MODEL_KEYS}),
+        'start_up_s': {name: round(value, 2) for name, value in run.start_up.items()},
+        'kills': [{'at_s': _rounded(k.at), 'stop_ms': _rounded(k.stop, 1e3), 'driving_s': _rounded(k.driving)}
+                  for k in run.kills],
+        'loaded': run.loaded,
+    }
+
+
+def latency_ms(recording: Recording) -> dict:
+    """Quantiles of `camera_to_command` [ms], and who measured."""
+    return {**quantiles_ms(camera_to_command(recording)),
+            'measured_by': 'robot' if recording.robot_latencies else 'observer'}
+
+
+def camera_to_command(recording: Recording) -> list[float]:
+    """Camera stamp to command received, of the commands that answer an observation [s], in their order.
+
+    As the robot measured it, on the steady clock; if it did not tell, as the observer did, on ROS time.
+    """
+    observed = observed_latencies(recording)
+    # What the robot received after the observer had finished is no part of the drive.
+    return recording.robot_latencies[:len(observed)] or observed
+
+
+def observed_latencies(recording: Recording) -> list[float]:
+    """Camera stamp to command received by the observer [s]."""
+    return [c.latency for c in recording.commands if c.stamp]
+
+
+def quantiles_ms(seconds: list[float]) -> dict:
+    """p50, p99 and maximum of durations [ms], and how many there are of them."""
+    return {'p50': _quantile_ms(seconds, 0.5), 'p99': _quantile_ms(seconds, 0.99),
+            'max': _quantile_ms(seconds, 1.0), 'commands': len(seconds)}
+
+
+def tier_counts(recording: Recording) -> dict[str, int]:
+    """Ticks by the tier that served them."""
+    counts = Counter(tick.tier for tick in recording.ticks)
+    return {name: counts[tier] for tier, name in TIERS.items()}
+
+
+def lower_tier_reasons(recording: Recording) -> dict[str, int]:
+    """Ticks that the best tier did not serve, by the reason without its numbers, most frequent first."""
+    counts = Counter(re.sub(r'-?[\d.]*\d', '#', tick.reason.split(';')[0])
+                     for tick in recording.ticks if tick.tier > 1)
+    return dict(counts.most_common(8))
+
+
+def distance_driven(recording: Recording) -> float:
+    """Length of the path driven [m]."""
+    path = np.array([(p.x, p.y) for p in recording.poses])
+    return float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) if len(path) > 1 else 0.0
+
+
+def angle_turned(recording: Recording) -> float:
+    """Sum of all turning, either way [rad]."""
+    steps = np.diff([p.yaw for p in recording.poses])
+    return float(np.abs((steps + np.pi) % (2 * np.pi) - np.pi).sum())
+
+
+def what_if_scores(answers: list[WhatIf]) -> dict:
+    """Time and quality of the what-if answers.
+
+    `psnr_db`: last frame of each moving branch against the simulator's. `psnr_ignoring_action_db`: the
+    simulator's own last frame of that branch against that of its branch `stop`, which is what a perfect model
+    reaches that does not look at the action. `best_branch_agrees`: share of the answers whose branch of most
+    progress is also the simulator's best.
+    """
+    scores: list[float] = []
+    ignoring: list[float] = []
+    agrees: list[float] = []
+    for answer in answers:
+        truth = {b.name: b for b in answer.truth}
+        both = [(b, truth[b.name]) for b in answer.branches if b.name in truth]
+        if not both:
+            continue
+        last = min(len(frames) for pair in both for frames in (pair[0].frames, pair[1].frames)) - 1
+        shown = {true.name: decode_rgb(true.frames[last]) for _, true in both}
+        for branch, _ in both:
+            if branch.name != 'stop' and 'stop' in shown:
+                scores.append(psnr(decode_rgb(branch.frames[last]), shown[branch.name]))
+                ignoring.append(psnr(shown['stop'], shown[branch.name]))
+        if not any(math.isnan(b.progress) for pair in both for b in pair):
+            best, really_best = (max(both, key=lambda pair: pair[side].progress)[0] for side in (0, 1))
+            agrees.append(float(best is really_best))
+    elapsed = [a.elapsed for a in answers]
+    return {
+        'branches': max((len(a.branches) for a in answers), default=0),
+        'ms_p50': _quantile_ms(elapsed, 0.5),
+        'ms_p99': _quantile_ms(elapsed, 0.99),
+        'round_trip_ms_p50': _quantile_ms([a.round_trip for a in answers], 0.5),
+        'calls': len(answers),
+        'calls_with_truth': sum(bool(a.truth) for a in answers),
+        'psnr_db': _mean(scores),
+        'psnr_ignoring_action_db': _mean(ignoring),
+        'best_branch_agrees': _mean(agrees),
+    }
+
+
+def _attempt(goal: GoalAttempt) -> dict:
+    return {'goal': goal.goal, 'given_at_s': _rounded(goal.given),
+            'took_s': _rounded(goal.reached - goal.given) if goal.reached is not None else None,
+            'closest_m': _rounded(goal.closest)}
+
+
+def _quantile_ms(seconds: list[float], q: float) -> float | None:
+    return round(float(np.quantile(seconds, q)) * 1e3, 2) if seconds else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(float(np.mean(values)), 2) if values else None
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> float | None:
+    return round(value * scale, 2) if value is not None and math.isfinite(value) else None
+
+
+def _numbers(values: dict[str, str]) -> dict[str, str | float | None]:
+    """Diagnostics carry text only: what is a number becomes one, or None if not finite (JSON has no NaN)."""
+    result: dict[str, str | float | None] = {}
+    for key, text in values.items():
+        try:
+            number = float(text)
+        except ValueError:
+            result[key] = text
+            continue
+        if not math.isfinite(number):
+            result[key] = None
+        else:
+            result[key] = int(number) if number.is_integer() else number
+    return result
