@@ -161,6 +161,15 @@ def test_reset_forgets_everything(engine):
     np.testing.assert_array_equal(session.plan('red'), fresh.plan('red'))
 
 
+def test_reset_recovers_from_nan_that_was_committed(engine):
+    session = driven(engine)
+    session._cache.k[:] = np.nan
+    session._cache.v[:] = np.nan
+    session.reset()
+    session.observe(frames(1)[0], np.zeros(2))
+    assert np.isfinite(session.plan('red')).all()
+
+
 def test_onnx_runtime_gives_pytorchs_answers(engine, tmp_path, monkeypatch):
     monkeypatch.setenv('WORLDMODEL_CACHE', str(tmp_path))
     onnx = load(str(engine.folder), 'onnx')

@@ -58,3 +58,6 @@ class WindowCache:
 
     def clear(self) -> None:
         self.times[:] = -1
+        # A masked slot is still multiplied by zero, and zero times a NaN that was committed would be NaN for ever.
+        self.k[:] = 0.0
+        self.v[:] = 0.0
