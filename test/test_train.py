@@ -9,7 +9,7 @@ import torch
 from small_model import SMALL, small_model
 
 from worldmodel_ros.model import checkpoint, presets
-from worldmodel_ros.train import cli, clips, metrics, world
+from worldmodel_ros.train import calibrate, cli, clips, metrics, world
 from worldmodel_ros.train.data import Episodes, command_chunks
 from worldmodel_ros.train.log import Log
 from worldmodel_ros.train.vae import train_vae
@@ -138,4 +138,30 @@ def test_training_goes_on_from_a_model_and_keeps_its_vae(folder, tmp_path, monke
     assert all(torch.equal(first[name], second[name]) for name in first if name.startswith('vae.'))
     assert not torch.equal(first['dit.embed.weight'], second['dit.embed.weight'])
     provenance = json.loads((tmp_path / 'second' / 'final' / 'model.json').read_text())['provenance']
-    assert provenance['continues'][0]['episodes'] == 6
+    assert provenance['continues'][0]['episodes'] == 5  # one of six is held back for calibration
+
+
+def test_calibration_finds_the_true_odds_of_overconfident_logits():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, generator=generator) - 2.0
+    truth = (torch.rand(20_000, generator=generator) < torch.sigmoid(logits)).float()
+    scale, shift = calibrate.fit(4.0 * logits + 1.0, truth)
+    assert scale == pytest.approx(0.25, rel=0.05)
+    assert shift == pytest.approx(-0.25, abs=0.05)
+
+
+def test_calibrated_probabilities_are_those_that_the_head_then_gives(folder):
+    model = small_model().requires_grad_(True)
+    episodes = Episodes.load(folder, 'cpu')
+    episodes.encode(model.vae)
+    torch.manual_seed(0)  # the noise that the chunks start from
+    result = calibrate.calibrate(model, episodes, batches=1, batch=4)
+    torch.manual_seed(0)
+    logits, truth = calibrate.contact_logits(model, episodes, batches=1, batch=4)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth)
+    assert float(loss) == pytest.approx(result['log_loss'], abs=1e-3)
+    assert result['log_loss'] <= result['log_loss_before']
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order():
+    assert calibrate.area_under_curve(torch.tensor([0.1, 0.9, 0.4, 0.3]), torch.tensor([0.0, 1.0, 0.0, 1.0])) == 0.75

@@ -7,6 +7,8 @@ import platform
 import time
 from pathlib import Path
 
+CALIBRATION_SHARE = 0.03  # of the episodes: not trained on, but used to calibrate the contact probability
+
 EXAMPLES = """examples:
   # simulate (once), then train everything; ten minutes on one H100
   python -m worldmodel_ros.sim.rollout --episodes 3000 --steps 120 --out data/train
@@ -49,6 +51,7 @@ def main(arguments: argparse.Namespace) -> int:
     from ..model.presets import PRESETS
     from ..model.world_model import WorldModel
     from . import curves, metrics
+    from .calibrate import calibrate
     from .data import Episodes
     from .log import Log
     from .vae import train_vae
@@ -62,7 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision('high')
     out: Path = arguments.out
-    episodes = Episodes.load(arguments.data, device)
+    episodes, held_back = Episodes.load(arguments.data, device).split(CALIBRATION_SHARE)
     model = WorldModel(PRESETS[arguments.preset]).to(device)
     limits = arguments.steps or (None, None, None)
     common = {'compile_model': not arguments.no_compile, 'seed': arguments.seed}
@@ -97,6 +100,8 @@ def main(arguments: argparse.Namespace) -> int:
     before = [read_description(arguments.init).provenance] if arguments.init else []
     provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__, 'seed': arguments.seed,
                   'episodes': len(episodes), 'frames': episodes.frames.shape[0] * episodes.frames.shape[1]}
+    held_back.encode(model.vae)
+    provenance['contact_calibration'] = calibrate(model, held_back)
     checkpoint.save(model, out / 'final', provenance)
     curves.draw(out, out / 'curves.png')
     if arguments.eval_data:

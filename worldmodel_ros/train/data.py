@@ -45,8 +45,10 @@ class Episodes:
     def __len__(self) -> int:
         return self.frames.shape[0]
 
-    def split(self, held_out: int) -> tuple[Episodes, Episodes]:
-        """All but the last ``held_out`` episodes, and those."""
+    def split(self, share: float) -> tuple[Episodes, Episodes]:
+        """All but the last ``share`` of the episodes (at least one), and those."""
+        held_out = max(1, round(share * len(self)))
+
         def part(s: slice) -> Episodes:
             return Episodes(*(getattr(self, name)[s] for name in ARRAYS))
         return part(slice(0, len(self) - held_out)), part(slice(len(self) - held_out, None))

@@ -1,5 +1,13 @@
-"""Quality of a trained model on episodes it has not seen: prediction by horizon and number of steps."""
+"""Quality of a trained model on episodes it has not seen: prediction by horizon and number of steps.
+
+    python -m worldmodel_ros.sim.rollout --episodes 100 --steps 120 --first-seed 1000000 --out data/eval
+    python -m worldmodel_ros.train.metrics --data data/eval
+"""
 from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,7 +42,8 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
     objective = world.Objective(model, device)
     rows: dict[str, list] = {name: [] for name in (*SAMPLERS, 'copy_last', 'vae')}
     moving, heads = [], []
-    with torch.autocast(device.type, torch.bfloat16):
+    # On a CPU the session runs in float32 too, and masked attention in bfloat16 is slow there.
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
         for _ in range(batches):
             drawn = world.draw(episodes, preset, batch, rng, generator)
             drawn.context = drawn.clean
@@ -81,3 +90,29 @@ def _policy_error(model: WorldModel, episodes: Episodes, batch: world.Batch, cle
     error = (plan - target)[:, :, :, 0].abs()
     return {f'policy_error_{name}': (error[..., i] * seen).sum() / seen.sum()
             for i, name in enumerate(model.preset.action_names)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.metrics', description=__doc__.splitlines()[0])
+    parser.add_argument('--model', default='tiny', help='shipped model or folder (default: tiny)')
+    parser.add_argument('--data', type=Path, required=True, help='folder of episodes that were not trained on')
+    parser.add_argument('--batches', type=int, default=8)
+    parser.add_argument('--batch', type=int, default=64, help='clips per batch, four chunks each (default: 64)')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args(arguments)
+
+    from ..engine.loading import model_folder
+    from ..model import checkpoint
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    model = checkpoint.load(model_folder(options.model), device)
+    episodes = Episodes.load(options.data, device)
+    episodes.encode(model.vae)
+    result = evaluate(model, episodes, options.batches, options.batch)
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps({'model': options.model, 'episodes': len(episodes), **result}, indent=1) + '\n')
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
