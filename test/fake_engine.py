@@ -1,0 +1,149 @@
+"""
+An engine without a model: the calls of `worldmodel_ros.engine`, with times and faults that a test chooses.
+"""
+from types import SimpleNamespace
+
+import numpy as np
+
+SPEC = SimpleNamespace(
+    name='fake', image_size=(64, 64), step_period=0.1, chunk_frames=4, actions=2,
+    action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
+    goals=('red', 'green', 'blue', 'yellow'))
+
+
+class FakeClock:
+    """A steady clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakeEngine:
+    """
+    `costs` [s] by part: encode, commit, policy, denoise (a step), decode, what_if (a unit). They pass by
+    `sleep`, and are what `step_times` predicts unless `predicted` says otherwise.
+    """
+
+    def __init__(self, sleep=lambda seconds: None, **costs: float) -> None:
+        self.spec = SPEC
+        self.sleep = sleep
+        self.costs = dict.fromkeys(('encode', 'commit', 'policy', 'denoise', 'decode', 'what_if'), 0.0)
+        self.costs.update(costs)
+        self.predicted = None
+        self.sessions = []
+        self.step_times = self
+        self.failing = ''  # name of the call that raises
+        self.plan_value = (0.4, 0.1)
+        self.warmed_up = 0
+        self.backend = FakeBackend(self)
+
+    def warm_up(self) -> None:
+        self.warmed_up += 1
+
+    def open_session(self) -> 'FakeSession':
+        self.sessions.append(FakeSession(self))
+        return self.sessions[-1]
+
+    def predict(self, steps: int) -> float:
+        costs = self.predicted or self.costs
+        return costs['encode'] + costs['commit'] + costs['policy'] + steps * costs['denoise']
+
+    def quantile(self, part: str) -> float:
+        return self.costs[part]
+
+    def unit(self) -> float:
+        return max(self.costs.values())
+
+    def spend(self, part: str) -> None:
+        if self.costs[part]:
+            self.sleep(self.costs[part])
+        if part == self.failing:
+            raise RuntimeError(f'{part} fails')
+
+
+class FakeBackend:
+    """The network calls; what wraps them is in the way of every session."""
+
+    name = 'fake'
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+
+    def encode(self, image, previous):
+        self.engine.spend('encode')
+
+    def block(self, part):
+        self.engine.spend(part)
+
+    def policy(self, features):
+        self.engine.spend('policy')
+        # Rows that can be told apart: the second column grows with the steps of the plan.
+        plan = np.tile(np.float32(self.engine.plan_value), (SPEC.chunk_frames, 1))
+        plan[:, 1] += np.arange(SPEC.chunk_frames) / 100
+        return plan
+
+    def decode(self, latents, before):
+        self.engine.spend('decode')
+
+
+class FakeSession:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.timings = {}
+        self.observed = []   # (mean of the frame, executed)
+        self.imagined = []   # (actions, steps)
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.observed.clear()
+
+    def observe(self, frame, executed) -> None:
+        assert frame.shape == (*SPEC.image_size, 3) and frame.dtype == np.uint8
+        self.engine.backend.encode(frame, None)
+        self.engine.backend.block('commit')
+        self.observed.append((float(frame.mean()), tuple(executed)))
+
+    def plan(self, goal):
+        return self.engine.backend.policy(None)
+
+    def imagine(self, actions, steps=2):
+        for _ in range(steps):
+            self.engine.backend.block('denoise')
+        self.imagined.append((actions, steps))
+        return future(actions)
+
+    def decode(self, future):
+        self.engine.backend.decode(None, None)
+        future.frames = np.full((len(future.actions), *SPEC.image_size, 3), 128, np.uint8)
+        return future.frames
+
+    def what_if(self, actions, steps=2):
+        yield
+        for _ in range(len(actions)):
+            self.engine.backend.block('what_if')
+            yield
+        result = future(actions)
+        self.decode(result)
+        return result
+
+    def save(self, path) -> None:
+        if not self.observed:
+            raise ValueError('the session has seen no frame yet: call observe first')
+        path.write_bytes(b'session')
+
+    def load(self, path) -> None:
+        if path.read_bytes() != b'session':
+            raise ValueError(f'{path} is not a saved session')
+
+
+def future(actions):
+    count = len(actions)
+    return SimpleNamespace(actions=actions, latents=None, collision_risk=np.full(count, 0.1, np.float32),
+                           progress=dict.fromkeys(SPEC.goals, 0.05 * count), frames=None)

@@ -1,0 +1,412 @@
+"""
+The worker on virtual time: who answers, what is never published late, and what the idle gaps are used for.
+"""
+import math
+import threading
+
+import numpy as np
+import pytest
+from fake_engine import FakeClock, FakeEngine
+
+from worldmodel_ros.engine.answers import Observation
+from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+from worldmodel_ros.engine.worker import Worker
+
+DEADLINE = 0.05
+TINY = {'encode': 0.002, 'commit': 0.005, 'policy': 0.001, 'denoise': 0.006, 'decode': 0.005,
+        'what_if': 0.006}
+SLOW = {'encode': 0.08, 'commit': 0.08, 'policy': 0.08, 'denoise': 0.08}
+
+
+class Rig:
+    """A worker that is driven by hand, with a clock that the fake engine moves."""
+
+    def __init__(self, **costs):
+        self.clock = FakeClock()
+        self.engine = FakeEngine(self.clock.sleep, **{**TINY, **costs})
+        self.answers, self.predictions, self.failures, self.intervals = [], [], [], []
+        self.responder = Responder(self, Settings(), 0.1, self.clock)
+        self.worker = Worker(self.engine, self.executed, self.responder, self, self.clock)
+        self.worker._running = True
+        self.sequence = 0
+
+    def answered(self, answer):
+        self.answers.append((answer, self.clock()))
+
+    def predicted(self, prediction):
+        self.predictions.append((prediction, self.clock()))
+
+    def failed(self, reason, error, restarted):
+        self.failures.append(reason)
+        self.restarted = restarted
+
+    def executed(self, start, end):
+        self.intervals.append((start, end))
+        return np.float32([0.1, 0.2])
+
+    def frame(self, goal='red', episode=1, stale='', value=100, at=None):
+        """Submit a frame that arrives now."""
+        self.sequence += 1
+        received = self.clock() if at is None else at
+        observation = Observation(
+            np.full((64, 64, 3), value, np.uint8), round(received * NS), received, received + DEADLINE,
+            episode, self.sequence, goal, stale)
+        return observation, self.worker.submit(observation)
+
+    def run(self, until=None):
+        """Work until there is nothing to do, or until the virtual time `until`."""
+        while True:
+            patience = self.worker.step()
+            if patience is None:
+                return
+            if patience > 0.0:
+                if until is None or self.clock() + patience >= until:
+                    return
+                self.clock.sleep(patience)
+
+    def tick(self, **kwargs):
+        """One frame, its whole period; the monitor's timer goes off on time."""
+        start = self.clock()
+        observation, _ = self.frame(**kwargs)
+        sleep = self.engine.sleep
+
+        def interrupted(seconds):
+            limit = observation.due - self.responder.settings.reserve
+            before, left = self.clock(), max(0.0, limit - self.clock())
+            sleep(min(left, seconds))
+            if before < limit <= before + seconds:
+                self.responder.overdue()
+            sleep(max(0.0, seconds - left))
+        self.engine.sleep = interrupted
+        self.run(until=start + 0.1)
+        self.engine.sleep = sleep
+        self.clock.now = max(self.clock.now, start + 0.1)
+        return self.answers[-1][0]
+
+
+def question(rig, *names, steps=4, allowed=math.inf, goal='red', stamp=0):
+    branches = tuple(Branch(name, steps, None if name == 'policy' else np.zeros((steps, 2), np.float32))
+                     for name in names)
+    return rig.worker.ask(Question(branches, goal, rig.clock() + allowed, stamp))
+
+
+def test_a_frame_is_answered_by_the_two_step_model_before_its_pictures_are_decoded():
+    rig = Rig()
+    rig.frame()
+    rig.run()
+    (answer, answered_at), (prediction, shown_at) = rig.answers[0], rig.predictions[0]
+    assert (answer.tier, answer.verdict, answer.reason) == (Tier.TWO_STEP, Verdict.ON_TIME, '')
+    assert answer.actions.shape == (4, 2)
+    assert answer.latency == pytest.approx(0.020)
+    assert answered_at < shown_at
+    assert prediction.timings['decode'] == pytest.approx(0.005)
+    assert prediction.timings['denoise'] == pytest.approx(0.012)
+    assert prediction.future.frames.shape == (4, 64, 64, 3)
+
+
+def test_the_newest_of_waiting_frames_wins_and_the_dropped_one_is_reported():
+    rig = Rig()
+    rig.frame(value=1)
+    _, dropped = rig.frame(value=2)
+    assert dropped
+    rig.run()
+    assert [mean for mean, _ in rig.engine.sessions[0].observed] == [2.0]
+    assert [a.verdict for a, _ in rig.answers] == [Verdict.LATE, Verdict.ON_TIME]
+    assert rig.answers[0][0].tier is Tier.NONE
+
+
+def test_the_executed_action_is_that_between_two_committed_frames():
+    rig = Rig()
+    first, _ = rig.frame()
+    rig.run()
+    rig.clock.sleep(0.08)
+    rig.frame()  # never begun: another one comes at once
+    second, _ = rig.frame(at=rig.clock() + 0.001)
+    rig.run()
+    assert rig.intervals == [(None, first.stamp), (first.stamp, second.stamp)]
+
+
+def test_what_comes_after_the_limit_is_never_published_but_its_observation_is_kept():
+    rig = Rig()
+    assert rig.tick().tier is Tier.TWO_STEP
+    rig.engine.predicted = dict(rig.engine.costs)
+    rig.engine.costs.update(SLOW)
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict) == (Tier.REPLAN, Verdict.LATE)
+    assert len(answer.actions) == 3  # the first action of the plan was for the tick before
+    assert answer.latency <= DEADLINE
+    assert len([a for a, _ in rig.answers]) == 2
+    assert len(rig.engine.sessions[0].observed) == 2
+
+
+def test_a_model_that_is_suddenly_slow_is_bridged_to_the_end_of_the_plan_and_then_stopped():
+    rig = Rig()
+    rig.tick()
+    rig.engine.predicted = dict(rig.engine.costs)
+    rig.engine.costs.update(SLOW)
+    tiers = []
+    for _ in range(8):
+        tiers.append(rig.tick().tier)
+    assert tiers[0] is Tier.REPLAN
+    assert Tier.STOP in tiers[:5] and tiers[-1] is Tier.STOP
+    for answer, at in rig.answers:
+        if answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.REPLAN):
+            assert answer.latency <= DEADLINE - rig.responder.settings.reserve / 2
+
+
+def test_driving_returns_after_a_slow_phase():
+    rig = Rig()
+    rig.tick()
+    rig.engine.costs.update(SLOW)
+    for _ in range(8):
+        rig.tick()
+    assert rig.answers[-1][0].tier is Tier.STOP
+    rig.engine.costs.update(TINY)
+    tiers = [rig.tick().tier for _ in range(8)]
+    assert tiers[-1] is Tier.TWO_STEP
+    assert tiers.count(Tier.STOP) >= 3
+
+
+def test_the_monitor_falls_back_to_the_plan_of_the_same_frame_when_only_the_prediction_is_slow():
+    rig = Rig()
+    rig.engine.predicted = dict(rig.engine.costs)
+    rig.engine.costs['denoise'] = 0.08
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.REPLAN, Verdict.LATE, 4)
+
+
+def test_when_no_prediction_fits_a_plan_that_does_is_still_made():
+    rig = Rig(denoise=0.04)
+    for _ in range(10):
+        answer = rig.tick()
+        assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.REPLAN, Verdict.DEGRADED, 4)
+        assert answer.latency < 0.04
+
+
+def test_a_fallback_that_is_itself_late_commands_nothing():
+    rig = Rig()
+    rig.tick()
+    observation, _ = rig.frame()
+    rig.clock.sleep(0.048)
+    rig.responder.overdue()
+    answer, _ = rig.answers[-1]
+    assert (answer.tier, answer.verdict, answer.actions) == (Tier.NONE, Verdict.LATE, None)
+    assert answer.counts.late == 1
+    rig.run()
+    assert rig.answers[-1][0] is answer
+    assert rig.engine.sessions[0].observed[-1]
+
+
+def test_a_plan_that_is_not_finite_stops_the_robot_and_a_fresh_session_takes_over():
+    rig = Rig()
+    rig.tick()
+    rig.engine.plan_value = (math.nan, 0.0)
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict) == (Tier.STOP, Verdict.INVALID)
+    assert 'not finite' in answer.reason and answer.actions is None
+    rig.engine.plan_value = (0.4, 0.0)
+    tiers = [rig.tick().tier for _ in range(7)]
+    assert tiers == [Tier.STOP] * 3 + [Tier.ONE_STEP] * 3 + [Tier.TWO_STEP]
+    assert len(rig.engine.sessions) == 2
+
+
+@pytest.mark.parametrize('call', ['encode', 'policy', 'denoise'])
+def test_an_exception_in_the_engine_stops_the_robot_and_is_reported(call):
+    rig = Rig()
+    rig.tick()
+    rig.engine.failing = call
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict) == (Tier.STOP, Verdict.INVALID)
+    assert f'{call} fails' in answer.reason
+    assert rig.failures == [f'RuntimeError: {call} fails'] and rig.restarted
+    rig.engine.failing = ''
+    assert [rig.tick().tier for _ in range(7)][-1] is Tier.TWO_STEP
+
+
+def test_an_exception_in_decoding_costs_the_pictures_only():
+    rig = Rig()
+    rig.engine.failing = 'decode'
+    assert rig.tick().tier is Tier.TWO_STEP
+    assert rig.tick().tier is Tier.TWO_STEP
+    assert not rig.predictions and len(rig.failures) == 2 and not rig.restarted
+
+
+def test_without_a_goal_frames_are_seen_and_predicted_under_zero_actions_but_nothing_is_commanded():
+    rig = Rig()
+    answer = rig.tick(goal='')
+    assert (answer.tier, answer.verdict) == (Tier.NONE, Verdict.IDLE)
+    prediction, _ = rig.predictions[0]
+    assert prediction.tier is Tier.TWO_STEP
+    assert not prediction.future.actions.any()
+    assert rig.responder.counts.two_step == 0
+
+
+def test_a_stale_observation_is_taken_in_but_commands_nothing():
+    rig = Rig()
+    answer = rig.tick(stale='80 ms old')
+    assert (answer.tier, answer.verdict, answer.reason) == (Tier.NONE, Verdict.STALE_INPUT, '80 ms old')
+    assert len(rig.engine.sessions[0].observed) == 1
+    assert not rig.engine.sessions[0].imagined
+
+
+def test_a_new_episode_begins_with_a_session_that_knows_nothing():
+    rig = Rig()
+    rig.tick()
+    rig.tick()
+    rig.tick(episode=2)
+    assert len(rig.engine.sessions[0].observed) == 1
+    assert rig.intervals[-1][0] is None
+
+
+def test_a_plan_for_another_goal_is_not_followed():
+    rig = Rig()
+    rig.tick(goal='red')
+    rig.engine.predicted = dict(rig.engine.costs)
+    rig.engine.costs.update(SLOW)
+    assert rig.tick(goal='blue').tier is Tier.STOP
+
+
+def test_what_if_is_answered_in_the_gaps_and_delays_no_tick():
+    rig = Rig()
+    rig.tick()
+    asked = question(rig, 'forward', 'left', 'right', steps=8)
+    ticks = 0
+    while not asked.done():
+        assert rig.tick().latency == pytest.approx(0.020)
+        ticks += 1
+    assert ticks > 1
+    answer = asked.result()
+    assert answer.complete and [name for name, _ in answer.branches] == ['forward', 'left', 'right']
+    assert len(answer.branches[0][1].actions) == 8
+
+
+def test_no_idle_work_is_begun_that_would_not_be_over_before_the_next_frame():
+    rig = Rig(what_if=0.05)
+    rig.tick()
+    asked = question(rig, 'forward', steps=20)
+    for _ in range(10):
+        rig.frame()
+        next_frame = rig.clock() + 0.1
+        rig.run(until=next_frame)
+        assert rig.clock() <= next_frame
+        rig.clock.now = next_frame
+    assert not asked.done()
+
+
+def test_a_unit_that_never_fits_is_answered_with_deadline_exceeded():
+    rig = Rig(what_if=0.2)
+    rig.tick()
+    asked = question(rig, 'forward', allowed=0.35)
+    for _ in range(5):
+        assert rig.tick().tier is Tier.TWO_STEP
+    answer = asked.result(timeout=0)
+    assert not answer.complete and answer.branches == []
+
+
+def test_branches_that_were_finished_by_the_deadline_are_answered():
+    rig = Rig(what_if=0.01)
+    rig.tick()
+    asked = question(rig, 'forward', 'left', 'right', steps=4, allowed=0.15)
+    for _ in range(4):
+        rig.tick()
+    answer = asked.result(timeout=0)
+    assert not answer.complete
+    assert 1 <= len(answer.branches) < 3
+
+
+def test_what_if_is_answered_at_full_speed_when_the_camera_is_silent():
+    rig = Rig(what_if=0.05)
+    rig.tick()
+    asked = question(rig, 'forward', steps=20)
+    rig.run(until=rig.clock() + 3.0)
+    assert asked.result(timeout=0).complete
+
+
+def test_a_policy_branch_is_the_plan_and_its_last_action_goes_on():
+    rig = Rig()
+    rig.tick()
+    asked = question(rig, 'policy', steps=6)
+    rig.run(until=rig.clock() + 0.5)
+    (_, imagined), = asked.result(timeout=0).branches
+    assert imagined.actions[:, 0] == pytest.approx(0.4)
+    assert imagined.actions[3:, 1] == pytest.approx(0.13)
+
+
+@pytest.mark.parametrize(('frames', 'changes', 'text'), [
+    (0, {}, 'nothing has been observed'), (1, {'stamp': 5}, 'not the newest'), (1, {'goal': ''}, 'set goal')])
+def test_questions_without_an_answer_are_refused_with_the_remedy(frames, changes, text):
+    rig = Rig()
+    for _ in range(frames):
+        rig.tick()
+    asked = question(rig, 'policy', **changes)
+    rig.run(until=rig.clock() + 0.5)
+    with pytest.raises(QuestionError, match=text):
+        asked.result(timeout=0)
+
+
+def test_an_exception_in_a_branch_ends_the_question_only():
+    rig = Rig()
+    rig.tick()
+    rig.engine.failing = 'what_if'
+    asked = question(rig, 'forward')
+    assert rig.tick().tier is Tier.TWO_STEP
+    with pytest.raises(RuntimeError, match='what_if fails'):
+        asked.result(timeout=0)
+    assert rig.tick().tier is Tier.TWO_STEP
+
+
+def test_sessions_are_saved_and_loaded_between_ticks(tmp_path):
+    rig = Rig()
+    saved = rig.worker.save(tmp_path / 's')
+    rig.run()
+    with pytest.raises(ValueError, match='no frame yet'):
+        saved.result(timeout=0)
+    rig.tick()
+    saved, loaded = rig.worker.save(tmp_path / 's'), rig.worker.load(tmp_path / 's')
+    assert rig.tick().latency == pytest.approx(0.020)
+    assert saved.result(timeout=0) is None and loaded.result(timeout=0) is None
+
+
+def test_halt_voids_the_tick_in_progress():
+    rig = Rig()
+    rig.tick()
+    rig.frame()
+    answer = rig.answers[-1][0]
+    rig.responder.halt(type(answer)(0, 1, 99, Tier.STOP, Verdict.STALE_INPUT, 'camera silent', answer.counts))
+    rig.run()
+    assert [a.tier for a, _ in rig.answers] == [Tier.TWO_STEP, Tier.STOP]
+    assert rig.answers[-1][0].counts.stop == 1
+
+
+def test_the_thread_survives_everything_and_ends_when_told():
+    rig = Rig()
+    rig.engine.sleep = lambda seconds: None
+    broken = threading.Event()
+
+    def predicted(prediction):
+        broken.set()
+        raise OSError('listener')
+    rig.predicted = predicted
+    before = threading.active_count()
+    rig.worker.start()
+    rig.frame()
+    assert broken.wait(2.0)
+    broken.clear()
+    rig.frame()
+    assert broken.wait(2.0)
+    rig.worker.stop()
+    assert threading.active_count() == before
+    assert rig.worker.save(None).cancelled()
+
+
+def test_a_promise_is_not_left_hanging_when_the_thread_ends():
+    rig = Rig(what_if=0.05)
+    rig.engine.sleep = lambda seconds: None
+    rig.clock.sleep = None
+    rig.frame()
+    rig.worker.start()
+    asked = question(rig, 'forward', steps=10**6)
+    rig.worker.stop()
+    assert asked.cancelled() or asked.exception(timeout=0)

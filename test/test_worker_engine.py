@@ -1,0 +1,113 @@
+"""The worker with a real engine: faults beneath the session, recovery, what-if and files."""
+import time
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+from small_model import SMALL, small_checkpoint
+
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.answers import Observation
+from worldmodel_ros.engine.faults import FaultyBackend, Faults
+from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.engine.maneuvers import NAMES, maneuver
+from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.what_if import Branch, Question
+from worldmodel_ros.engine.worker import Worker
+
+DEADLINE = 1.0  # s; the machine may be busy
+
+
+class Driver:
+    """A worker in its thread, that is given frames one after the other."""
+
+    def __init__(self, engine):
+        self.answers, self.predictions, self.failures = [], [], []
+        self.faults = Faults()
+        engine.backend = FaultyBackend(engine.backend, self.faults)
+        self.engine = engine
+        self.worker = Worker(engine, lambda start, end: np.float32([0.1, 0.0]),
+                             Responder(self, Settings(), SMALL.step_period), self)
+        self.worker.start()
+        self.frames = 0
+
+    def answered(self, answer):
+        self.answers.append(answer)
+
+    def predicted(self, prediction):
+        self.predictions.append(prediction)
+
+    def failed(self, reason, error, restarted):
+        self.failures.append(reason)
+
+    def tick(self, episode=1):
+        """Give one frame and return its answer."""
+        self.frames += 1
+        image = np.random.default_rng(self.frames).integers(0, 256, (*SMALL.image_size, 3), dtype=np.uint8)
+        now = time.monotonic()
+        self.worker.submit(Observation(
+            image, self.frames * NS // 10, now, now + DEADLINE, episode, self.frames, 'red'))
+        end = now + 10 * DEADLINE
+        while len(self.answers) < self.frames and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        return self.answers[self.frames - 1]
+
+
+@pytest.fixture
+def driver(tmp_path):
+    engine = load(str(small_checkpoint(tmp_path)), 'torch')
+    engine.warm_up()
+    driver = Driver(engine)
+    yield driver
+    driver.worker.stop()
+
+
+def test_frames_are_answered_and_their_futures_decoded(driver):
+    for _ in range(5):
+        assert driver.tick().tier is Tier.TWO_STEP
+    prediction = driver.predictions[-1]
+    assert prediction.future.frames.shape == (SMALL.chunk_frames, *SMALL.image_size, 3)
+    assert all(prediction.timings[part] > 0.0 for part in ('encode', 'commit', 'policy', 'denoise', 'decode'))
+
+
+@pytest.mark.parametrize('fault', ['nan', 'fail'])
+def test_a_fault_stops_the_robot_and_nothing_of_it_is_left(driver, fault):
+    driver.tick()
+    setattr(driver.faults, fault, True)
+    answer = driver.tick()
+    assert (answer.tier, answer.verdict) == (Tier.STOP, Verdict.INVALID)
+    setattr(driver.faults, fault, False)
+    answers = [driver.tick() for _ in range(7)]
+    assert [a.tier for a in answers] == [Tier.STOP] * 3 + [Tier.ONE_STEP] * 3 + [Tier.TWO_STEP]
+    assert all(a.actions is None or np.isfinite(a.actions).all() for a in answers)
+
+
+def test_a_delay_is_measured_and_predicted(driver):
+    before = driver.engine.step_times.predict(2)
+    driver.faults.delay = 0.03
+    for _ in range(15):
+        driver.tick()
+    assert driver.engine.step_times.predict(2) > before + 0.1
+
+
+def test_what_if_answers_every_maneuver(driver):
+    driver.tick()
+    branches = tuple(Branch(name, 6, maneuver(name, 6)) for name in NAMES) + (Branch('policy', 6),)
+    promise = driver.worker.ask(Question(branches, 'red', time.monotonic() + 30.0))
+    wait([promise], 30.0)
+    answer = promise.result(timeout=0)
+    assert answer.complete
+    assert [name for name, _ in answer.branches] == [*NAMES, 'policy']
+    assert all(future.frames.shape[0] == 6 for _, future in answer.branches)
+
+
+def test_a_session_survives_the_way_through_a_file(driver, tmp_path):
+    driver.tick()
+    path = tmp_path / 'session.safetensors'
+    driver.worker.save(path).result(10.0)
+    driver.worker.load(path).result(10.0)
+    assert driver.tick().tier is Tier.TWO_STEP
+    path.write_bytes(b'nonsense')
+    with pytest.raises(ValueError, match='not a saved session'):
+        driver.worker.load(path).result(10.0)

@@ -1,0 +1,64 @@
+"""Faults that an engine can be made to have, to test what the rest of the system makes of them."""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Faults:
+    """
+    May be changed at any time, from any thread.
+
+    `delay`: added to every network call [s]. `nan`: the policy gives NaN. `fail`: every network call raises.
+    """
+
+    delay: float = 0.0
+    nan: bool = False
+    fail: bool = False
+
+
+class InjectedFault(RuntimeError):
+    """Raised by a network call because `Faults.fail` is set."""
+
+
+class FaultyBackend:
+    """
+    A back end whose network calls have the faults of `faults`; everything else is the wrapped one's.
+
+    Beneath the session rather than around it, so that a delay is measured, and predicted, like any other
+    slowness.
+    """
+
+    def __init__(self, backend: Any, faults: Faults) -> None:
+        self._backend = backend
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode(self, *arrays: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        return self._call(self._backend.encode, *arrays)
+
+    def block(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        return self._call(self._backend.block, *arrays)
+
+    def policy(self, *arrays: np.ndarray) -> np.ndarray:
+        plans = self._call(self._backend.policy, *arrays)
+        return np.full_like(plans, np.nan) if self._faults.nan else plans
+
+    def outcomes(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        return self._call(self._backend.outcomes, *arrays)
+
+    def decode(self, *arrays: np.ndarray) -> np.ndarray:
+        return self._call(self._backend.decode, *arrays)
+
+    def _call(self, network: Any, *arrays: np.ndarray | None) -> Any:
+        if self._faults.delay > 0.0:
+            time.sleep(self._faults.delay)
+        if self._faults.fail:
+            raise InjectedFault('fault_raise is set')
+        return network(*arrays)

@@ -1,0 +1,241 @@
+"""
+Chooses what each observation is answered with, so that the answer is never late.
+
+Quality is given up before time: the two-step model, the one-step model, the newest plan's action for the
+present moment, a stop. Times are those of a steady clock in s and are passed in; nothing here waits, measures
+or computes.
+"""
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+NS = 1_000_000_000
+
+
+class Tier(enum.IntEnum):
+    """What an observation was answered with; the values are those of ActionChunk."""
+
+    NONE = 0
+    TWO_STEP = 1
+    ONE_STEP = 2
+    REPLAN = 3
+    STOP = 4
+
+
+class Verdict(enum.IntEnum):
+    """How a tick stood against its deadline; the values are those of DeadlineStatus."""
+
+    ON_TIME = 0
+    DEGRADED = 1
+    LATE = 2
+    STALE_INPUT = 3
+    INVALID = 4
+    IDLE = 5
+
+
+STEPS = {Tier.TWO_STEP: 2, Tier.ONE_STEP: 1}  # denoising steps of the tiers that predict
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    `reserve`: kept free before the deadline, for what comes after the command has been published [s].
+    `headroom`: by how much more a better tier must fit before it is taken up again [s].
+    `recovery_ticks`: so many ticks in a row must have been on time, with that headroom, before it is.
+    """
+
+    reserve: float = 0.010
+    headroom: float = 0.003
+    recovery_ticks: int = 3
+
+    def __post_init__(self) -> None:
+        if self.reserve < 0.0 or self.headroom < 0.0 or self.recovery_ticks < 1:
+            raise ValueError(
+                f'reserve and headroom must be at least 0 and recovery_ticks at least 1, got {self}')
+
+
+class Decision(NamedTuple):
+    """
+    `finish`: predicted time of the answer. `limit`: the answer must be out by then. `headroom`: whether the
+    next better tier would have fitted too, with room to spare. `fresh`, of a REPLAN: a plan of the
+    observation itself is expected in time, only no prediction with it.
+    """
+
+    tier: Tier
+    finish: float
+    limit: float
+    headroom: bool
+    reason: str
+    fresh: bool = False
+
+
+@dataclass
+class Counts:
+    """Ticks by what they were answered with; `late`: those that the model did not finish in time."""
+
+    two_step: int = 0
+    one_step: int = 0
+    replan: int = 0
+    stop: int = 0
+    late: int = 0
+
+    def served(self, tier: Tier) -> None:
+        if tier is not Tier.NONE:
+            name = tier.name.lower()
+            setattr(self, name, getattr(self, name) + 1)
+
+
+class Ladder:
+    """
+    The state of the ladder is its best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
+
+    It goes down as soon as a tier does not fit, and up by one after `recovery_ticks` good ticks. REPLAN is no
+    state: it bridges a tick for which no prediction fits, with the plan of the observation itself if that is
+    in time, else with the last one; it ends with the first tick for which the one-step model fits, with
+    headroom. Not thread-safe.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.counts = Counts()
+        self._best = Tier.TWO_STEP
+        self._streak = 0
+        self._bridging = False
+        self._cause = ''
+
+    @property
+    def best(self) -> Tier:
+        """The best tier allowed at present."""
+        return self._best
+
+    def decide(self, now: float, due: float, predict: Callable[[int], float], has_plan: bool) -> Decision:
+        """
+        Choose the tier for an observation whose work could begin `now`, and whose answer is `due` at the
+        robot.
+
+        `predict` gives the time that an answer takes with so many denoising steps [s], 0 for a plan alone;
+        `has_plan` tells whether an earlier plan has an action for this observation.
+        """
+        limit = due - self.settings.reserve
+        finish = {tier: now + predict(steps) for tier, steps in STEPS.items()}
+        spare = {tier: at + self.settings.headroom <= limit for tier, at in finish.items()}
+        self._climb(spare)
+        if self._best is Tier.STOP:
+            return Decision(Tier.STOP, now, limit, True, self._recovering())
+        for tier in (Tier.TWO_STEP, Tier.ONE_STEP):
+            fits = spare[tier] if self._bridging else finish[tier] <= limit
+            if tier >= self._best and fits:
+                self._bridging = False
+                return self._model(tier, finish, limit, spare)
+        missing = (finish[Tier.ONE_STEP] - limit) * 1e3
+        reason = f'one step would be ready {missing:.1f} ms after the limit'
+        if missing <= 0.0:
+            reason = f'one step would be ready only {-missing:.1f} ms before the limit'
+        planned = now + predict(0)
+        return self._bridge(has_plan, min(planned, limit), limit, reason, fresh=planned <= limit)
+
+    def finished(self, decision: Decision, at: float) -> None:
+        """
+        The model did at the time `at` what the answer needs or, for a STOP, what would have been enough to
+        move: a plan.
+        """
+        if decision.tier is Tier.REPLAN:
+            return
+        good = decision.headroom and at <= decision.limit
+        self._streak = self._streak + 1 if good else 0
+
+    def overrun(self, decision: Decision | None, now: float, has_plan: bool) -> Decision:
+        """
+        The limit has come, and what was decided has not been done, or, None, nothing could be decided yet:
+        choose what to answer instead, now.
+        """
+        if decision and decision.tier is Tier.REPLAN and not decision.fresh and has_plan:
+            return decision
+        self.counts.late += 1
+        return self._bridge(has_plan, now, now, 'the model did not finish in time')
+
+    def fault(self, reason: str) -> None:
+        """The model failed or gave what cannot be used: stop until it has been good for a while."""
+        self._fall(Tier.STOP, reason)
+
+    def _model(self, tier: Tier, finish: dict[Tier, float], limit: float,
+               spare: dict[Tier, bool]) -> Decision:
+        if tier is Tier.TWO_STEP:
+            return Decision(tier, finish[tier], limit, True, '')
+        if finish[Tier.TWO_STEP] > limit:
+            missing = (finish[Tier.TWO_STEP] - limit) * 1e3
+            self._fall(Tier.ONE_STEP, f'two steps would be ready {missing:.1f} ms after the limit')
+        return Decision(tier, finish[tier], limit, spare[Tier.TWO_STEP], self._recovering())
+
+    def _recovering(self) -> str:
+        return f'{self._cause}; on time again for {self._streak} of {self.settings.recovery_ticks} ticks'
+
+    def _bridge(self, has_plan: bool, finish: float, limit: float, reason: str,
+                fresh: bool = False) -> Decision:
+        if (has_plan or fresh) and self._best is not Tier.STOP:
+            self._fall(Tier.ONE_STEP, reason)
+            self._bridging = True
+            plan = 'a plan alone is in time' if fresh else 'the last plan goes on'
+            return Decision(Tier.REPLAN, finish, limit, False, f'{reason}; {plan}', fresh)
+        if self._best is not Tier.STOP:
+            reason += ', and no plan has an action left'
+        self._fall(Tier.STOP, reason)
+        return Decision(Tier.STOP, finish, limit, False, self._cause)
+
+    def _fall(self, tier: Tier, cause: str) -> None:
+        self._best = max(self._best, tier)
+        self._streak = 0
+        self._cause = cause
+
+    def _climb(self, spare: dict[Tier, bool]) -> None:
+        if self._streak < self.settings.recovery_ticks:
+            return
+        # What ends a stop is that plans were in time, not that they are predicted to be: none can come late.
+        if self._best is Tier.STOP or self._best is Tier.ONE_STEP and spare[Tier.TWO_STEP]:
+            self._best = Tier.ONE_STEP if self._best is Tier.STOP else Tier.TWO_STEP
+            self._streak = 0
+            self._bridging = False
+
+
+class LastPlan:
+    """The newest plan that was made in time, and which of its actions is for a given observation."""
+
+    def __init__(self, step_period: float) -> None:
+        self._period = round(step_period * NS)
+        self.forget()
+
+    def remember(self, actions: np.ndarray, stamp: int) -> None:
+        """
+        Take `actions` (T, A), the first of which is for the observation `stamp` [ns], as the newest plan.
+        """
+        self._actions, self._stamp, self._index, self._served = actions, stamp, 0, stamp
+
+    def forget(self) -> None:
+        """Drop the plan: it was for another goal, or another episode."""
+        self._actions: np.ndarray | None = None
+
+    def has_action(self, stamp: int) -> bool:
+        """Tell whether there is an action for the observation `stamp` [ns]."""
+        return self._actions is not None and self._due(stamp) < len(self._actions)
+
+    def rest(self, stamp: int) -> np.ndarray | None:
+        """
+        Return the actions from the observation `stamp` [ns] on, (1 to T, A), or None where the plan has come
+        to its end.
+
+        No action serves two observations, however close they are.
+        """
+        if not self.has_action(stamp):
+            return None
+        self._index, self._served = self._due(stamp), stamp
+        return self._actions[self._index:]
+
+    def _due(self, stamp: int) -> int:
+        if stamp == self._served:
+            return self._index
+        return max(self._index + 1, round((stamp - self._stamp) / self._period))

@@ -1,0 +1,178 @@
+"""Sees to it that every observation is answered at most once, and never late."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from .answers import Answer, Listener, Observation
+from .ladder import STEPS, Counts, Decision, Ladder, LastPlan, Settings, Tier, Verdict
+
+
+class Responder:
+    """
+    Between the thread that runs the model and the timer that cannot wait for it: who comes first, answers.
+
+    The methods may be called from any thread.
+    """
+
+    def __init__(self, listener: Listener, settings: Settings, step_period: float,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._listener, self._clock = listener, clock
+        self._lock = threading.Lock()
+        self._ladder = Ladder(settings)
+        self._plan = LastPlan(step_period)
+        self._open: Observation | None = None  # the one that is to be answered and is not yet
+        self._finish = 0.0  # predicted, of the newest observation
+        self._planned = 0.0  # when it had a plan
+        self._decision: Decision | None = None  # on it, once it is being worked on
+
+    @property
+    def settings(self) -> Settings:
+        return self._ladder.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        with self._lock:
+            self._ladder.settings = settings
+
+    @property
+    def best(self) -> Tier:
+        """
+        The best tier allowed at present; STOP: the robot is kept standing until the model has been good
+        again.
+        """
+        return self._ladder.best
+
+    @property
+    def counts(self) -> Counts:
+        """Ticks by what they were answered with."""
+        with self._lock:
+            return replace(self._ladder.counts)
+
+    def open(self, observation: Observation) -> None:
+        """Take an observation as the one that is to be answered. One that still was is not any more."""
+        with self._lock:
+            if self._open:
+                self._answer(
+                    self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
+            self._open = observation if observation.wants_answer else None
+            self._finish = observation.due
+            self._decision = None
+
+    def close(self) -> None:
+        """Leave unanswered what has not been answered."""
+        with self._lock:
+            self._open = None
+
+    def decide(self, observation: Observation, begun: float,
+               predict: Callable[[int], float]) -> Decision | None:
+        """
+        Choose the tier for work that has `begun`, and answer at once where the model is not waited for.
+
+        `predict` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
+        in, and nothing is predicted from it.
+        """
+        with self._lock:
+            limit = observation.due - self.settings.reserve
+            if observation.stale:
+                self._report(observation, Verdict.STALE_INPUT, observation.stale)
+                return None
+            if not observation.goal:
+                self._report(observation, Verdict.IDLE, 'no goal')
+                tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), None)
+                return tier and Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
+            if self._open is not observation:
+                return None
+            decision = self._ladder.decide(
+                begun, observation.due, predict, self._plan.has_action(observation.stamp))
+            self._finish = decision.finish
+            self._decision = decision
+            if decision.tier is Tier.STOP:
+                self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+            return decision
+
+    def planned(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
+        """
+        Take the plan (T, A) of an observation: what the monitor falls back to from now on, if it was in time.
+        """
+        with self._lock:
+            self._planned = self._clock()
+            if self._planned <= decision.limit:
+                self._plan.remember(plan, observation.stamp)
+            if decision.tier is Tier.REPLAN:
+                self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+
+    def finished(self, observation: Observation, decision: Decision, plan: np.ndarray) -> bool:
+        """Answer with the plan of a model that has finished; return whether it was still wanted."""
+        with self._lock:
+            verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
+            answered = self._answer(observation, decision.tier, verdict, decision.reason, plan)
+            self._ladder.finished(decision, self._planned if decision.tier is Tier.STOP else self._clock())
+            return answered
+
+    def overdue(self) -> None:
+        """The newest observation must be answered now: do it without the model, if that has not answered."""
+        with self._lock:
+            observation = self._open
+            if observation is None:
+                return
+            decision = self._ladder.overrun(
+                self._decision, self._clock(), self._plan.has_action(observation.stamp))
+            verdict = Verdict.DEGRADED if decision is self._decision else Verdict.LATE
+            self._answer(observation, decision.tier, verdict, decision.reason)
+
+    def fault(self, observation: Observation, reason: str) -> None:
+        """The model failed on an observation: stop, until it has been good for a while."""
+        with self._lock:
+            self._ladder.fault(reason)
+            self._plan.forget()
+            if self._open is observation:
+                self._answer(observation, Tier.STOP, Verdict.INVALID, reason)
+            else:
+                self._report(observation, Verdict.INVALID, reason)
+
+    def halt(self, answer: Answer) -> None:
+        """
+        Stop without an observation: `answer` goes out as it is, and what was to be answered is not any more.
+        """
+        with self._lock:
+            self._open = None
+            self._plan.forget()
+            self._ladder.counts.served(answer.tier)
+            self._listener.answered(replace(answer, counts=replace(self._ladder.counts)))
+
+    def forget_plan(self) -> None:
+        """Drop the plan: it was for another goal, or another past."""
+        with self._lock:
+            self._plan.forget()
+
+    def _answer(self, observation: Observation, tier: Tier, verdict: Verdict, reason: str,
+                plan: np.ndarray | None = None) -> bool:
+        if self._open is not observation:
+            return False
+        self._open = None
+        actions = self._plan.rest(observation.stamp) if tier is Tier.REPLAN else plan
+        if tier is Tier.REPLAN and actions is None:
+            tier = Tier.STOP
+        # Half of the reserve is for the lateness of the fallback, the other half belongs to those who come
+        # after.
+        last = observation.due - self.settings.reserve / 2
+        if tier not in (Tier.STOP, Tier.NONE) and self._clock() > last:
+            self._ladder.counts.late += verdict is not Verdict.LATE
+            tier, verdict, actions = Tier.NONE, Verdict.LATE, None
+            reason = 'even the fallback would have been late: the machine is overloaded; nothing is commanded'
+        self._ladder.counts.served(tier)
+        self._report(observation, verdict, reason, tier, actions)
+        return tier is not Tier.NONE
+
+    def _report(self, observation: Observation, verdict: Verdict, reason: str, tier: Tier = Tier.NONE,
+                actions: np.ndarray | None = None) -> None:
+        received = observation.received
+        self._listener.answered(Answer(
+            observation.stamp, observation.episode, observation.sequence, tier, verdict, reason,
+            replace(self._ladder.counts), actions, observation.due - received, self._clock() - received,
+            self._finish - received))

@@ -1,0 +1,192 @@
+"""The thread that owns a session: takes in observations, answers them, and uses the time that is left."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future as Promise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .answers import Listener, Observation, Prediction
+from .ladder import STEPS, Decision
+from .responder import Responder
+from .spare_time import SpareTime
+from .what_if import Question
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .session import Session
+
+
+class OutputError(RuntimeError):
+    """The model gave something that cannot be used."""
+
+
+class Worker:
+    """
+    One observation waits at most, the newest. The public methods may be called from any thread.
+
+    `executed(start, end)` returns the mean action, float32 (A,), that was executed between two stamps [ns];
+    `start` is None for the first observation of an episode.
+    """
+
+    def __init__(self, engine: Engine, executed: Callable[[int | None, int], np.ndarray],
+                 responder: Responder, listener: Listener,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._executed, self._responder = engine, executed, responder
+        self._listener, self._clock = listener, clock
+        self._session: Session = engine.open_session()
+        self._spare_time = SpareTime(engine.step_times, engine.spec.step_period, listener, clock)
+        self._wake = threading.Condition()
+        self._slot: Observation | None = None
+        self._expected: float | None = None  # when the next observation comes, steady time in s
+        self._news = False  # something was handed in since the last look
+        self._running = False
+        self._thread: threading.Thread | None = None
+        self._episode: int | None = None
+        self._committed: int | None = None  # stamp of the session's newest observation, ns
+        self._goal = ''
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """
+        End the thread after the network call in progress; what was asked and is not answered is given up.
+        """
+        with self._wake:
+            self._running = False
+            self._slot = None
+            self._stir()
+        if self._thread:
+            self._thread.join()
+        self._responder.close()
+        self._spare_time.cancel()
+
+    def submit(self, observation: Observation) -> bool:
+        """Hand over an observation; return whether one that had not been begun was dropped for it."""
+        self._responder.open(observation)
+        with self._wake:
+            dropped, self._slot = self._slot is not None, observation
+            self._expected = observation.received + self._engine.spec.step_period
+            self._stir()
+        return dropped
+
+    def ask(self, question: Question) -> Promise:
+        """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
+        return self._enqueue(lambda: self._spare_time.ask(question))
+
+    def save(self, path: Path) -> Promise:
+        """Have the session written to a file."""
+        return self._enqueue(lambda: self._spare_time.call(lambda session: session.save(path)))
+
+    def load(self, path: Path) -> Promise:
+        """Have the session replaced by one from a file. The promise raises ValueError if it does not fit."""
+        def load(session: Session) -> None:
+            session.load(path)
+            self._responder.forget_plan()
+        return self._enqueue(lambda: self._spare_time.call(load))
+
+    def step(self) -> float | None:
+        """Do the most urgent piece of work; return how long there is none [s], None for until woken."""
+        with self._wake:
+            observation, self._slot, self._news = self._slot, None, False
+        if observation is None:
+            return self._spare_time.step(self._session, self._committed, self._expected)
+        self._tick(observation)
+        return 0.0
+
+    def _run(self) -> None:
+        while self._running:
+            try:
+                patience = self.step()
+            except Exception as error:  # whatever it is, the robot needs its next answer
+                self._listener.failed(f'{type(error).__name__}: {error}', error, False)
+                continue
+            with self._wake:
+                if self._running and not self._news and patience != 0.0:
+                    self._wake.wait(patience)
+
+    def _stir(self) -> None:
+        self._news = True
+        self._wake.notify()
+
+    def _enqueue(self, hand_in: Callable[[], Promise]) -> Promise:
+        with self._wake:
+            if self._running:
+                promise = hand_in()
+                self._stir()
+                return promise
+        promise = Promise()
+        promise.cancel()
+        return promise
+
+    def _tick(self, observation: Observation) -> None:
+        begun = self._clock()
+        self._spare_time.show(None)
+        try:
+            self._begin(observation)
+            decision = self._responder.decide(observation, begun, self._engine.step_times.predict)
+            self._session.observe(observation.image, self._executed(self._committed, observation.stamp))
+            self._committed = observation.stamp
+            if decision and self._slot is None:
+                self._look_ahead(observation, decision, begun)
+        except Exception as error:
+            self._fail(observation, error)
+
+    def _begin(self, observation: Observation) -> None:
+        if observation.episode != self._episode:
+            self._session.reset()
+            self._episode, self._committed = observation.episode, None
+            self._responder.forget_plan()
+        if observation.goal != self._goal:
+            self._goal = observation.goal
+            self._responder.forget_plan()
+
+    def _look_ahead(self, observation: Observation, decision: Decision, begun: float) -> None:
+        start = self._clock()
+        plan = self._plan(observation)
+        planned = self._clock()
+        if observation.goal:
+            self._responder.planned(observation, decision, plan)
+        if self._slot is not None:
+            return
+        # Below the one-step tier this is a trial: without measuring it, it could not be found fast enough
+        # again.
+        future = self._session.imagine(plan, steps=STEPS.get(decision.tier, 1))
+        _require_finite(future.collision_risk, 'the collision risk')
+        imagined = self._clock()
+        if not observation.goal or self._responder.finished(observation, decision, plan):
+            measured = self._session.timings
+            self._spare_time.show(Prediction(observation, decision.tier, future, {
+                'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
+                'commit': measured.get('commit', 0.0), 'policy': planned - start,
+                'denoise': imagined - planned, 'total': imagined - observation.received,
+                'predicted': decision.finish - observation.received}))
+
+    def _plan(self, observation: Observation) -> np.ndarray:
+        spec = self._engine.spec
+        if not observation.goal:
+            return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        plan = self._session.plan(observation.goal)
+        _require_finite(plan, 'the plan')
+        return plan
+
+    def _fail(self, observation: Observation, error: Exception) -> None:
+        reason = f'{type(error).__name__}: {error}'
+        self._responder.fault(observation, reason)
+        # Not a reset: whatever is broken in the old session is to be gone.
+        self._session = self._engine.open_session()
+        self._episode = self._committed = None
+        self._listener.failed(reason, error, True)
+
+
+def _require_finite(values: np.ndarray, what: str) -> None:
+    if not np.isfinite(values).all():
+        raise OutputError(f'{what} is not finite')
