@@ -81,7 +81,7 @@ def markers(world: World, stamp: int) -> MarkerArray:
         size = prop.radius * (math.sqrt(2) if prop.shape == 'box' else 2)
         marker = _marker('objects', number, stamp, (size, size, prop.height), prop.rgb)
         marker.type = Marker.CUBE if prop.shape == 'box' else Marker.CYLINDER
-        marker.pose = _pose(x, y, prop.yaw, prop.height / 2)
+        marker.pose = _pose(x, y, world.heading(prop.colour), prop.height / 2)
         marker.text = prop.colour
         result.markers.append(marker)
     scene = world.scene

@@ -1,0 +1,148 @@
+"""The life of the world model node: transitions, failures, parameters, what is left behind."""
+import gc
+import threading
+
+import pytest
+from fake_engine import FakeEngine
+from rclpy.parameter import Parameter
+from world_model_rig import MOTION, Rig, active, open_files, rig, wait_for
+
+from worldmodel_ros.msg import ActionChunk, DeadlineStatus
+
+pytestmark = pytest.mark.ros
+
+
+def change(node, **values):
+    return node.subject.set_parameters_atomically(
+        [Parameter(name, value=value) for name, value in values.items()])
+
+
+def test_an_engine_that_cannot_be_loaded_fails_configure_with_its_text_and_leaves_the_node_alive(capfd):
+    def load(model, backend, threads):
+        raise RuntimeError(f'no model {model!r}: choose another one')
+    with rig(load_engine=load, model='huge') as node:
+        assert not node.change('configure')
+        assert node.state == 'unconfigured'
+        assert "no model 'huge': choose another one" in capfd.readouterr().err
+        node.subject._load_engine = lambda model, backend, threads: node.engine
+        assert change(node, model='tiny').successful
+        assert node.change('configure', 'activate')
+
+
+def test_an_engine_that_fails_in_warm_up_fails_configure():
+    with rig() as node:
+        node.engine.warm_up = lambda: 1 / 0
+        assert not node.change('configure')
+        assert node.state == 'unconfigured'
+        del node.engine.warm_up
+        assert node.change('configure')
+
+
+def test_the_parameters_choose_the_engine():
+    asked = []
+
+    def load(model, backend, threads):
+        asked.append((model, backend, threads))
+        return FakeEngine()
+    with rig('configure', load_engine=load, model='/some/folder', backend='onnx', threads=2):
+        assert asked == [('/some/folder', 'onnx', 2)]
+
+
+def test_what_belongs_to_the_engine_is_fixed_while_it_is_there():
+    with rig('configure') as node:
+        for name, value in (('model', 'other'), ('backend', 'torch'), ('threads', 4),
+                            ('image_transport', 'compressed'), ('executed_action_topic', 'x')):
+            refused = change(node, **{name: value})
+            assert not refused.successful and 'deactivate and clean it up' in refused.reason
+        assert node.change('cleanup')
+        assert change(node, model='other', threads=4).successful
+
+
+def test_every_parameter_is_described():
+    with rig() as node:
+        names = list(node.subject._settings)
+        described = node.subject.describe_parameters(names)
+        assert len(names) > 20
+        assert all(d.description for d in described)
+
+
+def test_a_goal_that_the_model_does_not_know_fails_configure(capfd):
+    with rig(goal='') as node:
+        assert change(node, goal='purple').successful
+        assert not node.change('configure')
+        assert 'red, green, blue, yellow' in capfd.readouterr().err
+
+
+def test_inactive_nodes_do_not_observe_and_do_not_command():
+    with rig('configure', goal='red') as node:
+        node.film(0.4)
+        assert not node.engine.sessions
+        assert not node.messages()
+        assert node.report()[1] == 'not active'
+
+
+def test_deactivation_asks_for_a_stop_as_its_last_word():
+    with active() as node:
+        node.film(0.4)
+        assert node.change('deactivate')
+        wait_for(lambda: node.messages()[-1].tier == ActionChunk.TIER_STOP, 'a stop')
+        stop = node.messages()[-1]
+        assert stop.sequence == max(m.sequence for m in node.messages())
+        node.film(0.3)
+        assert node.messages()[-1] == stop
+        wait_for(lambda: node.statuses[-1].verdict == DeadlineStatus.IDLE, 'the report')
+
+
+def test_reactivation_begins_a_new_episode_with_a_new_session():
+    with active() as node:
+        node.film(0.4)
+        first = node.messages()[0].episode_id
+        assert node.change('deactivate', 'activate')
+        node.film(0.4)
+        assert node.messages()[-1].episode_id > first
+        assert node.messages()[-1].tier in MOTION
+        assert node.statuses[-1].two_step <= 4
+        assert len(node.engine.sessions) == 2
+
+
+def test_twenty_lives_leave_nothing_behind():
+    with rig() as node:
+        def live():
+            assert node.change('configure', 'activate')
+            node.images.publish(node.image())
+            assert node.change('deactivate', 'cleanup')
+            gc.collect()
+            return (threading.active_count(), len(list(node.subject.subscriptions)),
+                    len(list(node.subject.publishers)), len(list(node.subject.timers)), gc.get_freeze_count())
+        live()
+        before, files = live(), open_files()
+        for _ in range(18):
+            after = live()
+        assert after == before
+        assert open_files() <= files + 2
+        assert len(node.engine.sessions) == 20
+
+
+def test_the_end_of_the_process_stops_the_robot():
+    node = Rig()
+    try:
+        assert node.change('configure', 'activate')
+        node.set_goal('red')
+        node.film(0.4)
+        assert node.spinning[0].node.trigger_shutdown()
+        wait_for(lambda: node.messages()[-1].tier == ActionChunk.TIER_STOP, 'a stop')
+        assert node.state == 'finalized'
+    finally:
+        node.close()
+
+
+def test_reset_begins_a_new_episode_with_the_next_image():
+    with active() as node:
+        node.film(0.4)
+        before = node.messages()[-1].episode_id
+        assert node.trigger('reset').success
+        node.film(0.3)
+        assert node.messages()[-1].episode_id > before
+        assert node.change('deactivate')
+        refused = node.trigger('reset')
+        assert not refused.success and 'activate it' in refused.message

@@ -1,0 +1,216 @@
+"""Runs a world model node with an engine of the test's own, plays its camera and robot, and listens to it."""
+import contextlib
+import os
+import threading
+import time
+from array import array
+
+import numpy as np
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from fake_engine import FakeEngine
+from geometry_msgs.msg import Twist, TwistStamped
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.experimental.events_executor import EventsExecutor
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
+from visualization_msgs.msg import MarkerArray
+
+from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
+from worldmodel_ros.nodes.images import to_jpeg
+from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED
+from worldmodel_ros.nodes.world_model_messages import nanoseconds, time_message
+from worldmodel_ros.nodes.world_model_node import WorldModelNode
+
+NS = 1_000_000_000
+DEADLINE = 20.0  # s, for anything to happen on a busy machine
+TRANSITIONS = {'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
+               'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
+# Tiers that move the robot: which of them depends on what else the machine does.
+MOTION = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP, ActionChunk.TIER_REPLAN)
+# The shares of the tiny model on one core.
+TINY = {'encode': 0.002, 'commit': 0.004, 'policy': 0.001, 'denoise': 0.005, 'decode': 0.004,
+        'what_if': 0.005}
+
+
+class Spinning:
+    """A node and the thread that spins it."""
+
+    def __init__(self, node, executor):
+        self.node, self.executor, self.running = node, executor, True
+        executor.add_node(node)
+        self.thread = threading.Thread(target=self._spin, daemon=True)
+        self.thread.start()
+
+    def _spin(self):
+        while self.running:
+            self.executor.spin_once(timeout_sec=0.05)
+
+    def close(self):
+        self.running = False
+        self.thread.join()
+        self.executor.remove_node(self.node)
+        self.executor.shutdown()
+        self.node.destroy_node()
+
+
+class Rig:
+    """
+    Messages of the node are kept in `received[topic]`, each with the steady time of its arrival.
+
+    Deeper queues than a robot's, so that no message can hide behind a later one.
+    """
+
+    def __init__(self, load_engine=None, namespace='', **parameters):
+        self.context = Context()
+        rclpy.init(context=self.context)
+        self.engine = FakeEngine(time.sleep, **TINY)
+        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        self.subject = WorldModelNode(
+            load_engine or (lambda model, backend, threads: self.engine), context=self.context,
+            parameter_overrides=overrides, namespace=namespace)
+        self.tester = Node('tester', context=self.context, namespace=namespace)
+        create = self.tester.create_publisher
+        self.images = create(Image, 'camera/image_raw', CAMERA)
+        self.compressed = create(CompressedImage, 'camera/image_raw/compressed', CAMERA)
+        self.twists = create(TwistStamped, 'cmd_vel', COMMAND)
+        self.plain_twists = create(Twist, 'cmd_vel_plain', COMMAND)
+        self.goals = create(String, 'goal', LATCHED)
+        self.received = {}
+        for topic, kind in (('action_chunk', ActionChunk), ('deadline_status', DeadlineStatus),
+                            ('predicted_future', PredictedFuture),
+                            ('predicted_image/compressed', CompressedImage),
+                            ('predicted_path', MarkerArray), ('/diagnostics', DiagnosticArray)):
+            messages = self.received[topic] = []
+            self.tester.create_subscription(
+                kind, topic, lambda m, messages=messages: messages.append((time.monotonic(), m)),
+                QoSProfile(depth=1000))
+        self.clients = {}
+        self.value = 0
+        self.spinning = [Spinning(self.subject, EventsExecutor(context=self.context)),
+                         Spinning(self.tester, SingleThreadedExecutor(context=self.context))]
+
+    def close(self):
+        for spinning in self.spinning:
+            spinning.close()
+        rclpy.shutdown(context=self.context)
+
+    def call(self, kind, name, request, timeout=DEADLINE):
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = self.tester.create_client(kind, f'world_model_node/{name}')
+        assert client.wait_for_service(timeout)
+        future = client.call_async(request)
+        wait_for(future.done, f'an answer of {name}', timeout)
+        return future.result()
+
+    def change(self, *transitions):
+        """Take lifecycle transitions; return whether all succeeded."""
+        succeeded = []
+        for name in transitions:
+            request = ChangeState.Request(transition=Transition(id=TRANSITIONS[name]))
+            succeeded.append(self.call(ChangeState, 'change_state', request).success)
+        return all(succeeded)
+
+    @property
+    def state(self):
+        return self.call(GetState, 'get_state', GetState.Request()).current_state.label
+
+    def trigger(self, name):
+        return self.call(Trigger, name, Trigger.Request())
+
+    def messages(self, topic='action_chunk'):
+        return [message for _, message in self.received[topic]]
+
+    @property
+    def statuses(self):
+        return self.messages('deadline_status')
+
+    def set_goal(self, goal):
+        self.goals.publish(String(data=goal))
+        wait_for(lambda: self.subject._goal == goal, f'the goal {goal}')
+
+    def image(self, stamp=None, value=None, size=(64, 64), encoding='rgb8'):
+        """Return an image that differs from the last one, unless `value` says what is in it."""
+        self.value = (self.value + 1) % 256 if value is None else value
+        height, width = size
+        message = Image(height=height, width=width, encoding=encoding, step=width * 3,
+                        data=array('B', np.full((height, width, 3), self.value, np.uint8).tobytes()))
+        message.header.stamp = time_message(self.now() if stamp is None else stamp)
+        message.header.frame_id = 'camera_optical_frame'
+        return message
+
+    def jpeg(self, stamp=None):
+        self.value = (self.value + 1) % 256
+        return to_jpeg(np.full((64, 64, 3), self.value, np.uint8),
+                       time_message(self.now() if stamp is None else stamp), 'camera_optical_frame')
+
+    def now(self):
+        return self.tester.get_clock().now().nanoseconds
+
+    def film(self, seconds, rate=10.0, publish=None):
+        """Be a camera for so long; `publish` sends one image."""
+        publish = publish or (lambda: self.images.publish(self.image()))
+        start = time.monotonic()
+        for k in range(round(seconds * rate)):
+            publish()
+            time.sleep(max(0.0, start + (k + 1) / rate - time.monotonic()))
+
+    def drive(self, v=0.3, w=0.0):
+        message = TwistStamped()
+        message.twist.linear.x, message.twist.angular.z = v, w
+        self.twists.publish(message)
+        wait_for(lambda: self.subject._executed.moving == bool(v or w), 'the executed action')
+
+    def refused(self):
+        return {key.removeprefix('refused: '): count for key, count in self.subject.refusals.values().items()}
+
+    def report(self):
+        """Return level, text and values of the next report on /diagnostics."""
+        have = len(self.received['/diagnostics'])
+        wait_for(lambda: len(self.received['/diagnostics']) > have, 'diagnostics')
+        status, = self.messages('/diagnostics')[-1].status
+        return status.level, status.message, {value.key: value.value for value in status.values}
+
+
+def wait_for(condition, what, timeout=DEADLINE):
+    """Wait for a condition; fail with `what` it was."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError(f'waited {timeout} s in vain for {what}')
+
+
+@contextlib.contextmanager
+def rig(*transitions, goal='', load_engine=None, namespace='', **parameters):
+    """Run a node to the end of the block; after `transitions`, with a goal if there is one."""
+    subject = Rig(load_engine, namespace, **parameters)
+    try:
+        assert subject.change(*transitions)
+        if goal:
+            subject.set_goal(goal)
+        yield subject
+    finally:
+        subject.close()
+
+
+def active(goal='red', **options):
+    """Run an active node with a goal."""
+    return rig('configure', 'activate', goal=goal, **options)
+
+
+def stamp_of(message):
+    return nanoseconds(message.header.stamp)
+
+
+def open_files():
+    return len(os.listdir('/proc/self/fd'))

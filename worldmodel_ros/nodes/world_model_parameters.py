@@ -1,0 +1,99 @@
+"""The parameters of the world model node, and what they mean for the engine."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from worldmodel_ros.engine.faults import Faults
+from worldmodel_ros.engine.ladder import Settings
+from worldmodel_ros.nodes.parameters import Param
+
+BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
+TRANSPORTS = ('raw', 'compressed')
+_LADDER = Settings()
+
+# Changing these would need another engine or other subscriptions.
+_FIXED_WHILE_CONFIGURED = (
+    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote'),
+    Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU',
+          choices=BACKENDS),
+    Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine',
+          low=1, high=256),
+    Param('image_transport', 'raw',
+          'raw takes camera/image_raw, compressed takes camera/image_raw/compressed', choices=TRANSPORTS),
+    Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes'),
+    Param('enable_stamped_cmd_vel', True, 'take the executed actions as TwistStamped rather than Twist'),
+    Param('base_frame', 'base_link', 'frame of the commands and of the predicted paths'),
+)
+
+_CHANGEABLE = (
+    Param('deadline_s', 0.05, 'age of the observation (ROS time) at which the robot must have the command',
+          low=0.001, high=10.0),
+    Param('reserve_s', _LADDER.reserve, 'part of deadline_s kept for the gate and the transport: where the '
+          'model has not finished by deadline_s - reserve_s, the last plan goes on', low=0.0, high=1.0),
+    Param('headroom_s', _LADDER.headroom,
+          'by how much more a better tier must fit before it is taken up again', low=0.0, high=1.0),
+    Param('recovery_ticks', _LADDER.recovery_ticks,
+          'so many ticks in a row must be on time before a better tier is taken up again', low=1, high=1000),
+    Param('tick_tolerance_s', 0.02,
+          'an image may come so much earlier than one step period after the last one used', low=0.0,
+          high=1.0),
+    Param('time_jump_s', 1.0, 'a gap in the stamps, or a step back, of more than this begins a new episode',
+          low=0.1, high=3600.0),
+    Param('future_tolerance_s', 0.1, 'how far in the future an image may be stamped, for clocks that differ '
+          'a little and for a coarse /clock', low=0.0, high=10.0),
+    Param('camera_timeout_s', 0.25, 'time without an image (steady clock) after which the robot is stopped',
+          low=0.01, high=60.0),
+    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the picture has not changed for so long '
+          'although the executed command moves it; 0 turns this off, for a camera without any noise',
+          low=0.0, high=60.0),
+    Param('frozen_camera_recovery', 3,
+          'images to wait, once the picture changes again, before driving goes on', low=1, high=1000),
+    Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
+    Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
+    Param('session_directory', '', 'folder for relative paths in ~/save_session and ~/load_session; empty: '
+          'worldmodel_sessions in $ROS_HOME or ~/.ros'),
+    Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0),
+    Param('fault_nan', False, 'for tests: the plan is NaN'),
+    Param('fault_raise', False, 'for tests: every network call fails'),
+    Param('realtime_priority', 0, 'SCHED_FIFO priority of the threads that receive and answer, 0 for none',
+          low=0, high=99, read_only=True),
+)
+
+
+def parameters(configured: Callable[[], bool],
+               goal_refusal: Callable[[str], str | None]) -> tuple[Param, ...]:
+    """
+    Return the parameters of a node.
+
+    `configured` tells whether the node has an engine by now; `goal_refusal` returns why a goal cannot be set,
+    or None.
+    """
+    def fixed(value: Any) -> str | None:
+        if not configured():
+            return None
+        return 'fixed while the node is configured: deactivate and clean it up, set it, configure it again'
+
+    return (*(Param(**{**vars(param), 'check': fixed}) for param in _FIXED_WHILE_CONFIGURED),
+            Param('goal', '',
+                  'what to drive to: one of the goals of the model; empty: look, and command nothing',
+                  check=goal_refusal),
+            *_CHANGEABLE)
+
+
+def inconsistency(values: Mapping[str, Any]) -> str | None:
+    """Return why the parameters do not go together, or None."""
+    if not values['reserve_s'] < values['deadline_s']:
+        return (f'reserve_s ({values["reserve_s"]} s) must be less than deadline_s '
+                f'({values["deadline_s"]} s), or no model could ever answer')
+    return None
+
+
+def set_faults(faults: Faults, values: Mapping[str, Any]) -> None:
+    """Make the engine as faulty as the parameters say."""
+    faults.delay = values['fault_delay_ms'] / 1e3
+    faults.nan, faults.fail = values['fault_nan'], values['fault_raise']
+
+
+def ladder_settings(values: Mapping[str, Any]) -> Settings:
+    """Return the settings of the deadline ladder."""
+    return Settings(values['reserve_s'], values['headroom_s'], values['recovery_ticks'])

@@ -1,0 +1,223 @@
+"""
+The services of the world model that take a while: what-if questions, sessions to and from files.
+
+They are served by an executor and a thread of their own, because rclpy has no answer that is given later: on
+the node's own executor a question would hold up its images. The work itself is done by the engine's thread,
+between two ticks.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, TimeoutError as TimeUp
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
+
+from worldmodel_ros.engine.maneuvers import NAMES, maneuver, path
+from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+from worldmodel_ros.engine.worker import Worker
+from worldmodel_ros.msg import ActionChunk, WhatIfBranch
+from worldmodel_ros.nodes import world_model_messages as messages
+from worldmodel_ros.srv import SessionFile, WhatIf
+
+MAX_STEPS = 200          # of one branch
+MAX_BRANCHES = 32
+_FILE_TIMEOUT = 5.0      # s
+_GRACE = 1.0             # s, for the engine to notice that a question's time is over
+_SUFFIX = '.safetensors'
+_BASE = ('linear.x', 'angular.z')  # what the named sequences are for
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered; the text is the answer's message."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s]."""
+
+    worker: Worker
+    spec: object
+    goal: str
+    camera_frame: str
+    base_frame: str
+    horizon: float
+    timeout: float
+    directory: Path
+
+
+class SlowServices:
+    """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node."""
+
+    def __init__(self, node: LifecycleNode, context: Callable[[], Context | None]) -> None:
+        """`context` returns None while the node is not active."""
+        self._context = context
+        # Without the global arguments: they would give it the name of the node that it serves for.
+        self._node = Node(f'_{node.get_name()}_services', namespace=node.get_namespace(),
+                          context=node.context, use_global_arguments=False, enable_rosout=False,
+                          start_parameter_services=False)
+        for kind, name, answer in (
+                (WhatIf, 'what_if', self._what_if), (SessionFile, 'save_session', self._save),
+                (SessionFile, 'load_session', self._load)):
+            self._node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
+        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name='services', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the request in progress and end."""
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass
+
+    def _contained(self, answer: Callable) -> Callable:
+        def serve(request: object, response: object) -> object:
+            try:
+                context = self._context()
+                if context is None:
+                    raise RequestError(
+                        'the node is not active: ros2 lifecycle set NODE configure, then activate')
+                answer(context, request, response)
+            except (RequestError, QuestionError) as error:
+                response.success, response.message = False, str(error)
+            except CancelledError:
+                response.success, response.message = False, 'the node was deactivated meanwhile'
+            except Exception as error:  # an executor that lets it through ends, and the services with it
+                self._node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
+                response.success, response.message = False, f'{type(error).__name__}: {error}'
+            return response
+        return serve
+
+    def _what_if(self, context: Context, request: WhatIf.Request, response: WhatIf.Response) -> None:
+        start = time.monotonic()
+        response.step_period = context.spec.step_period
+        question = to_question(context, request, start)
+        promise = context.worker.ask(question)
+        answer = promise.result(max(0.0, question.due - time.monotonic()) + _GRACE)
+        response.header = messages.header(answer.stamp, context.camera_frame)
+        response.branches = [_branch(context, name, future, answer.stamp, question.goal)
+                             for name, future in answer.branches]
+        response.deadline_exceeded = not answer.complete
+        response.success = bool(answer.branches)
+        if response.deadline_exceeded:
+            response.message = (
+                f'the deadline passed after {len(answer.branches)} of {len(question.branches)} branches: '
+                'allow more time, or ask for fewer or shorter ones')
+        response.elapsed = time.monotonic() - start
+
+    def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
+        target = _file(context, request.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f'.{target.name}.part')
+        try:
+            _wait(context.worker.save(unfinished))
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        response.success, response.message = True, str(target)
+
+    def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
+        source = _file(context, request.path)
+        if not source.is_file():
+            raise RequestError(f'{source} does not exist: give the path that ~/save_session answered')
+        _wait(context.worker.load(source))
+        response.success, response.message = True, str(source)
+
+
+def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
+    """Return the question of a request that came `now` (steady, s). Raises RequestError."""
+    spec = context.spec
+    goal = request.goal or context.goal
+    if goal and goal not in spec.goals:
+        raise RequestError(f'goal {goal!r} is unknown: use one of {", ".join(spec.goals)}')
+    allowed = request.deadline.sec + request.deadline.nanosec / 1e9
+    if allowed < 0.0:
+        raise RequestError(f'deadline is {allowed} s: give a time from now on, or 0 for none')
+    branches = tuple(_branches(context, request))
+    if not branches:
+        raise RequestError(f'no branch: give names ({", ".join(NAMES)}, policy) or explicit actions')
+    if len(branches) > MAX_BRANCHES or any(branch.steps > MAX_STEPS for branch in branches):
+        raise RequestError(f'too long: at most {MAX_BRANCHES} branches of {MAX_STEPS} steps')
+    return Question(branches, goal, now + (allowed or context.timeout),
+                    messages.nanoseconds(request.observation_stamp))
+
+
+def _branches(context: Context, request: WhatIf.Request) -> Iterator[Branch]:
+    spec = context.spec
+    horizon = request.horizon or context.horizon
+    if not (math.isfinite(horizon) and 0.0 < horizon <= MAX_STEPS * spec.step_period):
+        raise RequestError(f'horizon is {request.horizon}: give up to {MAX_STEPS * spec.step_period:g} s, '
+                           f'or 0 for {context.horizon:g} s')
+    steps = max(1, round(horizon / spec.step_period))
+    for name in request.names:
+        if name == 'policy':
+            yield Branch(name, steps)
+        elif name not in NAMES:
+            raise RequestError(f'name {name!r} is unknown: use one of {", ".join(NAMES)}, policy')
+        elif tuple(spec.action_names) != _BASE:
+            raise RequestError(f'name {name!r} is for a base ({", ".join(_BASE)}), and this model moves '
+                               f'{", ".join(spec.action_names)}: give explicit actions')
+        else:
+            yield Branch(name, steps, maneuver(name, steps))
+    for number, chunk in enumerate(request.actions):
+        actions = _explicit(spec, chunk, f'actions[{number}]')
+        actions = actions[:steps] if request.horizon else actions
+        yield Branch(f'explicit_{number}', len(actions), actions)
+
+
+def _explicit(spec: object, chunk: ActionChunk, where: str) -> np.ndarray:
+    if tuple(chunk.names) != tuple(spec.action_names):
+        raise RequestError(
+            f'{where}: names are {list(chunk.names)}: this model takes {list(spec.action_names)}')
+    if not math.isclose(chunk.step_period, spec.step_period, rel_tol=1e-6):
+        raise RequestError(f'{where}: step_period is {chunk.step_period} s: it must be that of the model, '
+                           f'{spec.step_period} s')
+    values, width = np.frombuffer(chunk.values, np.float32), len(spec.action_names)
+    if not len(values) or len(values) % width:
+        raise RequestError(f'{where}: {len(values)} values: give rows of {width}, at least one')
+    if not np.isfinite(values).all():
+        raise RequestError(f'{where}: values must be finite')
+    # As the robot would: it does not go faster than it can either.
+    return np.clip(values.reshape(-1, width), spec.action_low, spec.action_high).astype(np.float32)
+
+
+def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
+    spec = context.spec
+    branch = WhatIfBranch(
+        name=name, frames=messages.frames(future.frames, stamp, spec.step_period, context.camera_frame),
+        collision_risk=messages.float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
+    branch.actions = ActionChunk(
+        header=messages.header(stamp, context.base_frame), step_period=spec.step_period,
+        names=list(spec.action_names), values=messages.float32s(future.actions))
+    if tuple(spec.action_names) == _BASE:
+        branch.x, branch.y, branch.yaw = map(messages.float32s, path(future.actions, spec.step_period).T)
+    return branch
+
+
+def _file(context: Context, name: str) -> Path:
+    if not name.endswith(_SUFFIX) or name.endswith('/' + _SUFFIX) or '\0' in name:
+        raise RequestError(f'path is {name!r}: it must name a file that ends in {_SUFFIX}')
+    return (context.directory / Path(name).expanduser()).absolute()
+
+
+def _wait(promise: Future) -> None:
+    try:
+        promise.result(_FILE_TIMEOUT)
+    except TimeUp as error:
+        promise.cancel()
+        raise RequestError(f'the engine had no time between two images for {_FILE_TIMEOUT:g} s: try again '
+                           'with a lower load, or while the camera is off') from error
