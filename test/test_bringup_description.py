@@ -144,6 +144,17 @@ def test_the_environment_of_the_package_names_files_that_exist():
     assert (config_directory() / 'fastdds_large_images.xml').is_file()
 
 
+def test_a_variable_of_one_node_wins_over_the_shared_one_but_not_over_the_users():
+    description = bringup.load()
+    gate, = (node for node in description.nodes if node.name == 'command_gate')
+    name, shared = 'FASTRTPS_DEFAULT_PROFILES_FILE', description.environment
+    own = {name: str(config_directory() / 'fastdds_commands.xml')}
+    assert (config_directory() / 'fastdds_commands.xml').is_file()
+    assert gate.own_environment({}, shared) == own
+    assert gate.own_environment({name: shared[name]}, shared) == own
+    assert gate.own_environment({name: '/my/discovery_server.xml'}, shared) == {}
+
+
 def test_an_installed_package_reads_its_share(tmp_path, monkeypatch):
     share = tmp_path / 'prefix' / 'share' / PACKAGE / 'config'
     share.mkdir(parents=True)

@@ -51,7 +51,9 @@ def test_a_launch_file_describes_nothing_by_itself(path):
 
 def test_launch_and_supervisor_use_all_that_a_node_is_described_by():
     everything = {field.name for field in dataclasses.fields(NodeDescription)} - {'only_for'}  # resolved
-    assert everything <= attributes_of('node', BRINGUP / 'ros_launch.py')
+    launched = attributes_of('node', BRINGUP / 'ros_launch.py')
+    assert 'own_environment' in launched  # reads `environment`
+    assert everything - {'environment'} <= launched
     supervisor = (attributes_of('node', BRINGUP / 'process.py')
                   | attributes_of('self', BRINGUP / 'description.py'))
     assert everything <= supervisor

@@ -30,10 +30,16 @@ class NodeDescription:
     remappings: Mapping[str, str] = field(default_factory=dict)
     respawn: bool = False
     respawn_delay: float = 0.0    # s
+    environment: Mapping[str, str] = field(default_factory=dict)  # of this process alone
 
     def full_name(self, namespace: str = '') -> str:
         """Return the node's name in the graph, such as /robot1/command_gate."""
         return absolute_namespace(namespace).rstrip('/') + '/' + self.name
+
+    def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
+        """Return this node's own variables that apply: those for which `inherited` has no value but the shared one."""
+        return {name: value for name, value in self.environment.items()
+                if inherited.get(name) in (None, shared.get(name))}
 
     def ros_arguments(self, namespace: str = '') -> list[str]:
         """Return the command line, from --ros-args on, that configures a process as this node."""
@@ -157,10 +163,9 @@ class _Reader:
             if names.count(name) > 1:
                 raise self._error('nodes', f"two nodes are named '{name}': give each a name of its own")
         arguments = self._mapping('arguments', content.get('arguments') or {})
-        environment = self._texts('environment', content.get('environment') or {})
         return Description(
             nodes, tuple(self._argument(name, entry, names) for name, entry in arguments.items()),
-            {name: value.replace('{config}', str(self._path.parent)) for name, value in environment.items()})
+            self._environment('environment', content.get('environment')))
 
     def _node(self, where: str, entry: Any) -> NodeDescription:
         # In the file `parameters` names files: values belong into these, or into an argument.
@@ -186,6 +191,7 @@ class _Reader:
             if not path.is_file():
                 raise self._error(where, f'parameter file {path} does not exist')
         values['remappings'] = self._texts(f'{where}: remappings', values.get('remappings') or {})
+        values['environment'] = self._environment(f'{where}: environment', values.get('environment'))
         return NodeDescription(parameter_files=paths, **values)
 
     def _argument(self, name: str, entry: Any, nodes: list[str]) -> Argument:
@@ -199,6 +205,10 @@ class _Reader:
                     raise self._error(
                         f'{where}: {key}', f"'{node}' is no node here: there are {', '.join(nodes)}")
         return Argument(name, str(entry['description']), entry.get('default'), **targets)
+
+    def _environment(self, where: str, value: Any) -> dict[str, str]:
+        return {name: text.replace('{config}', str(self._path.parent))
+                for name, text in self._texts(where, value or {}).items()}
 
     def _texts(self, where: str, value: Any) -> dict[str, str]:
         self._mapping(where, value)

@@ -63,18 +63,19 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
             SetEnvironmentVariable(name, value) for name, value in description.environment.items()
             if name not in context.environment]
         for namespace, given in robots(values):
-            actions += _robot_actions(description, target, namespace, given)
+            actions += _robot_actions(description, target, namespace, given, context.environment)
         return actions
 
     return LaunchDescription([*declared, OpaqueFunction(function=start)])
 
 
-def _robot_actions(description: Description, target: str, namespace: str, values: Values) -> list[Action]:
+def _robot_actions(description: Description, target: str, namespace: str, values: Values,
+                   inherited: Values) -> list[Action]:
     arguments = {argument.name: values[argument.name] for argument in description.arguments}
     files = [values['params_file']] if values['params_file'] else []
     actions: list[Action] = []
     for node in description.resolve(target, arguments, files):
-        action = _node_action(node, namespace)
+        action = _node_action(node, namespace, node.own_environment(inherited, description.environment))
         if node.lifecycle and values['autostart'] == 'true':
             # Registered before the process starts, or its start is missed.
             actions += _bring_to_active(node, namespace, action)
@@ -82,14 +83,14 @@ def _robot_actions(description: Description, target: str, namespace: str, values
     return actions
 
 
-def _node_action(node: NodeDescription, namespace: str) -> Node:
+def _node_action(node: NodeDescription, namespace: str, environment: Values) -> Node:
     kind = LifecycleNode if node.lifecycle else Node
     return kind(
         package=node.package, executable=node.executable, name=node.name,
         namespace=absolute_namespace(namespace),
         parameters=[*map(str, node.parameter_files), *([dict(node.parameters)] if node.parameters else [])],
         remappings=list(node.remappings.items()), respawn=node.respawn, respawn_delay=node.respawn_delay,
-        output='screen', emulate_tty=True)
+        additional_env=environment, output='screen', emulate_tty=True)
 
 
 def _bring_to_active(node: NodeDescription, namespace: str, action: LifecycleNode) -> list[Action]:

@@ -39,6 +39,7 @@ class Supervisor:
         self._log_directory.mkdir(parents=True, exist_ok=True)
         self._grace = grace
         self.domain_id = free_domain_id() if domain_id is None else domain_id
+        self._shared = dict(environment)
         self.environment = node_environment(environment, self.domain_id, str(self._log_directory / 'ros'))
         self.processes: dict[str, NodeProcess] = {}
 
@@ -56,7 +57,8 @@ class Supervisor:
         :raises NotInstalledError: if an executable cannot be found.
         """
         for node in nodes:
-            process = NodeProcess(node, namespace, self.environment, self._log_directory)
+            own = node.own_environment(self.environment, self._shared)
+            process = NodeProcess(node, namespace, {**self.environment, **own}, self._log_directory)
             if process.name in self.processes:
                 raise ValueError(f'{process.name} is there already: give each robot a namespace of its own')
             self.processes[process.name] = process
