@@ -1,6 +1,7 @@
 """One loaded model: its back end, its measured step times and the sessions that are opened on it."""
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from .onnx_backend import OnnxBackend
     from .torch_backend import TorchBackend
 
-WARM_UP_TICKS = 40  # a second on two cores; enough that one interruption is no quantile
+WARM_UP_TICKS = 40  # enough that one interruption is no quantile
+WARM_UP_PAUSE = 0.01  # s
 
 
 class Engine:
@@ -41,3 +43,5 @@ class Engine:
                 session.observe(frame, np.zeros(spec.actions, np.float32))
                 future = session.imagine(session.plan(spec.goals[0]), steps=1 + tick % 2)
                 session.decode(future)
+                # A real-time thread that never waits would keep the machine's other processes from running.
+                time.sleep(WARM_UP_PAUSE)

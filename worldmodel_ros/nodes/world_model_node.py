@@ -93,13 +93,14 @@ class WorldModelNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the model and measure it; subscribe."""
         settings = self._settings
-        # Before the warm-up, whose measured times it changes. All threads: DDS receives in threads of its
-        # own, and an image that waits for a core there is late already. The engine's thread inherits it.
-        realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         start = time.monotonic()
         engine = self._load_engine(settings['model'], settings['backend'], settings['threads'])
         images.converter()
         loaded = time.monotonic()
+        # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it
+        # changes. All threads: DDS receives in threads of its own, and an image that waits for a core there is
+        # late already. The engine's thread inherits it.
+        realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         engine.warm_up()
         self._warm_up = time.monotonic() - loaded
         engine.backend = FaultyBackend(engine.backend, self._faults)
