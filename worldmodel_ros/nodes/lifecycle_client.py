@@ -62,11 +62,14 @@ class LifecycleClient:
         deadline = time.monotonic() + timeout
         state = None
         while (left := deadline - time.monotonic()) > 0:
-            state = self.state(min(_QUERY_TIMEOUT, left)) or state
+            answer = self.state(min(_QUERY_TIMEOUT, left))
+            state = answer or state
             if state == goal:
                 return
-            if state in GOALS:
-                self._step(state, goal, min(_CHANGE_TIMEOUT, left))
+            # Silence may mean that the last transition is still being made, and rclpy lets a second request for it
+            # raise in the node: never act on a state that is only remembered.
+            if answer in GOALS:
+                self._step(answer, goal, min(_CHANGE_TIMEOUT, left))
             else:
                 time.sleep(_PAUSE)
         raise LifecycleError(f"{self._target} is {state or 'silent'} after {timeout:.0f} s and was to be "
