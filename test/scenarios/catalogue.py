@@ -1,0 +1,114 @@
+"""Which scenarios there are, and the system that each of them needs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scenarios import camera, clock, driving, fleet, lifecycle, model, strangers
+from scenarios.checks import Invariants
+from scenarios.rig import GATE, MODEL, NODES, START_TIMEOUT, Rig
+
+SEED = 2_000_000  # of the first room; the model was trained in those below 1000000
+
+# What a scenario is expected to kill, by the end of which the node is there again.
+KILLS = {model.model_is_killed: (MODEL,), model.gate_is_killed: (GATE,)}
+
+
+@dataclass(frozen=True)
+class System:
+    """
+    One or several simulated robots, and what is tried on them, in this order.
+
+    `arguments` are those of the launch file, and of the description that it reads. A system of several
+    robots has a namespace for each; its scenarios take as many rigs.
+    """
+
+    name: str
+    launch_file: str
+    scenarios: Sequence[Callable[..., None]]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    namespaces: tuple[str, ...] = ('',)
+
+    def nodes(self) -> list[str]:
+        """Return the full names of all nodes."""
+        return [f'/{namespace}/{node}'.replace('//', '/') for namespace in self.namespaces for node in NODES]
+
+    def kills(self, scenarios: Sequence[Callable[..., None]]) -> dict[str, int]:
+        """Return how often the scenarios kill each node, by its full name."""
+        kills: dict[str, int] = {}
+        for scenario in scenarios:
+            for node in KILLS.get(scenario, ()):
+                name = f'/{self.namespaces[0]}/{node}'.replace('//', '/')
+                kills[name] = kills.get(name, 0) + 1
+        return kills
+
+
+SYSTEMS = (
+    System(
+        'one_robot',
+        'sim_demo.launch.py',
+        (
+            driving.reaches_a_goal_at_ten_commands_a_second,
+            driving.every_command_answers_an_observation_and_has_its_future,
+            driving.what_if_questions_do_not_make_a_tick_late,
+            driving.without_a_goal_nothing_is_commanded,
+            driving.other_processes_take_both_cores,
+            camera.camera_stops,
+            camera.camera_freezes,
+            camera.images_are_broken,
+            camera.stamps_are_of_another_time,
+            camera.camera_is_faster_than_the_model,
+            model.model_gives_nan,
+            model.model_raises,
+            strangers.garbage_on_every_topic,
+            strangers.garbage_in_requests,
+            strangers.broken_compressed_images,
+            lifecycle.twenty_lifecycle_cycles,
+            model.model_is_slow,
+            model.gate_is_killed,
+            model.model_is_killed,
+        ),
+        {'seed': str(SEED)},
+    ),
+    System(
+        'simulated_time',
+        'sim_demo.launch.py',
+        (clock.clock_stops, clock.time_jumps_back, clock.time_jumps_ahead),
+        {'seed': str(SEED), 'use_sim_time': 'true'},
+    ),
+    System(
+        'two_robots',
+        'multi_robot.launch.py',
+        (
+            fleet.a_goal_moves_one_robot_only,
+            fleet.each_robot_executes_its_own_commands,
+            fleet.a_fault_of_one_robot_leaves_the_other_alone,
+        ),
+        {'seed': str(SEED)},
+        ('robot1', 'robot2'),
+    ),
+)
+
+
+def wait_until_up(rigs: Sequence[Rig]) -> None:
+    """Wait until all nodes of the robots are heard, and the models are active."""
+    for rig in rigs:
+        rig.wait(
+            lambda rig=rig: all(
+                rig.observer.newest(topic)
+                for topic in ('camera/image_raw', 'command_status', 'deadline_status')
+            ),
+            'all nodes to be heard',
+            START_TIMEOUT,
+        )
+
+
+def play(scenario: Callable[..., None], rigs: Sequence[Rig]) -> None:
+    """Play a scenario, undo what it has set, and check what must hold in each of them."""
+    invariants = [Invariants(rig) for rig in rigs]
+    try:
+        scenario(*rigs)
+    finally:
+        for rig in rigs:
+            rig.restore()
+    for invariant in invariants:
+        invariant.check(KILLS.get(scenario, ()))
