@@ -84,7 +84,8 @@ class OnnxBackend:
         return latent[0], features
 
     def block(self, latents, tau, step, action, rotary, bias, k, v):
-        x, features, keys, values = self._run('block', latents[None], tau[None], step[None], action[None], rotary, bias, k, v)
+        x, features, keys, values = self._run(
+            'block', latents[None], tau[None], step[None], action[None], rotary, bias, k, v)
         return x[0], features[0], keys, values
 
     def policy(self, features: np.ndarray) -> np.ndarray:

@@ -177,7 +177,8 @@ class Session:
         for step in range(steps):
             tau = step / steps
             with self._measure('denoise'):
-                x, features, _, _ = self._backend.block(z, np.full(count, tau, np.float32), row, actions, rotary, bias, k, v)
+                level = np.full(count, tau, np.float32)
+                x, features, _, _ = self._backend.block(z, level, row, actions, rotary, bias, k, v)
                 if step + 1 == steps:
                     logits, progress = self._backend.outcomes(features)
             if step + 1 < steps:
@@ -191,8 +192,8 @@ class Session:
         """The pass of clean frames (T, h, w, Z): their features, keys and values. Writes nothing."""
         count = len(times)
         _, features, k, v = self._backend.block(
-            latents, np.ones(count, np.float32), np.full(count, FLOW, np.int64), actions, rotary_angles(self.spec, times),
-            cache.bias(times, causal=True), *cache.flat())
+            latents, np.ones(count, np.float32), np.full(count, FLOW, np.int64), actions,
+            rotary_angles(self.spec, times), cache.bias(times, causal=True), *cache.flat())
         return features, k, v
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:

@@ -26,7 +26,8 @@ class TorchBackend:
     @torch.inference_mode()
     def encode(self, image: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Image (3, H, W) in [-1, 1] and the last features to a latent (h, w, Z) and features (1, C, h, w)."""
-        latent, features = self.model.vae.encode(self._in(image)[None], None if previous is None else self._in(previous))
+        state = None if previous is None else self._in(previous)
+        latent, features = self.model.vae.encode(self._in(image)[None], state)
         return latent[0].cpu().numpy(), features.cpu().numpy()
 
     @torch.inference_mode()

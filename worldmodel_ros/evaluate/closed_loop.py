@@ -85,7 +85,8 @@ def summarise(episodes: list[Episode]) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.evaluate.closed_loop', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.evaluate.closed_loop',
+                                     description=__doc__.splitlines()[0])
     parser.add_argument('--model', default='tiny', help='shipped model or folder (default: tiny)')
     parser.add_argument('--backend', default='auto', help='auto, torch, onnx or onnx-int8')
     parser.add_argument('--episodes', type=int, default=40)

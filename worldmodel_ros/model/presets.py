@@ -73,7 +73,8 @@ class Preset:
     def from_dict(cls, values: dict) -> Preset:
         known = {f.name for f in fields(cls)}
         if set(values) != known:
-            raise ValueError(f'preset: unknown fields {sorted(set(values) - known)}, missing {sorted(known - set(values))}')
+            raise ValueError(f'preset: unknown fields {sorted(set(values) - known)}, '
+                             f'missing {sorted(known - set(values))}')
         return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 

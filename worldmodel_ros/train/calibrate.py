@@ -1,8 +1,8 @@
 """Calibrates the contact probability on drives that the weights were not fitted to.
 
-The outcome head discriminates contacts well, but a network of this size is surer of them than it should be: contacts are rare,
-and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of the logit on
-other drives, and folds them into the head's last layer.
+The outcome head discriminates contacts well, but a network of this size is surer of them than it should be: contacts
+are rare, and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of
+the logit on other drives, and folds them into the head's last layer.
 
     python -m worldmodel_ros.sim.rollout --episodes 100 --steps 120 --first-seed 900000 --out data/calibration
     python -m worldmodel_ros.train.calibrate --model out/tiny/final --data data/calibration --out out/tiny/calibrated
@@ -25,7 +25,8 @@ from .data import Episodes
 
 
 @torch.no_grad()
-def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: int, seed: int = 2) -> tuple[Tensor, Tensor]:
+def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: int, seed: int = 2
+                   ) -> tuple[Tensor, Tensor]:
     """Logits and truth (N,) of contacts in chunks drawn from encoded episodes, at the last of two steps."""
     device = episodes.frames.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -88,7 +89,8 @@ def area_under_curve(scores: Tensor, truth: Tensor) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.calibrate', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.calibrate',
+                                     description=__doc__.splitlines()[0])
     parser.add_argument('--model', type=Path, required=True, help='folder of the model')
     parser.add_argument('--data', type=Path, required=True, help='folder of episodes that were not trained on')
     parser.add_argument('--out', type=Path, required=True, help='folder of the calibrated model')

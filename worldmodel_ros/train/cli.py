@@ -98,7 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
                                            rate=0.5 * arguments.rate, limit=limits[2], **common))
     accelerator = torch.cuda.get_device_name() if device == 'cuda' else platform.processor() or platform.machine()
     before = [read_description(arguments.init).provenance] if arguments.init else []
-    provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__, 'seed': arguments.seed,
+    provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__,
+                  'seed': arguments.seed,
                   'episodes': len(episodes), 'frames': episodes.frames.shape[0] * episodes.frames.shape[1]}
     held_back.encode(model.vae)
     provenance['contact_calibration'] = calibrate(model, held_back)

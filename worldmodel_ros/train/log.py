@@ -27,7 +27,8 @@ class Log:
 
     def write(self, step: int) -> None:
         now = time.monotonic()
-        row = {'step': step, 'seconds': round(now - self.start, 1), 'steps_per_s': round(self.count / (now - self.last), 2)}
+        row = {'step': step, 'seconds': round(now - self.start, 1),
+               'steps_per_s': round(self.count / (now - self.last), 2)}
         row.update({name: round(float(total) / self.count, 5) for name, total in self.sums.items()})
         self.file.write(json.dumps(row) + '\n')
         self.file.flush()

@@ -56,7 +56,8 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
 
             def decode(latents: Tensor) -> Tensor:
                 x = torch.cat([history, latents.unflatten(1, (-1, k))], 2)
-                inner = model.vae.decoder.inp((x * model.vae.latent_std + model.vae.latent_mean).flatten(0, 2).permute(0, 3, 1, 2))
+                x = x * model.vae.latent_std + model.vae.latent_mean
+                inner = model.vae.decoder.inp(x.flatten(0, 2).permute(0, 3, 1, 2))
                 inner = inner.unflatten(0, x.shape[:3])
                 mixed = model.vae.decoder.mix(inner[:, :, 1:].flatten(0, 2), inner[:, :, :-1].flatten(0, 2))
                 return model.vae.decoder.up(mixed).float().unflatten(0, (x.shape[0], x.shape[1], k))
@@ -93,7 +94,8 @@ def _policy_error(model: WorldModel, episodes: Episodes, batch: world.Batch, cle
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.metrics', description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.metrics',
+                                     description=__doc__.splitlines()[0])
     parser.add_argument('--model', default='tiny', help='shipped model or folder (default: tiny)')
     parser.add_argument('--data', type=Path, required=True, help='folder of episodes that were not trained on')
     parser.add_argument('--batches', type=int, default=8)

@@ -47,7 +47,8 @@ class Batch:
     frame: Tensor
 
 
-def draw(episodes: Episodes, preset: Preset, batch: int, rng: np.random.Generator, generator: torch.Generator) -> Batch:
+def draw(episodes: Episodes, preset: Preset, batch: int, rng: np.random.Generator, generator: torch.Generator
+         ) -> Batch:
     episode, frame = episodes.clips(batch, CLIP_FRAMES, generator)
     clean = episodes.latents[episode, frame].float()
     actions = episodes.actions[episode, frame]
@@ -134,7 +135,8 @@ class Sampler:
         return z
 
 
-def teacher_loss(objective: Objective, episodes: Episodes, batch: Batch, generator: torch.Generator) -> tuple[Tensor, dict]:
+def teacher_loss(objective: Objective, episodes: Episodes, batch: Batch, generator: torch.Generator
+                 ) -> tuple[Tensor, dict]:
     b = batch.target.shape[0]
     tau = objective.per_chunk(torch.rand(b, CHUNKS, device=batch.target.device, generator=generator))
     z = (1 - expand(tau)) * batch.noise + expand(tau) * batch.target
