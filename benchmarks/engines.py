@@ -18,14 +18,11 @@ import numpy as np
 
 from worldmodel_ros.demo.machine import machine, versions
 from worldmodel_ros.engine import load
+from worldmodel_ros.evaluate.pictures import MOVING_V, MOVING_W, psnr
 from worldmodel_ros.sim.rollout import collect
 
 CONFIGURATIONS = (('torch', 1), ('torch', 2), ('onnx', 1), ('onnx', 2), ('onnx-int8', 1), ('onnx-int8', 2))
 FIRST_SEED = 3_000_000
-
-
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    return -10.0 * np.log10(max(float(np.mean((a.astype(np.float64) - b) ** 2)) / 255.0 ** 2, 1e-10))
 
 
 def timed(engine, episode: dict, ticks: int, period: float) -> dict:
@@ -58,7 +55,7 @@ def quality(engine, episodes: list[dict], every: int) -> dict:
         for t in range(len(episode['frames']) - ahead):
             session.observe(episode['frames'][t], episode['actions'][t])
             actions = episode['actions'][t + 1:t + 1 + ahead]
-            if t % every or not (np.abs(actions) > (0.05, 0.1)).any():
+            if t % every or not (np.abs(actions) > (MOVING_V, MOVING_W)).any():
                 continue
             plans.append(session.plan('green'))
             truth = episode['frames'][t + 1:t + 1 + ahead]

@@ -20,7 +20,7 @@ from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, Command, Pose, Recording, Thing
 from worldmodel_ros.demo.summary import Run, summarise
-from worldmodel_ros.sim.world import GOAL_DISTANCE
+from worldmodel_ros.sim.scene import GOAL_DISTANCE
 
 
 class Robot:

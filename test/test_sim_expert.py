@@ -5,7 +5,8 @@ import pytest
 from worldmodel_ros.safety.limits import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.rollout import TRAINING_SEEDS
-from worldmodel_ros.sim.world import COLOURS, GOAL_DISTANCE, LIMITS, World
+from worldmodel_ros.sim.scene import GOAL_DISTANCE
+from worldmodel_ros.sim.world import COLOURS, LIMITS, World
 
 EVALUATION_SEEDS = range(2_000_000, 2_000_010)
 

@@ -8,9 +8,9 @@ from scenarios.checks import drives_on
 from scenarios.rig import MODEL, Rig, answers, nanoseconds, stands
 from worldmodel_ros.demo.load import CpuLoad
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
+from worldmodel_ros.sim.scene import GOAL_DISTANCE
 from worldmodel_ros.srv import WhatIf
 
-GOAL_DISTANCE = 0.45  # m
 ROOMS = 4  # to reach a goal in one of; how often it is reached is for the model's evaluation to say
 TIME_IN_A_ROOM = 15.0  # s
 RECOVERY = 5.0  # s

@@ -21,10 +21,6 @@ class WindowCache:
         self.v = np.zeros(shape, np.float32)
         self.times = np.full(preset.window_frames, -1, np.int64)
 
-    @property
-    def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values as the DiT reads them, (layers, 1, heads, W * tokens, head_dim); views, not copies."""
         layers, batch, heads, frames, tokens, dim = self.k.shape

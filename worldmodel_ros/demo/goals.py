@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 from worldmodel_ros.demo.recording import GoalAttempt
+from worldmodel_ros.sim.scene import GOAL_DISTANCE as REACHED_DISTANCE
 
-REACHED_DISTANCE = 0.45  # robot's centre to the object's centre [m]
-REACHED_HOLD = 0.3       # time it has to stay there [s]
+REACHED_HOLD = 0.3  # time it has to stay there [s]
 
 
 class GoalSequence:

@@ -1,10 +1,8 @@
-"""Decoding, comparing and enlarging the small pictures of the demo."""
+"""Decoding and enlarging the small pictures of the demo."""
 from __future__ import annotations
 
 import cv2
 import numpy as np
-
-PSNR_CAP_DB = 60.0  # identical pictures would be infinitely good and spoil every mean
 
 
 def decode_rgb(encoded: bytes) -> np.ndarray:
@@ -15,16 +13,6 @@ def decode_rgb(encoded: bytes) -> np.ndarray:
     if picture is None:
         raise ValueError(f'{len(encoded)} bytes are no JPEG or PNG picture')
     return np.ascontiguousarray(picture[:, :, ::-1])
-
-
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of uint8 pictures [dB], at most PSNR_CAP_DB; ValueError if shapes differ."""
-    if a.shape != b.shape:
-        raise ValueError(f'cannot compare pictures of shapes {a.shape} and {b.shape}')
-    mse = float(np.mean(np.square(a.astype(np.float32) - b.astype(np.float32))))
-    if mse == 0.0:
-        return PSNR_CAP_DB
-    return min(PSNR_CAP_DB, 10.0 * float(np.log10(255.0 ** 2 / mse)))
 
 
 def enlarge(picture: np.ndarray, factor: int) -> np.ndarray:

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worldmodel_ros.demo.images import decode_rgb, psnr
+from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.recording import NS, Future, Recording
-
-MOVING_V = 0.05  # [m/s]
-MOVING_W = 0.1   # [rad/s]
+from worldmodel_ros.evaluate.pictures import is_moving, psnr
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class PredictionScorer:
                 self.unreadable += 1
                 continue
             v, w = self.recording.mean_command(future.stamp, target)
-            moving = abs(v) > MOVING_V or abs(w) > MOVING_W
-            self.matches.append(Match(index, k, value, psnr(start, image), moving))
+            self.matches.append(Match(index, k, value, psnr(start, image), is_moving(v, w)))
 
     def scores(self) -> dict:
         """Means over the frames predicted while moving [dB], overall and by horizon; None: no match."""

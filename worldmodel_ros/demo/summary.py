@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worldmodel_ros.demo.images import decode_rgb, psnr
+from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
-
+from worldmodel_ros.evaluate.pictures import psnr
 
 MODEL_KEYS = ('model', 'backend', 'warmup_s')  # of the model node's diagnostics
 

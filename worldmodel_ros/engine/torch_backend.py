@@ -10,7 +10,7 @@ from ..model import checkpoint
 
 
 class TorchBackend:
-    """Arrays in and out are numpy, float32; shapes as in `Backend`'s users, without a batch dimension."""
+    """Arrays in and out are numpy, without a batch dimension; floating-point ones are float32."""
 
     def __init__(self, folder: Path, threads: int):
         self.device = 'cuda' if torch.cuda.is_available() else 'cpu'

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from ..safety.limits import TwistLimiter
-from ..sim.scene import COLOURS
+from ..sim.scene import COLOURS, GOAL_DISTANCE
 from ..sim.world import LIMITS, World
+from .pictures import is_moving, psnr
 
 FIRST_SEED = 2_000_000  # training uses seeds below one million
-REACHED = 0.45  # m, robot's centre to object's centre
 COMMAND_DELAY = 0.03  # s from a frame to the command that answers it, as over ROS on two cores
 
 
@@ -41,35 +41,33 @@ def drive(engine, seed: int, seconds: float = 30.0, steps: int = 2) -> Episode:
     goal = COLOURS[int(rng.integers(len(COLOURS)))]
     session, limiter = engine.open_session(), TwistLimiter(LIMITS)
     executed, collisions, start = (0.0, 0.0), 0, world.goal_distance(goal)
-    frames, futures = [], []
+    frames, predicted = [], []
     for tick in range(round(seconds / spec.step_period)):
-        if world.goal_distance(goal) < REACHED:
+        if world.goal_distance(goal) < GOAL_DISTANCE:
             break
         frames.append(world.render())
         session.observe(frames[-1], np.asarray(executed))
         future = session.imagine(session.plan(goal), steps)
-        futures.append((future, session.decode(future), executed))
+        predicted.append((session.decode(future), executed))
         command = limiter.limit(tuple(future.actions[0].tolist()), executed, spec.step_period).twist
         world.step(executed, COMMAND_DELAY)
         hit = world.collided
         world.step(command, spec.step_period - COMMAND_DELAY)
         collisions += hit or world.collided
         executed = command
-    psnr, copy = _prediction(frames, futures)
+    ours, copy = _prediction(frames, predicted)
     return Episode(seed, goal, round(start, 2), round(len(frames) * spec.step_period, 2),
-                   world.goal_distance(goal) < REACHED, int(collisions), psnr, copy)
+                   world.goal_distance(goal) < GOAL_DISTANCE, int(collisions), ours, copy)
 
 
-def _prediction(frames: list[np.ndarray], futures: list) -> tuple[float | None, float | None]:
-    def psnr(a: np.ndarray, b: np.ndarray) -> float:
-        return -10.0 * np.log10(max(np.mean((a.astype(float) - b) ** 2) / 255.0 ** 2, 1e-10))
-
+def _prediction(frames: list[np.ndarray], predicted: list[tuple[np.ndarray, tuple[float, float]]]
+                ) -> tuple[float | None, float | None]:
+    """Mean PSNR (dB) of predicted frames and of copying the last one; each tick's command led to its frame."""
     ours, copy = [], []
-    for tick, (_, predicted, _) in enumerate(futures):
-        for ahead in range(len(predicted)):
-            later = tick + 1 + ahead
-            if later < len(frames) and (abs(futures[later][2][0]) > 0.05 or abs(futures[later][2][1]) > 0.1):
-                ours.append(psnr(predicted[ahead], frames[later]))
+    for tick, (future, _) in enumerate(predicted):
+        for later, picture in enumerate(future[:len(frames) - tick - 1], tick + 1):
+            if is_moving(*predicted[later][1]):
+                ours.append(psnr(picture, frames[later]))
                 copy.append(psnr(frames[tick], frames[later]))
     return (round(float(np.mean(ours)), 2), round(float(np.mean(copy)), 2)) if ours else (None, None)
 

@@ -8,6 +8,7 @@ import numpy as np
 COLOURS = ('red', 'green', 'blue', 'yellow')
 SHAPES = ('box', 'cylinder', 'capsule')
 
+GOAL_DISTANCE = 0.45  # m, robot centre to object centre: nearer than this, the goal is reached
 ROBOT_RADIUS = 0.16  # m
 WHEEL_RADIUS = 0.06  # m
 TRACK = 0.26  # m, between the wheels

@@ -13,7 +13,6 @@ from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS, Scene, TRACK, WHEE
 
 TIMESTEP = 0.005  # s, of the physics
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
-GOAL_DISTANCE = 0.45  # m, robot centre to object centre: nearer than this, the goal is reached
 MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of a picture
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..evaluate.pictures import MOVING_V, MOVING_W
 from ..model.steps import FLOW, HALF, WHOLE
 from ..model.world_model import WorldModel
 from . import world
@@ -21,8 +22,6 @@ from .data import Episodes, command_chunks
 # Name: row of the step embedding and number of equal steps.
 SAMPLERS = {'teacher_32': (FLOW, 32), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1),
             'naive_two_step': (FLOW, 2), 'naive_one_step': (FLOW, 1)}
-# A frame counts as moving when the command that led to any frame of its chunk exceeds one of these (m/s, rad/s).
-MOVING = (0.05, 0.1)
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             rows['copy_last'].append(psnr(last.expand_as(truth), truth))
             rows['vae'].append(psnr(decode(drawn.target), truth))
             speed = drawn.noisy_actions.unflatten(1, (-1, k)).abs().amax(2)
-            moving.append(((speed[..., 0] > MOVING[0]) | (speed[..., 1] > MOVING[1])).flatten())
+            moving.append(((speed[..., 0] > MOVING_V) | (speed[..., 1] > MOVING_W)).flatten())
             tau = torch.full_like(zero, 0.5)
             _, noisy, clean = objective.forward(drawn, 0.5 * drawn.noise + 0.5 * drawn.target, tau,
                                                 torch.full_like(tau, HALF, dtype=torch.long))
