@@ -1,0 +1,1 @@
+"""Kernels of the paged attention, each beside the plain PyTorch function that defines it."""
