@@ -38,7 +38,7 @@ def _tiles(desc):
 
 @gluon.jit
 def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
-            raw_v_desc, raw_v_exponent_desc, o, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
+            raw_v_desc, raw_v_exponent_desc, o, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
             starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full,
             items, q_blocks, heads, scale_log2,
             PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
@@ -53,7 +53,7 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
     scales = (k_scale, v_scale, fp4_k_scale, fp4_v_scale)
     descs = (q_desc, k_desc, v_desc)
     work = (items, q_blocks, heads)
-    out = (o, lse)
+    out = (o, o_desc, gl.allocate_shared_memory(gl.bfloat16, [2, BM // 2, D], o_desc.layout), lse)
     if HAS_FP4:
         raw_descs = (raw_k_desc, raw_k_exponent_desc, raw_v_desc, raw_v_exponent_desc)
         raw_smem = (_tiles(raw_k_desc), _tiles(raw_k_exponent_desc), _tiles(raw_v_desc), _tiles(raw_v_exponent_desc))
@@ -62,10 +62,10 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         fence_async_shared()
         # Registers of each partition's threads after the first, which takes what is left: 224 here, 248 below.
         gl.warp_specialize([
-            (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES, QUANTISED,
-                      HAS_FP4, ADD)),
-            (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES, QUANTISED,
-                      HAS_FP4, ADD)),
+            (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
+                      QUANTISED, HAS_FP4, ADD)),
+            (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
+                      QUANTISED, HAS_FP4, ADD)),
             (expand_tiles, (lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES, HAS_FP4)),
             (load_tiles, (descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES,
                           QUANTISED, HAS_FP4)),
@@ -73,10 +73,10 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
     else:
         fence_async_shared()
         gl.warp_specialize([
-            (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES, QUANTISED,
-                      HAS_FP4, ADD)),
-            (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES, QUANTISED,
-                      HAS_FP4, ADD)),
+            (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
+                      QUANTISED, HAS_FP4, ADD)),
+            (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
+                      QUANTISED, HAS_FP4, ADD)),
             (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4)),
         ], [4, 1], [240, 24])
 
@@ -127,10 +127,10 @@ class _Launch:
         items = self.tokens // BLOCK_M * self.heads
         _kernel[(min(self.programs, items),)](
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
-            out if quantised else _rows(out, width, BLOCK_M // 2, dim), self.lse,
+            out, _rows(out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads, self.scale_log2,
-            PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=2 if not quantised else 5 if raw is None else 4, QUANTISED=quantised,
+            PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=2 if not quantised else 5 if raw is None else 3, QUANTISED=quantised,
             HAS_FP4=raw is not None, ADD=add, num_warps=4)
 
 

@@ -49,9 +49,8 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
     k_scale, v_scale, fp4_k_scale, fp4_v_scale = scales
     if HAS_FP4:
         index = gl.where(page < 0, -1 - page, page) * heads + head
-        k = gl.load(k_scale + index, mask=page >= 0, other=0.0) + gl.load(fp4_k_scale + index, mask=page < 0, other=0.0)
-        v = gl.load(v_scale + index, mask=page >= 0, other=0.0) + gl.load(fp4_v_scale + index, mask=page < 0, other=0.0)
-        return k, v
+        return (gl.load(gl.where(page < 0, fp4_k_scale, k_scale) + index),
+                gl.load(gl.where(page < 0, fp4_v_scale, v_scale) + index))
     elif QUANTISED:
         return gl.load(k_scale + page * heads + head), gl.load(v_scale + page * heads + head)
     else:
@@ -62,11 +61,11 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
-    """``out``: descriptor or pointer of the result, and pointer of the log-sum-exp (H, queries), base 2.
+    """``out``: the result's pointer, its descriptor, where it waits for its copy, and the log-sum-exp (H, queries), base 2.
 
-    With ADD, out and log-sum-exp hold the attention to other pages already, and both together are written.
+    With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written.
     """
-    o, lse = out
+    o, o_desc, o_smem, lse = out
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
     items, q_blocks, heads = work
@@ -164,35 +163,32 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                                   is_async=True)
             acc = warpgroup_mma_wait(0, deps=[added])
             mbarrier.arrive(v_free.index(before), count=1)
+        mbarrier.arrive(q_free.index(slot), count=1)
         some = l > 0.0
         l = gl.where(some, l, 1.0)
         total = gl.where(some, m + gl.log2(l) - SHIFT, -float('inf'))
         norm = gl.where(some, v_unit / l, 0.0)
         lse_at = lse + head * q_blocks * BM + rows
-        if QUANTISED:
+        if ADD:
             o_rows = gl.expand_dims(first_row + gl.arange(0, ROWS, layout=O_ROW), 1)
             o_columns = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
-            o_at = o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)
-            if ADD:
-                other = gl.load(lse_at)
-                top = gl.maximum(other, total)
-                top = gl.where(top == -float('inf'), 0.0, top)
-                mine = gl.exp2(total - top)
-                theirs = gl.exp2(other - top)
-                both = gl.where(mine + theirs > 0.0, mine + theirs, 1.0)
-                norm *= mine / both
-                acc = acc * gl.expand_dims(gl.convert_layout(norm, O_ROW), 1) \
-                    + gl.load(o_at).to(gl.float32) * gl.expand_dims(gl.convert_layout(theirs / both, O_ROW), 1)
-                total = gl.where(mine + theirs > 0.0, top + gl.log2(both), -float('inf'))
-            else:
-                acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
-            gl.store(o_at, acc.to(gl.bfloat16))
+            others = gl.load(o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)).to(gl.float32)
+            other = gl.load(lse_at)
+            top = gl.maximum(other, total)
+            top = gl.where(top == -float('inf'), 0.0, top)
+            mine = gl.exp2(total - top)
+            theirs = gl.exp2(other - top)
+            both = gl.where(mine + theirs > 0.0, mine + theirs, 1.0)
+            acc = acc * gl.expand_dims(gl.convert_layout(norm * mine / both, O_ROW), 1) \
+                + others * gl.expand_dims(gl.convert_layout(theirs / both, O_ROW), 1)
+            total = gl.where(mine + theirs > 0.0, top + gl.log2(both), -float('inf'))
         else:
-            # The place of the query is free by now and takes the result to global memory.
-            q.store((acc * gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)).to(gl.bfloat16))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o, [first_row, head * D], q)
-            tma.store_wait(0)
+            acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
+        tma.store_wait(0)  # of the item before; it is one thread's, and all are to write
+        gl.thread_barrier()
+        o_smem.index(half).store(acc.to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(o_desc, [first_row, head * D], o_smem.index(half))
         gl.store(lse_at, total)
-        mbarrier.arrive(q_free.index(slot), count=1)
         turn += 1
+    tma.store_wait(0)

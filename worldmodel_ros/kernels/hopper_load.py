@@ -141,26 +141,28 @@ def _expand(raw, exponents, tile, COLUMNS: gl.constexpr):
         exponent = gl.expand_dims(exponent, 2).broadcast_to([ROWS, WORDS // 2, 2]).reshape([ROWS, WORDS])
         exponent = gl.convert_layout(exponent, FLAT)
         words = raw.slice(part * ROWS, ROWS).load(FLAT)
-        # The eight magnitudes at this exponent are the bytes of a table of two registers; `prmt` looks four nibbles up
-        # at once. A second look-up, by the nibbles' top bits alone, gives 0x80 or 0xff: shifted, the sign.
+        # The eight magnitudes at this exponent are the bytes of a table of two registers, and `prmt` looks four nibbles up
+        # at once. Two words at a time, which share the table. For the signs' places see quantise.to_e2m1.
         low, high = gl.inline_asm_elementwise(
             """{
-            .reg .b32 t0, t1, magnitude, sign, m1, s1;
-            mad.lo.u32 t0, $3, 0x08080800, 0x0c080000;
-            mad.lo.u32 t1, $3, 0x08080808, 0x1c181410;
-            and.b32 magnitude, $2, 0x77777777;
-            and.b32 sign, $2, 0x88888888;
-            shr.u32 m1, magnitude, 16;
-            shr.u32 s1, sign, 16;
+            .reg .b32 t0, t1, magnitude, sign;
+            mad.lo.u32 t0, $6, 0x08080800, 0x0c080000;
+            mad.lo.u32 t1, $6, 0x08080808, 0x1c181410;
+            and.b32 magnitude, $4, 0x77777777;
             prmt.b32 $0, t0, t1, magnitude;
-            prmt.b32 $1, t0, t1, m1;
-            prmt.b32 sign, 0x80808080, 0x80808080, sign;
-            prmt.b32 s1, 0x80808080, 0x80808080, s1;
-            shl.b32 sign, sign, 1;
-            shl.b32 s1, s1, 1;
+            shr.u32 magnitude, magnitude, 16;
+            prmt.b32 $2, t0, t1, magnitude;
+            shl.b32 sign, $4, 4;
             lop3.b32 $0, $0, sign, 0x80808080, 0xf8;
-            lop3.b32 $1, $1, s1, 0x80808080, 0xf8;
-            }""", '=&r,=&r,r,r', [words, exponent], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
+            lop3.b32 $2, $2, $4, 0x80808080, 0xf8;
+            and.b32 magnitude, $5, 0x77777777;
+            prmt.b32 $1, t0, t1, magnitude;
+            shr.u32 magnitude, magnitude, 16;
+            prmt.b32 $3, t0, t1, magnitude;
+            shl.b32 sign, $5, 4;
+            lop3.b32 $1, $1, sign, 0x80808080, 0xf8;
+            lop3.b32 $3, $3, $5, 0x80808080, 0xf8;
+            }""", '=&r,=&r,=&r,=&r,r,r,r,r', [words, exponent], dtype=(gl.int32, gl.int32), is_pure=True, pack=2)
         tile.slice(part * ROWS, ROWS).store(gl.join(low, high).reshape([ROWS, 2 * WORDS]))
 
 

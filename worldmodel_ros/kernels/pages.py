@@ -31,12 +31,12 @@ class Pool:
     FP32 and BF16: k and v (pages, H, T, D).
 
     FP8: k (pages, H, T, D) and v (pages, H, D, T) are float8_e4m3fn; a value is the stored one times its page's and
-    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by `quantise.TOKEN_ORDER`, because
+    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by `quantise.token_order`, because
     that is how the tensor cores of Hopper read it.
 
     FP4: k (pages, H, T, D / 2) and v (pages, H, D, T / 2), uint8, hold two e2m1 values a byte, the first in the low
-    nibble, in the order of FP8; k_exponent (pages, H, T, D / 16) and v_exponent (pages, H, D, T / 16), uint8, are the
-    powers of two of blocks of 16 values; see `quantise`.
+    nibble, in the order of FP8, but for their signs, see `quantise.to_e2m1`; k_exponent (pages, H, T, D / 16) and
+    v_exponent (pages, H, D, T / 16), uint8, are the powers of two of blocks of 16 values.
     """
 
     precision: Precision
@@ -126,4 +126,4 @@ class TileLists:
 
     @property
     def query_tiles(self) -> int:
-        return self.full.numel()
+        return self.starts.numel() - 1
