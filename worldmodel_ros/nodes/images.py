@@ -1,94 +1,14 @@
-"""
-Images between ROS messages and the model: RGB, uint8 (H, W, 3), at the model's size.
+"""Pictures as ROS messages."""
 
-Where a distribution provides a cv_bridge that works, it does the colour conversion; elsewhere the conversion
-here does. Both sit behind the same strict checks, because a wrongly read image is worse than none: the
-cv-bridge on PyPI, for one, reads padded rows wrongly without an error, so one that is found has to pass a
-probe before it is used.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
 from array import array
-from collections.abc import Callable
-from functools import lru_cache
 
 import cv2
 import numpy as np
 from builtin_interfaces.msg import Time
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import Header
 
-# Channels in memory, and OpenCV's conversion to RGB (None: it is RGB already). OpenCV names Bayer patterns by
-# other pixels than ROS does; its aliases with all four letters are the ones that agree.
-_ENCODINGS: dict[str, tuple[int, int | None]] = {
-    'rgb8': (3, None), 'bgr8': (3, cv2.COLOR_BGR2RGB), 'rgba8': (4, cv2.COLOR_RGBA2RGB),
-    'bgra8': (4, cv2.COLOR_BGRA2RGB), 'mono8': (1, cv2.COLOR_GRAY2RGB),
-    'uyvy': (2, cv2.COLOR_YUV2RGB_UYVY), 'yuv422': (2, cv2.COLOR_YUV2RGB_UYVY),
-    'yuyv': (2, cv2.COLOR_YUV2RGB_YUYV), 'yuv422_yuy2': (2, cv2.COLOR_YUV2RGB_YUYV),
-    'bayer_rggb8': (1, cv2.COLOR_BayerRGGB2RGB), 'bayer_bggr8': (1, cv2.COLOR_BayerBGGR2RGB),
-    'bayer_gbrg8': (1, cv2.COLOR_BayerGBRG2RGB), 'bayer_grbg8': (1, cv2.COLOR_BayerGRBG2RGB)}
-_DEPTH = ('16UC1', '32FC1', 'mono16')
 _JPEG_QUALITY = (cv2.IMWRITE_JPEG_QUALITY, 90)
-
-
-class ImageError(ValueError):
-    """
-    An image that cannot be used. `kind` is the kind of fault, to be counted; the text says what is to be
-    done.
-    """
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
-    """
-    Return a raw image as RGB, uint8 (H, W, 3), cropped around the middle to the aspect of `size` and scaled
-    to it.
-
-    `size` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
-    """
-    _check(message)
-    return fit(converter()(message), size)
-
-
-def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.ndarray:
-    """Return a JPEG or PNG as `to_rgb` does a raw image. Raises ImageError."""
-    encoding = message.format.split(';')[0].strip()
-    if 'compressedDepth' in message.format or encoding in _DEPTH:
-        raise _depth(message.format)
-    data = message.data.tobytes()
-    if not data:
-        raise ImageError(
-            'empty', 'the compressed image has no data: look for a failing camera driver or encoder')
-    _check_complete(data)
-    try:
-        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:
-        bgr = None
-    if bgr is None:
-        raise ImageError('not decodable', f'{len(data)} bytes of format {message.format!r} are no picture '
-                         'that OpenCV can decode: publish JPEG or PNG')
-    return fit(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
-
-
-def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """
-    Return the middle of an image (H, W, 3), cut to the aspect of `size` = (H, W), at that size; contiguous.
-    """
-    height, width = rgb.shape[:2]
-    if (height, width) != size:
-        scale = min(height / size[0], width / size[1])
-        h, w = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-        top, left = (height - h) // 2, (width - w) // 2
-        # Averages over all pixels: what a camera of that resolution would have seen. Picking single ones
-        # would alias.
-        rgb = cv2.resize(rgb[top:top + h, left:left + w], size[::-1], interpolation=cv2.INTER_AREA)
-    return np.ascontiguousarray(rgb)
 
 
 def to_jpeg(rgb: np.ndarray, stamp: Time, frame_id: str) -> CompressedImage:
@@ -97,90 +17,3 @@ def to_jpeg(rgb: np.ndarray, stamp: Time, frame_id: str) -> CompressedImage:
     # An ndarray would be copied element by element, which takes a thousand times as long.
     return CompressedImage(
         header=Header(stamp=stamp, frame_id=frame_id), format='jpeg', data=array('B', encoded.tobytes()))
-
-
-def convert_colour(message: Image) -> np.ndarray:
-    """Return a raw image that was checked as RGB, uint8 (H, W, 3) of the message's size."""
-    channels, code = _ENCODINGS[message.encoding]
-    rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
-    pixels = rows[:, :message.width * channels].reshape(message.height, message.width, channels)
-    if code is None:
-        return pixels
-    return cv2.cvtColor(np.ascontiguousarray(pixels), code)
-
-
-def _check(message: Image) -> None:
-    height, width, step = message.height, message.width, message.step
-    encoding, length = message.encoding, len(message.data)
-    if encoding in _DEPTH:
-        raise _depth(encoding)
-    if encoding not in _ENCODINGS:
-        raise ImageError('wrong encoding', f'encoding {encoding!r} is not supported: publish one of '
-                         f'{", ".join(_ENCODINGS)}')
-    if not (height and width and length):
-        raise ImageError('empty', f'the image is empty ({width} x {height} pixels, {length} bytes): look for '
-                         'a failing camera driver')
-    channels = _ENCODINGS[encoding][0]
-    if step < width * channels:
-        raise ImageError('wrong size', f'step is {step}, but a row of {width} pixels in {encoding} takes '
-                         f'{width * channels} bytes: correct the camera driver')
-    if length != step * height:
-        raise ImageError('wrong size', f'{length} bytes of data, but {height} rows of step {step} are '
-                         f'{step * height}: the image was cut short, or the camera driver is wrong')
-    if channels == 2 and width % 2:
-        raise ImageError(
-            'wrong size', f'width is {width}, but {encoding} stores pixels in pairs: use an even width')
-    if encoding.startswith('bayer') and (height < 4 or width < 4 or height % 2 or width % 2):
-        raise ImageError('wrong size', f'{width} x {height} pixels in {encoding}: use an even width and '
-                         'height, of at least 4')
-
-
-def _check_complete(data: bytes) -> None:
-    """Raise ImageError for a picture that was cut off: OpenCV fills the rest with grey and says nothing."""
-    end = data.rstrip(b'\0')  # some cameras pad
-    cut_jpeg = data.startswith(b'\xff\xd8') and not end.endswith(b'\xff\xd9')
-    cut_png = data.startswith(b'\x89PNG') and b'IEND' not in data[-16:]
-    if cut_jpeg or cut_png:
-        raise ImageError('cut short', f'the compressed image ends too early ({len(data)} bytes, no end '
-                         'marker): look for a lossy connection to the camera')
-
-
-def _depth(encoding: str) -> ImageError:
-    return ImageError('depth image', f'{encoding!r} is a depth or 16-bit image, and the model takes colour: '
-                      'remap the image topic to the colour camera')
-
-
-@lru_cache(maxsize=1)
-def converter() -> Callable[[Image], np.ndarray]:
-    """
-    Return what converts a checked image to RGB: cv_bridge where a distribution provides one that works.
-
-    The first call may take a second, if there is a cv_bridge to be probed: call it before the first image.
-    """
-    if 'ROS_DISTRO' not in os.environ or importlib.util.find_spec('cv_bridge') is None:
-        return convert_colour
-    # In a process of its own, because a cv_bridge that was built for another numpy may crash rather than
-    # raise.
-    probe = subprocess.run([sys.executable, '-c', f'import {__name__} as images; images.probe_cv_bridge()'],
-                           capture_output=True, check=False)
-    return convert_colour if probe.returncode else cv_bridge_converter()
-
-
-def cv_bridge_converter() -> Callable[[Image], np.ndarray]:
-    """
-    Return a function from a raw image to RGB that uses cv_bridge. Raises ImportError where there is none.
-    """
-    from cv_bridge import CvBridge
-    bridge = CvBridge()
-    return lambda message: bridge.imgmsg_to_cv2(message, 'rgb8')
-
-
-def probe_cv_bridge() -> None:
-    """Raise AssertionError, or whatever cv_bridge raises, if it does not read padded rows as it should."""
-    convert = cv_bridge_converter()
-    for encoding in ('rgb8', 'bgr8', 'bgra8', 'mono8'):
-        channels = _ENCODINGS[encoding][0]
-        data = array('B', range(3 * (5 * channels + 2)))
-        message = Image(height=3, width=5, encoding=encoding, step=5 * channels + 2, data=data)
-        if not np.array_equal(convert(message), convert_colour(message)):
-            raise AssertionError(f'cv_bridge reads {encoding} with padded rows wrongly')

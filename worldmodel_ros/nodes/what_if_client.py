@@ -16,7 +16,7 @@ from sensor_msgs.msg import Image
 
 from worldmodel_ros.demo.recording import NS, Branch, Recording, WhatIf
 from worldmodel_ros.msg import WhatIfBranch
-from worldmodel_ros.nodes.images import ImageError, to_rgb
+from worldmodel_ros.inputs.images import ImageError, to_rgb
 from worldmodel_ros.srv import WhatIf as WhatIfService
 
 MODEL_NODE = 'world_model_node'

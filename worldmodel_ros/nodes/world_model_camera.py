@@ -7,7 +7,7 @@ from rclpy.qos import ReliabilityPolicy
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CompressedImage, Image
 
-from worldmodel_ros.nodes.images import ImageError
+from worldmodel_ros.inputs.images import ImageError
 
 SEGMENT = 512 * 1024  # bytes, shared memory of a Fast DDS participant by default
 _UNHEARD = 3.0  # s, that discovery may take

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.engine.answers import Observation
-from worldmodel_ros.nodes import images
+from worldmodel_ros.inputs.frames import Frames
+from worldmodel_ros.inputs.images import ImageError
+from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Pace
 from worldmodel_ros.nodes.diagnostics import Refusals
 from worldmodel_ros.nodes.world_model_camera import LargeImageAdvice
-from worldmodel_ros.nodes.world_model_inputs import NS, ExecutedActions, FramePacer, FrozenCamera, Pace
 from worldmodel_ros.nodes.world_model_messages import nanoseconds
+from worldmodel_ros.nodes.world_model_parameters import frame_settings
 
 _LOG_INTERVAL = 2.0  # s
 
@@ -43,16 +44,16 @@ class Intake:
         self.episode = 0
         self.delay = 0.0       # s, age of the newest image on receipt
         self._sequence = 0
-        self._spec, self._settings, self._executed, self._ros_now = spec, settings, executed, ros_now
+        self._settings, self._executed, self._ros_now = settings, executed, ros_now
         self._refusals, self._advice, self._logger = refusals, advice, logger
-        self._pacer, self._frozen = FramePacer(spec.step_period), FrozenCamera()
+        self._frames = Frames(spec.step_period, spec.image_size)
         self._begin_anew = False
         self._begin_episode()
 
     @property
     def frozen(self) -> bool:
         """Whether the camera shows the same picture again and again although the robot moves."""
-        return self._frozen.frozen
+        return self._frames.frozen
 
     def next_sequence(self) -> int:
         """Return the next number within the episode."""
@@ -68,47 +69,35 @@ class Intake:
         received, settings = time.monotonic(), self._settings
         if self._begin_anew:
             self._begin_anew = False
-            self._pacer.forget()
-            self._frozen.forget()
+            self._frames.forget()
         stamp = nanoseconds(message.header.stamp)
         self.delay = age = (self._ros_now() - stamp) / NS
-        pace = self._pacer.classify(stamp, settings['tick_tolerance_s'], settings['time_jump_s'])
-        if pace.refused:
-            return self._refuse(pace.value, f'the stamp is {stamp / NS:.3f} s: the camera driver must stamp '
-                                'each image with the time it was taken, never the same twice')
         if age < -settings['future_tolerance_s']:
             return self._refuse('stamp in the future', f'the image is stamped {-age:.3f} s ahead of ROS '
                                 'time: synchronise the clocks, and give all nodes the same use_sim_time')
-        if pace is Pace.BETWEEN:
-            self._pacer.take(stamp, pace)
-            return Taken(True)
         try:
-            picture = self._picture(message)
-        except images.ImageError as error:
+            pace, picture = self._frames.take(
+                message, stamp, self._executed.moving, received, frame_settings(settings))
+        except ImageError as error:
             self._advice.refused(message, error)
             return self._refuse(error.kind, str(error))
-        self._advice.received(message)
-        was_frozen = self._frozen.frozen
-        if self._frozen.update(
-                message.data, self._executed.moving, received, settings['frozen_camera_timeout_s'],
-                settings['frozen_camera_recovery']):
-            self._refusals.count('image: frozen camera')
+        if pace.refused:
+            return self._refuse(pace.value, f'the stamp is {stamp / NS:.3f} s: the camera driver must stamp '
+                                'each image with the time it was taken, never the same twice')
+        if pace is Pace.BETWEEN:
             return Taken(True)
-        if was_frozen:
-            pace = Pace.NEW_EPISODE  # what was shown in between is not what happened
+        self._advice.received(message)
+        if pace is Pace.FROZEN:
+            self._refusals.count(f'image: {pace.value}')
+            return Taken(True)
         if pace is Pace.NEW_EPISODE:
             self._begin_episode()
-        self._pacer.take(stamp, pace)
         self.stamp, self.camera_frame = stamp, message.header.frame_id
         deadline = settings['deadline_s']
         stale = f'the image was {age * 1e3:.0f} ms old on receipt, {deadline * 1e3:.0f} ms are allowed'
         return Taken(True, Observation(
             picture, stamp, received, received + deadline - max(0.0, age), self.episode, self.next_sequence(),
             self.goal, stale if age > deadline else ''))
-
-    def _picture(self, message: Image | CompressedImage) -> np.ndarray:
-        convert = images.to_rgb if isinstance(message, Image) else images.compressed_to_rgb
-        return convert(message, self._spec.image_size)
 
     def _begin_episode(self) -> None:
         # From the clock, so that they rise across restarts too: the gate refuses those of the past.

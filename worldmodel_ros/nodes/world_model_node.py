@@ -27,12 +27,13 @@ from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.ladder import NS, Counts, Tier, Verdict
 from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.engine.worker import Worker
-from worldmodel_ros.nodes import diagnostics, images, realtime
+from worldmodel_ros.inputs import images
+from worldmodel_ros.inputs.ticks import ExecutedActions
+from worldmodel_ros.nodes import diagnostics, realtime
 from worldmodel_ros.nodes.parameters import Parameters
 from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED
 from worldmodel_ros.nodes.spin import run
 from worldmodel_ros.nodes.world_model_camera import LargeImageAdvice
-from worldmodel_ros.nodes.world_model_inputs import ExecutedActions
 from worldmodel_ros.nodes.world_model_intake import Intake
 from worldmodel_ros.nodes.world_model_outputs import Outputs
 from worldmodel_ros.nodes.world_model_parameters import (

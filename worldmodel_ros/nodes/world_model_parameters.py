@@ -5,11 +5,12 @@ from typing import Any
 
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
+from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.nodes.parameters import Param
 
 BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
 TRANSPORTS = ('raw', 'compressed')
-_LADDER = Settings()
+_LADDER, _FRAMES = Settings(), FrameSettings()
 
 # Changing these would need another engine or other subscriptions.
 _FIXED_WHILE_CONFIGURED = (
@@ -34,19 +35,19 @@ _CHANGEABLE = (
           'by how much more a better tier must fit before it is taken up again', low=0.0, high=1.0),
     Param('recovery_ticks', _LADDER.recovery_ticks,
           'so many ticks in a row must be on time before a better tier is taken up again', low=1, high=1000),
-    Param('tick_tolerance_s', 0.02,
+    Param('tick_tolerance_s', _FRAMES.tick_tolerance,
           'an image may come so much earlier than one step period after the last one used', low=0.0,
           high=1.0),
-    Param('time_jump_s', 1.0, 'a gap in the stamps, or a step back, of more than this begins a new episode',
-          low=0.1, high=3600.0),
+    Param('time_jump_s', _FRAMES.time_jump,
+          'a gap in the stamps, or a step back, of more than this begins a new episode', low=0.1, high=3600.0),
     Param('future_tolerance_s', 0.1, 'how far in the future an image may be stamped, for clocks that differ '
           'a little and for a coarse /clock', low=0.0, high=10.0),
     Param('camera_timeout_s', 0.25, 'time without an image (steady clock) after which the robot is stopped',
           low=0.01, high=60.0),
-    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the picture has not changed for so long '
-          'although the executed command moves it; 0 turns this off, for a camera without any noise',
-          low=0.0, high=60.0),
-    Param('frozen_camera_recovery', 3,
+    Param('frozen_camera_timeout_s', _FRAMES.frozen_timeout, 'the robot is stopped when the picture has not '
+          'changed for so long although the executed command moves it; 0 turns this off, for a camera without '
+          'any noise', low=0.0, high=60.0),
+    Param('frozen_camera_recovery', _FRAMES.frozen_recovery,
           'images to wait, once the picture changes again, before driving goes on', low=1, high=1000),
     Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
@@ -97,3 +98,9 @@ def set_faults(faults: Faults, values: Mapping[str, Any]) -> None:
 def ladder_settings(values: Mapping[str, Any]) -> Settings:
     """Return the settings of the deadline ladder."""
     return Settings(values['reserve_s'], values['headroom_s'], values['recovery_ticks'])
+
+
+def frame_settings(values: Mapping[str, Any]) -> FrameSettings:
+    """Return what decides which images are ticks."""
+    return FrameSettings(values['tick_tolerance_s'], values['time_jump_s'], values['frozen_camera_timeout_s'],
+                         values['frozen_camera_recovery'])

@@ -1,6 +1,7 @@
 """
 What the world model is given: which images are ticks, whether the camera is alive, what was really executed.
 """
+from __future__ import annotations
 
 import enum
 import threading
@@ -16,7 +17,9 @@ _KEPT = 10 * NS  # of executed actions; longer than any interval between two tic
 
 class Pace(enum.Enum):
     """
-    What an image is to the model, by its stamp. The values of the refused ones are reasons to be counted.
+    What an image is to the model. The values of the refused ones are reasons to be counted.
+
+    FROZEN is judged by the picture, the others by the stamp.
     """
 
     TICK = 'tick'
@@ -25,6 +28,7 @@ class Pace(enum.Enum):
     ZERO = 'zero stamp'
     DUPLICATE = 'duplicate stamp'
     BACKWARD = 'stamp out of order'
+    FROZEN = 'frozen camera'
 
     @property
     def refused(self) -> bool:
@@ -82,7 +86,7 @@ class FrozenCamera:
     def forget(self) -> None:
         """Begin anew, with a camera that is taken to be alive."""
         self.frozen = False
-        self._last: Sequence[int] | None = None
+        self._last: np.ndarray | None = None
         self._same_since: float | None = None
         self._alive = 0
 
@@ -94,7 +98,8 @@ class FrozenCamera:
         It is after `timeout` s (0: never) of the same picture while `moving`, until the picture has changed
         and `recovery` more have come.
         """
-        same = self._last is not None and len(data) == len(self._last) and data == self._last
+        data = np.frombuffer(data, np.uint8)
+        same = self._last is not None and np.array_equal(data, self._last)
         self._last = data
         if self.frozen:
             # The robot stands by now, so that after the first change nothing may change any more.
@@ -163,3 +168,17 @@ class ExecutedActions:
                 if stamp <= start:
                     break
         return (total / max(1, end - start)).astype(np.float32)
+
+    def first(self, start: int, end: int) -> tuple[float, ...] | None:
+        """
+        Return the first command received from the stamp `start` until `end` [ns], else the one in force at
+        `start`; None before the first command.
+        """
+        with self._lock:
+            found = None
+            for stamp, action in reversed(self._kept):
+                if stamp < end and (stamp >= start or found is None):
+                    found = action
+                if stamp < start:
+                    break
+            return found

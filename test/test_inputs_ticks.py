@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.nodes.world_model_inputs import NS, ExecutedActions, FramePacer, FrozenCamera, Pace
+from worldmodel_ros.inputs.ticks import NS, ExecutedActions, FramePacer, FrozenCamera, Pace
 
 START = 1_000 * NS
 
