@@ -27,18 +27,26 @@ PACKAGE = parse_package(str(ROOT / 'package.xml'))
 THIRD_PARTY = {
     'PIL': ('pillow', 'python3-pil'),
     'cv2': ('opencv-python-headless', 'python3-opencv'),
+    'lz4': ('lz4', None),
     'matplotlib': ('matplotlib', 'python3-matplotlib'),
+    'mcap': ('mcap', None),
     'mujoco': ('mujoco', None),
     'numpy': ('numpy', 'python3-numpy'),
     'onnx': ('onnx', None),
     'onnxruntime': ('onnxruntime', None),
     'onnxscript': ('onnxscript', None),
+    'pyarrow': ('pyarrow', None),
+    'rosbags': ('rosbags', None),
     'safetensors': ('safetensors', None),
     'torch': ('torch', None),
+    'triton': ('triton', None),
     'yaml': ('pyyaml', 'python3-yaml'),
+    'zstandard': ('zstandard', None),
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
+# For CUDA GPUs, where torch brings it: an extra.
+GPU_ONLY = {'triton'}
 
 
 def requirements(lines):
@@ -90,10 +98,11 @@ def test_all_files_name_one_version():
 
 def test_every_import_from_elsewhere_is_declared_for_pip_and_for_rosdep():
     pip, keys = dependencies(), run_time_keys()
+    gpu = requirements(PROJECT['project']['optional-dependencies']['gpu'])
     undeclared = []
     for name, files in sorted(imported().items()):
         by_pip, by_rosdep = THIRD_PARTY.get(name, (f'ros-jazzy-{name}'.replace('_', '-'), name))
-        if name not in DISTRIBUTION_ONLY and by_pip not in pip:
+        if name not in DISTRIBUTION_ONLY and by_pip not in (gpu if name in GPU_ONLY else pip):
             undeclared.append(f'{by_pip} in pyproject.toml, for {sorted(files)}')
         if by_rosdep and by_rosdep not in keys:
             undeclared.append(f'{by_rosdep} in package.xml, for {sorted(files)}')

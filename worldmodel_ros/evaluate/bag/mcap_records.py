@@ -1,0 +1,82 @@
+"""The records of an MCAP file (https://mcap.dev/spec), as far as they are whole."""
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import lz4.frame
+import zstandard
+from mcap.opcode import Opcode
+
+MAGIC = b'\x89MCAP0\r\n'
+RECORD = struct.Struct('<BQ')      # opcode, length
+_FOOTER = struct.Struct('<BQQQI8s')
+_MESSAGE = struct.Struct('<HIQQ')  # channel, sequence, time of receipt, time of publication
+_CHUNK = struct.Struct('<QQQII')   # first and last time, size and checksum of the contents, length of 'zstd'
+
+
+def has_index(path: Path) -> bool:
+    """Whether an MCAP file was closed properly, with the summary that its footer points to."""
+    with path.open('rb') as stream:
+        size = stream.seek(0, 2)
+        if size < _FOOTER.size + len(MAGIC):
+            return False
+        stream.seek(size - _FOOTER.size)
+        opcode, _, summary, _, _, magic = _FOOTER.unpack(stream.read())
+    return opcode == Opcode.FOOTER and magic == MAGIC and summary > 0
+
+
+class Contents(NamedTuple):
+    """`messages`: channel, time of receipt [ns], data. `others`: opcode and payload of schemas and channels."""
+
+    messages: list[tuple[int, int, bytes]]
+    others: list[tuple[int, bytes]]
+    whole: bool
+
+
+def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
+    """Return records in a row, as far as they are whole, of messages those from `first` to `last` [ns]."""
+    messages, others, position, whole = [], [], 0, True
+    while position + RECORD.size <= len(data):
+        opcode, length = RECORD.unpack_from(data, position)
+        start, end = position + RECORD.size, position + RECORD.size + length
+        if end > len(data):
+            break
+        if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
+            channel, _, time, _ = _MESSAGE.unpack_from(data, start)
+            if first <= time <= last:
+                messages.append((channel, time, data[start + _MESSAGE.size:end]))
+            else:
+                whole = False
+        elif opcode in (Opcode.SCHEMA, Opcode.CHANNEL):
+            others.append((opcode, data[start:end]))
+        position = end
+    return Contents(messages, others, whole and position == len(data))
+
+
+def read_chunk(record: bytes) -> Contents:
+    """Return the contents of a chunk record, which may be cut off."""
+    try:
+        first, last, size, checksum, name_length = _CHUNK.unpack_from(record, RECORD.size)
+        position = RECORD.size + _CHUNK.size
+        compression = record[position:position + name_length].decode()
+        data = _decompress(record[position + name_length + 8:], compression)
+    except (struct.error, UnicodeDecodeError, zstandard.ZstdError, RuntimeError, KeyError):
+        return Contents([], [], False)
+    if len(data) == size and checksum and crc32(data) != checksum:
+        return Contents([], [], False)
+    contents = read_records(data, first, last)
+    return contents._replace(whole=contents.whole and len(data) == size)
+
+
+def _decompress(data: bytes, compression: str) -> bytes:
+    """Return the contents of a chunk, as far as they go where it is cut off."""
+    if compression == 'zstd':
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    if compression == 'lz4':
+        return lz4.frame.LZ4FrameDecompressor().decompress(data)
+    if compression:
+        raise KeyError(compression)
+    return data

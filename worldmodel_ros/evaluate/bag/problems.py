@@ -1,0 +1,27 @@
+"""What can be wrong with a bag: a problem is noted and reading goes on, an error ends it."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class BagError(ValueError):
+    """Nothing can be read, or what is asked for is not there; the text says what, where, and what to do."""
+
+
+class MessageError(ValueError):
+    """One message cannot be read."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """
+    Something that is wrong with the files of a bag, which can be read nevertheless.
+
+    `kind` is for counting: 'truncated', 'no index', 'damaged', 'no metadata', 'metadata', 'missing file',
+    'unreadable file', 'missing messages', 'unsaved journal', 'time set back', 'topic'. `text` says what,
+    where, and what to do; `count` is the number of places.
+    """
+
+    kind: str
+    text: str
+    count: int = 1

@@ -1,0 +1,79 @@
+"""Reads a SQLite bag whose file is cut off or damaged: row after row, going round what cannot be read."""
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefinition, MessageDefinitionFormat
+
+from .problems import Problem
+from .recovery import Recovered, Unreadable
+
+_FARTHEST = 2 ** 20  # rows to go on ahead at most, in search of one that can be read
+_NO_DEFINITION = MessageDefinition(MessageDefinitionFormat.NONE, '')
+
+
+class RecoveredSqlite(Recovered):
+    """A pass over the rows at the start finds which can be read. Raises Unreadable where there are none."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._database = sqlite3.connect(f'file:{path}?mode=ro&immutable=1', uri=True, check_same_thread=False)
+        # Without this, a file that is shorter than its header says is refused as a whole.
+        self._database.execute('PRAGMA writable_schema=ON')
+        self._errors = 0
+        counts: Counter[int] = Counter()
+        try:
+            topics = self._database.execute("SELECT id, name, type, serialization_format FROM topics WHERE "
+                                            "typeof(name) = 'text' AND typeof(type) = 'text'").fetchall()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise Unreadable(f'its table of topics is gone ({error}): copy the recording again') from error
+        for topic, time, _ in self._rows():
+            counts[topic] += 1
+            self._note_time(topic, time)
+        self.connections = [
+            Connection(number, name, kind, _NO_DEFINITION, '', counts[number],
+                       ConnectionExtRosbag2(encoding, []), self)
+            for number, name, kind, encoding in topics]
+        if not counts:
+            self.close()
+            raise Unreadable('it is a SQLite bag, but no message in it can be read: record again')
+        if self.steps_back.count:
+            self.problems.append(self.steps_back.problem(path))
+        if self._errors:
+            self.problems.append(Problem(
+                'damaged', f'{path} is cut off or damaged: the {self.message_count} messages that can be read '
+                f'are. Copy the recording again; `sqlite3 {path} .recover | sqlite3 whole.db3` writes what is '
+                'left of it'))
+
+    def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
+        """Yield messages as they were recorded."""
+        wanted = {connection.id: connection for connection in connections}
+        for topic, time, data in self._rows():
+            if topic in wanted:
+                yield wanted[topic], time, data
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def _rows(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield topic, time of receipt [ns] and data of each row that can be read."""
+        last, ahead = -1, 0
+        while ahead <= _FARTHEST:
+            try:
+                rows = self._database.execute(
+                    'SELECT id, topic_id, timestamp, data FROM messages NOT INDEXED WHERE id > ? AND '
+                    "typeof(topic_id) = 'integer' AND typeof(timestamp) = 'integer' AND typeof(data) = 'blob' "
+                    'ORDER BY id',
+                    (last + ahead,))
+                for number, topic, time, data in rows:
+                    last, ahead = number, 0
+                    yield topic, time, data
+                return
+            except sqlite3.DatabaseError:
+                ahead = max(1, 2 * ahead)
+                self._errors += 1

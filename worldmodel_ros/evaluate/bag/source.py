@@ -1,0 +1,139 @@
+"""
+Reads rosbag2 recordings without ROS: folders and single files, MCAP and SQLite, whole or damaged.
+
+    with open_bag(Path('drive')) as bag:
+        for topic, raw, log_ns in bag.messages(['/cmd_vel']):
+            message = bag.deserialize(topic, raw)
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zstandard
+from rosbags.interfaces import MessageDefinition, Qos
+
+from .decoding import decoder
+from .files import BagFiles, find_files
+from .merge import Stream, merge
+from .problems import BagError, MessageError, Problem
+from .storage import StorageFile
+
+_ZSTD = b'\x28\xb5\x2f\xfd'  # no CDR message begins so: its first byte is 0
+
+
+@dataclass(frozen=True)
+class Topic:
+    """
+    One topic of a bag. `type` is written as 'sensor_msgs/msg/Image'; `count` is the number of its messages as
+    the files state it; `qos`: the profiles that its publishers offered, if recorded.
+    """
+
+    name: str
+    type: str
+    count: int
+    qos: tuple[Qos, ...]
+    definition: MessageDefinition
+
+
+class Record(NamedTuple):
+    """One message: its CDR bytes, and when the recorder received it [ns]."""
+
+    topic: Topic
+    raw: bytes
+    log_ns: int
+
+
+class Bag:
+    """
+    An open recording. `problems` grows while messages are read; `start_ns` and `end_ns` are the times of the
+    first and last message [ns], None in a bag without any.
+    """
+
+    def __init__(self, path: Path, files: BagFiles, resources: ExitStack) -> None:
+        self.path = path
+        self.problems: list[Problem] = list(files.problems)
+        self._resources = resources
+        self._storages = [StorageFile(file, self.problems) for file in files.paths]
+        for storage in self._storages:
+            resources.callback(storage.close)
+        self._storages = [storage for storage in self._storages if storage.readable]
+        if not self._storages:
+            raise BagError(f'{path}: no message can be read from it. ' + ' '.join(p.text for p in self.problems))
+        self.topics = _topics(self._storages, self.problems)
+        filled = [s for s in self._storages if s.start_ns is not None]
+        self.start_ns = min((s.start_ns for s in filled), default=None)
+        self.end_ns = max((s.end_ns for s in filled), default=None)
+        found = sum(storage.message_count for storage in self._storages)
+        if not self.problems and files.message_count is not None and found < files.message_count:
+            self.problems.append(Problem(
+                'missing messages', f'{path}: metadata.yaml counts {files.message_count} messages, the files hold '
+                f'{found}: what is there is read; look for the part that was not copied', files.message_count - found))
+
+    def messages(self, names: Collection[str] | None = None) -> Iterator[Record]:
+        """
+        Yield the messages of the topics `names` (None: of all) by the time of their receipt, reading as it
+        goes: memory does not grow with the bag. May be called again, for another pass.
+        """
+        wanted = self.topics if names is None else {name: self.topics[name] for name in names if name in self.topics}
+        streams = [Stream(s.start_ns, lambda s=s: s.messages(wanted)) for s in self._storages if s.start_ns is not None]
+        for connection, log_ns, raw in merge(streams, lambda message: message[1]):
+            if raw[:4] == _ZSTD:
+                raw = zstandard.ZstdDecompressor().decompress(raw)
+            yield Record(wanted[connection.topic], raw, log_ns)
+
+    def deserialize(self, topic: Topic, raw: bytes) -> Any:
+        """
+        Return a message with the fields of its type; arrays of numbers are numpy arrays, read-only, which
+        share the memory of `raw`. Raises MessageError.
+        """
+        try:
+            return decoder(topic.type, topic.definition)(raw)
+        except MessageError:
+            raise
+        except Exception as error:  # whatever the bytes make the decoder stumble over
+            raise MessageError(f'{topic.name}: {len(raw)} bytes are no {topic.type} ({error})') from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._resources.close()
+
+    def __enter__(self) -> Bag:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_bag(path: Path | str) -> Bag:
+    """
+    Open a rosbag2 folder, or one .mcap or .db3 file.
+
+    What is damaged is read as far as it goes, and noted in `Bag.problems`. Raises BagError where nothing can
+    be read.
+    """
+    path, resources = Path(path), ExitStack()
+    try:
+        return Bag(path, find_files(path, resources), resources)
+    except BaseException:
+        resources.close()
+        raise
+
+
+def _topics(storages: list[StorageFile], problems: list[Problem]) -> dict[str, Topic]:
+    """Return the topics of all files; of two types under one name, the one with more messages."""
+    found: dict[tuple[str, str], Topic] = {}
+    for connection in (c for storage in storages for c in storage.connections):
+        key = connection.topic, connection.msgtype
+        topic = found.get(key) or Topic(*key, 0, tuple(connection.ext.offered_qos_profiles), connection.msgdef)
+        found[key] = replace(topic, count=topic.count + connection.msgcount)
+    topics: dict[str, Topic] = {}
+    for topic in sorted(found.values(), key=lambda t: (t.name, t.count)):
+        if topic.name in topics:
+            problems.append(Problem('topic', f'{topic.name} was recorded with two types, {topics[topic.name].type} and '
+                                    f'{topic.type}: only the latter, of which there are more messages, is read'))
+        topics[topic.name] = topic
+    return topics
