@@ -17,7 +17,8 @@ setup:
 demo: setup
 	.venv/bin/worldmodel demo $(ARGS)
 
-test: setup
+test:
+	@PYTHON='$(PYTHON)' tools/setup.sh --tests
 	.venv/bin/python -m pytest $(ARGS)
 
 clean:

@@ -7,7 +7,7 @@ import pytest
 from worldmodel_ros import cli
 from worldmodel_ros.cli import arguments, checks
 
-PROGRAMS = ('demo', 'up', 'what-if', 'sim', 'train', 'doctor')
+PROGRAMS = ('demo', 'up', 'replay', 'record', 'what-if', 'sim', 'train', 'evaluate', 'export', 'doctor')
 
 
 @pytest.mark.parametrize('program', PROGRAMS)

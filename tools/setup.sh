@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Prepares what `make demo` and `make test` need: system packages by apt, the virtual environment .venv, and this
-# project in it (editable). When everything is there already it asks neither apt nor the network.
+# project in it (editable). When everything is there already it asks neither apt nor the network. With --tests, also
+# what only the tests use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+for_tests=
+[ "${1:-}" != --tests ] || for_tests=yes
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
@@ -47,6 +51,10 @@ missing_packages() {
     "$python" -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null ||
       need python3-dev 'headers to compile the ROS messages'
     [ -x .venv/bin/python ] || "$python" -c 'import ensurepip' 2>/dev/null || need python3-venv 'makes .venv'
+  fi
+  # Ubuntu has it as a snap alone, which no container installs: there the tests of the report are skipped.
+  if [ "$for_tests" ] && grep -q '^ID=debian' /etc/os-release 2>/dev/null; then
+    command -v chromium google-chrome >/dev/null || need chromium 'looks at the evaluation report in the tests'
   fi
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module, metadata
 
-SUBCOMMANDS = ('demo', 'up', 'what_if', 'sim', 'train', 'doctor')
+SUBCOMMANDS = ('demo', 'up', 'replay', 'record', 'what_if', 'sim', 'train', 'evaluate', 'export', 'doctor')
 
 _EPILOG = """\
 start here:

@@ -1,0 +1,113 @@
+"""`worldmodel evaluate`: how good is the model on a recorded drive, and would the deadline have held?"""
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from worldmodel_ros.cli import arguments
+
+_EXAMPLES = """\
+examples:
+  worldmodel evaluate bag drive/                          report in out/evaluation/report.html
+  worldmodel evaluate bag drive.mcap --config car.yaml    a file says what the topics are (config/evaluate/)
+  worldmodel evaluate bag drive/ --model tiny --model out/run2/final
+                                                          two models on one drive, compared
+  worldmodel evaluate bag monday/ tuesday/                one model on two drives, compared
+  worldmodel evaluate bag drive/ --step-times robot.json  the deadline with times measured on the robot:
+                                                          python -m worldmodel_ros.evaluate.step_times --out robot.json
+
+The report is one HTML page without network or scripts; summary.json and the windows (one JSON a line) lie beside it.
+The same frames give the same windows, bit for bit. No ROS is needed.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand, whose own subcommands are what can be evaluated."""
+    parser = subparsers.add_parser(
+        'evaluate', help='judge a model on a recorded drive, and write a report',
+        description='Judges models on recorded data.', epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_bag(parser.add_subparsers(metavar='WHAT', required=True).add_parser(
+        'bag', help='a rosbag2 recording: a folder, or one .mcap or .db3 file',
+        description='Runs a model along a recorded drive and compares what it foresees with what came.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
+
+
+def add_bag(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate bag`, and what runs it."""
+    parser.add_argument('bag', nargs='+', type=Path, metavar='BAG', help='rosbag2 folder or file; two are compared')
+    parser.add_argument('--config', type=Path, help='YAML file that says which topics are what (default: guessed)')
+    parser.add_argument('--model', action='append', metavar='M',
+                        help='shipped model or folder of a trained one (default: tiny); given twice: compared')
+    parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
+                        help='what runs the networks (default: auto)')
+    parser.add_argument('--out', type=Path, default=Path('out/evaluation'),
+                        help='folder for the results (default: out/evaluation)')
+    parser.add_argument('--json', action='store_true', help='print the summary as JSON instead of in words')
+    parser.add_argument('--step-times', type=Path, metavar='FILE',
+                        help='times that the deadline is replayed with (default: measured here, 10 s)')
+    parser.add_argument('--limit', type=arguments.positive, metavar='SECONDS', help='only the first part of each drive')
+    parser.set_defaults(run=_run)
+
+
+def main() -> int:
+    """`ros2 run worldmodel_ros evaluate_bag`."""
+    parser = argparse.ArgumentParser(
+        prog='evaluate_bag', epilog=_EXAMPLES.replace('worldmodel evaluate bag', 'evaluate_bag'),
+        description='Runs a model along a recorded drive and compares what it foresees with what came.',
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_bag(parser)
+    chosen = parser.parse_args()
+    return chosen.run(chosen)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    models = chosen.model or ['tiny']
+    if len(chosen.bag) * len(models) > 2:
+        print(f'worldmodel evaluate bag: {len(chosen.bag)} bags with {len(models)} models are more than a report '
+              'compares: give two bags, or one bag and two models', file=sys.stderr)
+        return 2
+    from worldmodel_ros.evaluate.bag.problems import BagError
+    from worldmodel_ros.evaluate.step_times import StepTimesError
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    try:
+        return _evaluate(chosen, models)
+    except (BagError, ModelError, StepTimesError) as error:
+        print(f'worldmodel evaluate bag: {error}', file=sys.stderr)
+        return 1
+
+
+def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
+    import json
+    from datetime import datetime, timezone
+
+    from worldmodel_ros.demo.machine import machine, versions
+    from worldmodel_ros.engine import load
+    from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
+    from worldmodel_ros.evaluate.progress import Progress
+    from worldmodel_ros.evaluate.results import in_words, write_results
+    from worldmodel_ros.evaluate.step_times import MeasuredTimes, measure
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    given = MeasuredTimes.load(chosen.step_times) if chosen.step_times else None
+    # Files of a comparison are told apart as its evaluations are: A and B.
+    marks = iter(('',) if len(chosen.bag) * len(models) == 1 else ('_a', '_b'))
+    evaluations = []
+    for model in models:
+        engine, measured = load(model, chosen.backend), given
+        for bag in chosen.bag:
+            mark = next(marks)
+            if measured is None:
+                with Progress('step times') as progress:
+                    measured = measure(engine, model, progress=progress)
+                measured.save(chosen.out / f'step_times{mark}.json')
+            with Progress(bag.name) as progress:
+                evaluations.append(evaluate_bag(Task(bag, model, chosen.config, chosen.limit), engine, measured,
+                                                chosen.out / f'windows{mark}.jsonl', progress))
+    summary = write_results(chosen.out, evaluations, {
+        'command': shlex.join(['worldmodel', *sys.argv[1:]]), 'machine': machine(), 'versions': versions(),
+        'time': datetime.now(timezone.utc).isoformat(timespec='seconds')})
+    print(json.dumps(summary, indent=1) if chosen.json else in_words(evaluations, summary))
+    print(chosen.out / 'report.html', file=sys.stderr if chosen.json else sys.stdout)
+    return 0

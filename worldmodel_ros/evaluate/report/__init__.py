@@ -1,0 +1,6 @@
+"""The report of an evaluation: one HTML page that needs nothing but itself, no network and no scripts."""
+from __future__ import annotations
+
+from .page import render
+
+__all__ = ['render']
