@@ -1,4 +1,4 @@
-"""`worldmodel train`: VAE, teacher and student on simulated episodes, stage after stage."""
+"""`worldmodel train`: VAE, teacher and student on simulated episodes or recorded drives, stage after stage."""
 from __future__ import annotations
 
 import argparse
@@ -18,6 +18,10 @@ EXAMPLES = """examples:
   # go on from a model, with its VAE
   worldmodel train --data data/more --init out/tiny/final --out out/tiny2
 
+  # fine-tune on recorded drives, which have no labels: the heads for actions and contacts stay as they are
+  worldmodel export drive1 drive2 --out data/drives
+  worldmodel train --data data/drives --init worldmodel_ros/weights/tiny --out out/finetuned
+
   # the same on two CPU cores, to see it work
   worldmodel train --data data/train --out out/try --minutes 2 2 2 --batch 8 --no-compile
 """
@@ -27,8 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument('--preset', default='tiny', help='size of the model (default: tiny)')
-    parser.add_argument('--data', type=Path, required=True, help='folder of simulated training episodes')
-    parser.add_argument('--eval-data', type=Path, help='folder of episodes of other seeds; metrics.json is made on them')
+    parser.add_argument('--data', type=Path, nargs='+', required=True, metavar='FOLDER',
+                        help='folder of simulated training episodes, or one or several LeRobot datasets')
+    parser.add_argument('--eval-data', type=Path,
+                        help='folder of simulated episodes of other seeds; metrics.json is made on them')
     parser.add_argument('--out', type=Path, required=True, help='folder for checkpoints, logs, curves and metrics')
     parser.add_argument('--init', type=Path, help='start from this checkpoint and keep its VAE: no stage `vae`')
     parser.add_argument('--minutes', type=float, nargs=3, default=(2.5, 7.0, 6.0), metavar=('VAE', 'TEACHER', 'STUDENT'),
@@ -41,6 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--device', default='auto', help='cuda, cpu or auto (default)')
     parser.add_argument('--no-compile', action='store_true', help='run without torch.compile')
     parser.add_argument('--seed', type=int, default=0, help='seed of weights and batches (default: 0)')
+
+
+def load_data(folders: list[Path], device: str, preset):
+    """Episodes of one folder of the simulator, or of LeRobot datasets. Ends the program if they cannot be used."""
+    from . import lerobot
+    from .data import Episodes
+    if not any(map(lerobot.is_dataset, folders)) and len(folders) == 1:
+        return Episodes.load(folders[0], device)
+    try:
+        return lerobot.load(folders, device, preset)
+    except lerobot.DatasetError as error:
+        raise SystemExit(f'worldmodel train: {error}') from error
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -65,7 +83,9 @@ def main(arguments: argparse.Namespace) -> int:
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision('high')
     out: Path = arguments.out
-    episodes, held_back = Episodes.load(arguments.data, device).split(CALIBRATION_SHARE)
+    episodes, held_back = load_data(arguments.data, device, PRESETS[arguments.preset]), None
+    if episodes.labelled:
+        episodes, held_back = episodes.split(CALIBRATION_SHARE)
     model = WorldModel(PRESETS[arguments.preset]).to(device)
     limits = arguments.steps or (None, None, None)
     common = {'compile_model': not arguments.no_compile, 'seed': arguments.seed}
@@ -100,9 +120,10 @@ def main(arguments: argparse.Namespace) -> int:
     before = [read_description(arguments.init).provenance] if arguments.init else []
     provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__,
                   'seed': arguments.seed,
-                  'episodes': len(episodes), 'frames': episodes.frames.shape[0] * episodes.frames.shape[1]}
-    held_back.encode(model.vae)
-    provenance['contact_calibration'] = calibrate(model, held_back)
+                  'episodes': len(episodes), 'frames': episodes.frame_count}
+    if held_back:
+        held_back.encode(model.vae)
+        provenance['contact_calibration'] = calibrate(model, held_back)
     checkpoint.save(model, out / 'final', provenance)
     curves.draw(out, out / 'curves.png')
     if arguments.eval_data:

@@ -24,18 +24,23 @@ class Episodes:
     frames uint8 (E, T, H, W, 3); actions (E, T, A), the one executed over the period before each frame; expert
     (E, T, goals, A), the expert's action at each frame; collided (E, T), contact in the period before each frame;
     goal_distance (E, T, goals) in m; latents (E, T, h, w, Z) once encoded.
+
+    A recorded drive has no labels: then the four that only a simulator knows are None. lengths (E,), where episodes
+    differ in length: the frames behind it are padding.
     """
 
     frames: Tensor
     actions: Tensor
-    expert: Tensor
-    collided: Tensor
-    goal_distance: Tensor
-    visible: Tensor
+    expert: Tensor | None = None
+    collided: Tensor | None = None
+    goal_distance: Tensor | None = None
+    visible: Tensor | None = None
     latents: Tensor | None = None
+    lengths: Tensor | None = None
 
     @classmethod
     def load(cls, folder: Path, device: str) -> Episodes:
+        """Simulated episodes. Raises FileNotFoundError, with the remedy, where an array is missing."""
         missing = [name for name in ARRAYS if not (folder / f'{name}.npy').is_file()]
         if missing:
             raise FileNotFoundError(f'{folder} lacks {", ".join(missing)}; make it with '
@@ -45,12 +50,24 @@ class Episodes:
     def __len__(self) -> int:
         return self.frames.shape[0]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether there are labels to train the heads on."""
+        return self.expert is not None
+
+    @property
+    def frame_count(self) -> int:
+        """Frames of all episodes, without padding."""
+        e, t = self.frames.shape[:2]
+        return e * t if self.lengths is None else int(self.lengths.sum())
+
     def split(self, share: float) -> tuple[Episodes, Episodes]:
         """All but the last ``share`` of the episodes (at least one), and those."""
         held_out = max(1, round(share * len(self)))
 
         def part(s: slice) -> Episodes:
-            return Episodes(*(getattr(self, name)[s] for name in ARRAYS))
+            arrays = {name: getattr(self, name) for name in (*ARRAYS, 'lengths')}
+            return Episodes(**{name: array[s] for name, array in arrays.items() if array is not None})
         return part(slice(0, len(self) - held_out)), part(slice(len(self) - held_out, None))
 
     def images(self, episode: Tensor, frame: Tensor) -> Tensor:
@@ -73,10 +90,26 @@ class Episodes:
         self.latents = torch.cat(out)
 
     def clips(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Indices (count, 1) of episodes and (count, length) of consecutive frames."""
+        """Indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.
+
+        Raises ValueError if no episode is that long.
+        """
         device = self.frames.device
+        if self.lengths is not None:
+            return self._clips_of_lengths(count, length, generator)
         episode = torch.randint(len(self), (count, 1), device=device, generator=generator)
         start = torch.randint(self.frames.shape[1] - length + 1, (count, 1), device=device, generator=generator)
+        return episode, start + torch.arange(length, device=device)
+
+    def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        device = self.frames.device
+        starts = (self.lengths - length + 1).clamp_min(0)
+        if not starts.any():
+            raise ValueError(f'the longest of {len(self)} episodes has {int(self.lengths.max())} frames, and a clip '
+                             f'takes {length}: record longer drives without gaps')
+        episode = torch.multinomial(starts.double(), count, replacement=True, generator=generator)[:, None]
+        drawn = torch.rand((count, 1), device=device, generator=generator, dtype=torch.double)
+        start = (drawn * starts[episode]).long()
         return episode, start + torch.arange(length, device=device)
 
 

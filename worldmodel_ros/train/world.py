@@ -82,7 +82,10 @@ class Objective:
         return x[:, f:].float(), features[:, f:], features[:, :f]
 
     def heads(self, episodes: Episodes, batch: Batch, clean: Tensor, noisy: Tensor) -> tuple[Tensor, dict]:
-        """Imitation loss of the action head on the observed frames and outcome losses on the imagined ones."""
+        """Imitation loss of the action head on the observed frames and outcome losses on the imagined ones; without
+        labels there is nothing to learn them from, and the heads stay as they are."""
+        if not episodes.labelled:
+            return torch.zeros((), device=self.device), {}
         preset, k = self.preset, self.preset.chunk_frames
         expert = episodes.expert[batch.episode, batch.frame]
         target, mask = command_chunks(expert, batch.actions, preset)

@@ -1,0 +1,57 @@
+"""`worldmodel export`: make training data of recorded drives, without ROS."""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EXAMPLES = """\
+examples:
+  worldmodel export drive --out data/drive               one bag, as a LeRobot dataset (v3.0)
+  worldmodel export monday tuesday --out data/week       several bags, one dataset
+  worldmodel export lap --config config/evaluate/donkeycar.yaml --out data/lap
+  worldmodel train --data data/week --init worldmodel_ros/weights/tiny --out out/finetuned
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'export', help='make training data of recorded drives (LeRobot format)',
+        description='Writes the frames and executed actions of rosbag2 recordings, as the model takes them, to a '
+                    'LeRobot dataset that `worldmodel train` and LeRobot read.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('bags', type=Path, nargs='+', metavar='BAG', help='rosbag2 folder, or one .mcap or .db3 file')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to be made')
+    parser.add_argument('--config', type=Path, metavar='FILE',
+                        help='which topics are the camera, the actions and the goal, of all bags (default: guess)')
+    parser.add_argument('--model', default='tiny', help='model to export for: its image size, rate and actions')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    import sys
+    from contextlib import ExitStack
+
+    from worldmodel_ros.engine.loading import model_folder
+    from worldmodel_ros.evaluate.bag.drive import read_drive
+    from worldmodel_ros.evaluate.bag.export import export
+    from worldmodel_ros.evaluate.bag.guess import find_mapping
+    from worldmodel_ros.evaluate.bag.problems import BagError
+    from worldmodel_ros.evaluate.bag.source import open_bag
+    from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+    try:
+        preset = read_description(model_folder(chosen.model)).preset
+        with ExitStack() as stack:
+            bags = [stack.enter_context(open_bag(path)) for path in chosen.bags]
+            drives = [read_drive(bag, find_mapping(bag, preset, chosen.config), preset) for bag in bags]
+            done = export(drives, chosen.out, preset)
+            notes = [note for bag, drive in zip(bags, drives)
+                     for note in (*drive.mapping.notes, *(problem.text for problem in bag.problems))]
+    except (BagError, ModelError, OSError, ValueError) as error:
+        print(f'worldmodel export: {error}', file=sys.stderr)
+        return 1
+    for note in notes:
+        print(f'note: {note}', file=sys.stderr)
+    print(f'{done.frames} frames in {done.episodes} episodes in {done.folder}'
+          + (f'; {done.dropped} frames without an action were left out' if done.dropped else ''))
+    return 0
