@@ -52,6 +52,33 @@ def test_a_robot_of_its_own_needs_no_simulated_one(write):
     assert [node.name for node in description.resolve('sim')] == ['base', 'brain']
 
 
+def test_a_node_runs_for_its_targets_only_and_only_with_its_argument(write):
+    def change(content):
+        content['nodes'][0]['only_for'] = ['sim', 'replay']
+        content['nodes'][1]['only_with'] = 'model'
+
+    description = bringup.load(write(change))
+    assert [node.name for node in description.resolve('replay')] == ['base']
+    assert [node.name for node in description.resolve('replay', {'model': 'tiny'})] == ['base', 'brain']
+    assert description.resolve('robot', {'model': ''}) == ()
+
+
+def test_a_target_has_the_arguments_that_change_its_nodes(write):
+    description = bringup.load(write())
+    assert [argument.name for argument in description.arguments_for('robot')] == ['model', 'sim_time', 'image']
+    own = bringup.load()
+    names = {target: {argument.name for argument in own.arguments_for(target)} for target in bringup.TARGETS}
+    assert 'seed' in names['sim'] and 'seed' not in names['robot'] | names['replay']
+    assert 'bag' in names['replay'] and 'bag' not in names['sim'] | names['robot']
+
+
+def test_a_replay_of_the_package_commands_nobody_and_ends_with_its_bag():
+    nodes = bringup.load().resolve('replay', {'bag': '/bag', 'record': '/out'})
+    assert [node.executable for node in nodes] == ['world_model_node', 'bag_player', 'recorder']
+    assert [node.name for node in nodes if node.required] == ['bag_player']
+    assert 'recorder' not in [node.name for node in bringup.load().resolve('sim')]
+
+
 def test_an_argument_goes_to_the_parameters_and_remappings_it_names(write):
     base, brain = bringup.load(write()).resolve(
         'sim', {'model': 'tiny', 'sim_time': 'true', 'image': '/front/image'})
@@ -93,6 +120,9 @@ def test_the_command_line_carries_name_namespace_files_and_typed_values(write, t
     (lambda c: c['nodes'][1].update(respwan=True), r"nodes\[1\]: key 'respwan' is unknown: .*respawn"),
     (lambda c: c['nodes'][0].pop('executable'), r"nodes\[0\]: key 'executable' is missing"),
     (lambda c: c['nodes'][0].update(only_for='moon'), r"\(base\): only_for is 'moon'.*one of sim, robot"),
+    (lambda c: c['nodes'][0].update(only_for=['sim', 'mars']), r"\(base\): only_for is 'mars'.*one of sim, robot"),
+    (lambda c: c['nodes'][0].update(only_with='modle'), r"\(base\): only_with is 'modle', .*there are model"),
+    (lambda c: c['nodes'][0].update(required=1), r'\(base\): required is 1: it must be a bool'),
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
     (lambda c: c['nodes'][1].update(respawn_delay=-1), r'respawn_delay is -1: .* number of seconds'),
     (lambda c: c['nodes'][1].update(parameters=['none.yaml']), r'parameter file .*none.yaml does not exist'),

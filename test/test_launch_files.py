@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import rclpy
 import yaml
+from bags import simulated_drive, write_bag
 
 from worldmodel_ros.bringup import description, process
 from worldmodel_ros.bringup.description import NodeDescription
@@ -32,7 +33,7 @@ def attributes_of(variable, path, function=None):
 
 def test_there_are_the_launch_files_that_users_are_told_of():
     assert [path.name for path in LAUNCH_FILES] == [
-        'multi_robot.launch.py', 'sim_demo.launch.py', 'world_model.launch.py']
+        'multi_robot.launch.py', 'replay.launch.py', 'sim_demo.launch.py', 'world_model.launch.py']
 
 
 @pytest.mark.parametrize('path', LAUNCH_FILES, ids=lambda path: path.name)
@@ -50,7 +51,7 @@ def test_a_launch_file_describes_nothing_by_itself(path):
 
 
 def test_launch_and_supervisor_use_all_that_a_node_is_described_by():
-    everything = {field.name for field in dataclasses.fields(NodeDescription)} - {'only_for'}  # resolved
+    everything = {field.name for field in dataclasses.fields(NodeDescription)} - {'only_for', 'only_with'}  # resolved
     launched = attributes_of('node', BRINGUP / 'ros_launch.py')
     assert 'own_environment' in launched  # reads `environment`
     assert everything - {'environment'} <= launched
@@ -102,6 +103,26 @@ def test_launch_makes_the_nodes_of_the_description(name, target, namespaces):
         assert yaml.safe_load(Path(files[-1]).read_text()) == {
             node.full_name(namespace): {'ros__parameters': dict(node.parameters)}}
         assert all(f'-r {source}:={goal}' in command for source, goal in node.remappings.items())
+
+
+@pytest.mark.parametrize('installed', [False, True], ids=['own player', 'ros2 bag play'])
+def test_a_replay_is_played_by_ros2_bag_play_where_that_is_installed(tmp_path, monkeypatch, installed):
+    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    monkeypatch.setattr(ros_launch, 'find_spec', lambda name: installed and name == 'ros2bag')
+    bag = write_bag(tmp_path / 'bag', simulated_drive(seconds=1.0))
+    config = tmp_path / 'scaled.yaml'
+    config.write_text('actions: {linear.x: {field: twist.linear.x, scale: 2.0}, angular.z: twist.angular.z}\n')
+    from launch_ros.actions import Node
+    for settings, own in (({}, not installed), ({'config': str(config)}, True)):
+        actions, context = actions_of(DIRECTORY / 'replay.launch.py', bag=str(bag), **settings)
+        made = [described(action, context) for action in actions if isinstance(action, Node)]
+        # What is recorded in other units is for our own player in any case.
+        assert [action['full_name'] for action in made] == [
+            '/replay/world_model_node', *(['/replay/bag_player'] if own else [])]
+        command = ' '.join(made[0]['command'])
+        parameters = yaml.safe_load(Path(re.findall(r'--params-file (\S+)', command)[-1]).read_text())
+        assert parameters['/replay/world_model_node']['ros__parameters'] == {
+            'use_sim_time': True, 'image_transport': 'compressed'}
 
 
 def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from rclpy.parameter import Parameter
 
-from worldmodel_ros.nodes import command_gate_parameters, sim_robot, world_model_parameters
+from worldmodel_ros.nodes import bag_player, command_gate_parameters, recorder, sim_robot, world_model_parameters
 
 NODES = (
     ('world_model_node', world_model_parameters.parameters(lambda: False, lambda goal: None)),
     ('command_gate', command_gate_parameters.PARAMETERS),
     ('sim_robot', sim_robot.PARAMETERS),
+    ('bag_player', bag_player.PARAMETERS),
+    ('recorder', recorder.PARAMETERS),
 )
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from worldmodel_ros.bringup.paths import config_directory
 
-TARGETS = ('sim', 'robot')
+TARGETS = ('sim', 'robot', 'replay')
 
 
 class DescriptionError(ValueError):
@@ -24,12 +24,14 @@ class NodeDescription:
     package: str
     executable: str
     lifecycle: bool = False
-    only_for: str = ''            # one of TARGETS; empty: for all
+    only_for: tuple[str, ...] = ()  # of TARGETS; empty: for all
+    only_with: str = ''           # an argument: without a value for it, the node does not run
     parameter_files: tuple[Path, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
     remappings: Mapping[str, str] = field(default_factory=dict)
     respawn: bool = False
     respawn_delay: float = 0.0    # s
+    required: bool = False        # when it ends, all is over
     environment: Mapping[str, str] = field(default_factory=dict)  # of this process alone
 
     def full_name(self, namespace: str = '') -> str:
@@ -83,7 +85,7 @@ class Description:
         """
         Return the nodes of one robot with the arguments applied, in starting order.
 
-        :param target: 'sim' (the simulated robot is one of the nodes) or 'robot'.
+        :param target: 'sim' (the simulated robot is one of the nodes), 'robot', or 'replay' (a bag is played).
         :param arguments: values by argument name; text is read as YAML, as `ros2 launch name:=value` gives
             text. None or '' leaves an argument at its default.
         :param parameter_files: read after the files of the description, so that they win over these.
@@ -102,13 +104,20 @@ class Description:
         for path in extra:
             if not path.is_file():
                 raise DescriptionError(f'parameter file {path} does not exist')
-        nodes = [node for node in self.nodes if node.only_for in ('', target)]
+        nodes = [node for node in self.nodes
+                 if target in (node.only_for or TARGETS) and (not node.only_with or node.only_with in given)]
         parameters = parameters or {}
         for name in parameters:
             if name not in [node.name for node in nodes]:
                 raise DescriptionError(f"no node '{name}' to set parameters of: there are "
                                        f"{', '.join(node.name for node in nodes)}")
         return tuple(self._apply(node, given, extra, parameters.get(node.name, {})) for node in nodes)
+
+    def arguments_for(self, target: str) -> tuple[Argument, ...]:
+        """Return the arguments that change a node of a target."""
+        names = {node.name for node in self.nodes if target in (node.only_for or TARGETS)}
+        return tuple(argument for argument in self.arguments
+                     if names & {*argument.parameters, *argument.remappings})
 
     def _apply(self, node: NodeDescription, given: Mapping[str, Any], files: tuple[Path, ...],
                overrides: Mapping[str, Any]) -> NodeDescription:
@@ -163,6 +172,10 @@ class _Reader:
             if names.count(name) > 1:
                 raise self._error('nodes', f"two nodes are named '{name}': give each a name of its own")
         arguments = self._mapping('arguments', content.get('arguments') or {})
+        for node in nodes:
+            if node.only_with and node.only_with not in arguments:
+                raise self._error(f'nodes ({node.name})', f"only_with is '{node.only_with}', which is no argument "
+                                  f"here: there are {', '.join(arguments)}")
         return Description(
             nodes, tuple(self._argument(name, entry, names) for name, entry in arguments.items()),
             self._environment('environment', content.get('environment')))
@@ -173,13 +186,15 @@ class _Reader:
                       required={'name', 'package', 'executable'})
         where = f"{where} ({entry['name']})"
         values = dict(entry)
-        for key, kind in (('name', str), ('package', str), ('executable', str), ('only_for', str),
-                          ('lifecycle', bool), ('respawn', bool)):
+        for key, kind in (('name', str), ('package', str), ('executable', str), ('only_with', str),
+                          ('lifecycle', bool), ('respawn', bool), ('required', bool)):
             if key in values and not isinstance(values[key], kind):
                 raise self._error(where, f'{key} is {values[key]!r}: it must be a {kind.__name__}')
-        if values.get('only_for', '') not in ('', *TARGETS):
-            raise self._error(
-                where, f"only_for is '{values['only_for']}': it must be one of {', '.join(TARGETS)}")
+        targets = values.get('only_for', [])
+        values['only_for'] = tuple([targets] if isinstance(targets, str) else targets)
+        for target in values['only_for']:
+            if target not in TARGETS:
+                raise self._error(where, f"only_for is '{target}': it must be one of {', '.join(TARGETS)}")
         delay = values.get('respawn_delay', 0.0)
         if isinstance(delay, bool) or not isinstance(delay, (int, float)) or delay < 0:
             raise self._error(where, f'respawn_delay is {delay!r}: it must be a number of seconds, 0 or more')

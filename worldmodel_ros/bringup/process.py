@@ -42,6 +42,7 @@ class NodeProcess:
         self.name = node.full_name(namespace)
         self.log_file = log_directory / (self.name.strip('/').replace('/', '.') + '.log')
         self.exit_codes: list[int] = []
+        self.required = node.required
         self._node = node
         self._command = [sys.executable, str(find_executable(node.package, node.executable)),
                          *node.ros_arguments(namespace)]
@@ -131,7 +132,8 @@ class NodeProcess:
             self.exit_codes.append(code)
             if self._stopping.is_set():
                 return
-            _log.warning('%s ended with exit code %d, see %s', self.name, code, self.log_file)
+            if code or not self.required:
+                _log.warning('%s ended with exit code %d, see %s', self.name, code, self.log_file)
             if not self._node.respawn:
                 self._report(ready=False, failure=f'ended with exit code {code}')
                 return

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 from typing import Callable
 
 from launch import Action, LaunchContext, LaunchDescription
 from launch.actions import (
     DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction, RegisterEventHandler,
-    SetEnvironmentVariable)
+    SetEnvironmentVariable, Shutdown)
 from launch.event_handlers import OnProcessExit, OnProcessStart
 from launch.events import matches_action
 from launch.events.process import ProcessExited, ProcessStarted, SignalProcess
@@ -16,17 +17,19 @@ from launch_ros.actions import LifecycleNode, Node
 from worldmodel_ros.bringup.description import (
     Description, DescriptionError, NodeDescription, absolute_namespace, load)
 from worldmodel_ros.bringup.process import activation_command
+from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
 
 Values = dict[str, str]  # launch argument -> its text
 
 
 def launch_description(target: str) -> LaunchDescription:
-    """Return what starts one robot, 'sim' or 'robot', in the namespace that is given."""
+    """Return what starts one robot, 'sim', 'robot' or 'replay', in the namespace that is given."""
     def robots(values: Values) -> list[tuple[str, Values]]:
         return [(values['namespace'], values)]
 
+    namespace = NAMESPACE if target == 'replay' else ''
     return _launch_description(target, [DeclareLaunchArgument(
-        'namespace', default_value='', description='Namespace of the robot.')], robots)
+        'namespace', default_value=namespace, description='Namespace of the robot.')], robots)
 
 
 def fleet_description(target: str) -> LaunchDescription:
@@ -55,7 +58,7 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
                               description='Bring the lifecycle nodes to active, also after a respawn.'),
         *(DeclareLaunchArgument(argument.name, description=argument.description,
                                 default_value='' if argument.default is None else str(argument.default))
-          for argument in description.arguments)]
+          for argument in description.arguments_for(target))]
 
     def start(context: LaunchContext) -> list[Action]:
         values = {argument.name: context.launch_configurations[argument.name] for argument in declared}
@@ -71,16 +74,27 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
 
 def _robot_actions(description: Description, target: str, namespace: str, values: Values,
                    inherited: Values) -> list[Action]:
-    arguments = {argument.name: values[argument.name] for argument in description.arguments}
+    arguments = {argument.name: values[argument.name] for argument in description.arguments_for(target)}
     files = [values['params_file']] if values['params_file'] else []
+    replay = prepare(arguments) if target == 'replay' else None
+    nodes = description.resolve(target, replay.arguments if replay else arguments, files)
+    player: list[Action] = []  # to be started when the model is active; our own player waits by itself
+    if replay and replay.plain and find_spec('ros2bag'):
+        nodes = [node for node in nodes if node.executable != 'bag_player']
+        player.append(_ros2_bag_play(replay, namespace))
     actions: list[Action] = []
-    for node in description.resolve(target, arguments, files):
+    for node in nodes:
         action = _node_action(node, namespace, node.own_environment(inherited, description.environment))
         if node.lifecycle and values['autostart'] == 'true':
             # Registered before the process starts, or its start is missed.
-            actions += _bring_to_active(node, namespace, action)
+            actions += _bring_to_active(node, namespace, action, player)
         actions.append(action)
     return actions
+
+
+def _ros2_bag_play(replay: Replay, namespace: str) -> ExecuteProcess:
+    return ExecuteProcess(cmd=replay.ros2_bag_play(namespace), name='bag_player', output='screen',
+                          on_exit=Shutdown(reason='the bag has ended'))
 
 
 def _node_action(node: NodeDescription, namespace: str, environment: Values) -> Node:
@@ -90,18 +104,27 @@ def _node_action(node: NodeDescription, namespace: str, environment: Values) -> 
         namespace=absolute_namespace(namespace),
         parameters=[*map(str, node.parameter_files), *([dict(node.parameters)] if node.parameters else [])],
         remappings=list(node.remappings.items()), respawn=node.respawn, respawn_delay=node.respawn_delay,
-        additional_env=environment, output='screen', emulate_tty=True)
+        additional_env=environment, output='screen', emulate_tty=True,
+        on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
 
-def _bring_to_active(node: NodeDescription, namespace: str, action: LifecycleNode) -> list[Action]:
+def _bring_to_active(node: NodeDescription, namespace: str, action: LifecycleNode,
+                     afterwards: list[Action]) -> list[Action]:
+    """Bring the node to active after every start; the actions `afterwards` come once it has succeeded, once."""
     # Not by launch_ros's ChangeState event: after a crash its client takes the services of the dead run for
     # those of the new one, and waits for an answer for ever. A process of its own starts without memories.
     clients: list[ExecuteProcess] = []
 
     def start(event: ProcessStarted, context: LaunchContext) -> ExecuteProcess:
         clients.append(ExecuteProcess(
-            cmd=activation_command(node.full_name(namespace)), name=f'activate_{node.name}', output='screen'))
+            cmd=activation_command(node.full_name(namespace)), name=f'activate_{node.name}', output='screen',
+            on_exit=follow))
         return clients[-1]
+
+    def follow(event: ProcessExited, context: LaunchContext) -> list[Action]:
+        due = list(afterwards) if event.returncode == 0 else []
+        del afterwards[:len(due)]
+        return due
 
     def end(event: ProcessExited, context: LaunchContext) -> EmitEvent:
         return EmitEvent(event=SignalProcess(

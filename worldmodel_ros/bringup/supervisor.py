@@ -9,6 +9,8 @@ from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.environment import free_domain_id, node_environment
 from worldmodel_ros.bringup.process import NodeProcess
 
+_POLL = 0.1  # s
+
 
 class Supervisor:
     """
@@ -77,6 +79,17 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         for process in self.processes.values():
             process.wait_ready(max(0.0, deadline - time.monotonic()))
+
+    def wait_for_end(self) -> int:
+        """Wait until a node has ended that is `required`, and return its exit code; there must be one."""
+        required = [process for process in self.processes.values() if process.required]
+        if not required:
+            raise ValueError('no node here is required: nothing would ever end this')
+        while True:
+            for process in required:
+                if process.exit_codes:
+                    return process.exit_codes[-1]
+            time.sleep(_POLL)
 
     def kill(self, name: str) -> None:
         """End a node by SIGKILL, as a crash would; it comes back if it is described to respawn."""

@@ -1,0 +1,331 @@
+"""The recorder: a bag that others open, with the definitions of our messages, whatever ends it."""
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rclpy
+import yaml
+from ament_index_python import get_package_prefix
+from geometry_msgs.msg import TwistStamped
+from mcap.reader import make_reader
+from rclpy.serialization import serialize_message
+from rosbags.rosbag2 import Reader
+from rosbags.typesys import get_types_from_msg
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header, String
+from world_model_rig import wait_for
+
+from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
+from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED, STATUS
+from worldmodel_ros.nodes.recorder_backlog import Backlog, Received
+from worldmodel_ros.nodes.recorder_bag import BagWriter, TopicDescription
+from worldmodel_ros.nodes.recorder_types import UnknownTypeError, definition, message_class
+
+NS = 1_000_000_000
+RECORDED = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage', 'geometry_msgs/msg/TwistStamped',
+            'std_msgs/msg/String', 'visualization_msgs/msg/MarkerArray', 'diagnostic_msgs/msg/DiagnosticArray',
+            *(f'worldmodel_ros/msg/{name}'
+              for name in ('ActionChunk', 'PredictedFuture', 'DeadlineStatus', 'CommandStatus')))
+STRING = TopicDescription('/text', 'std_msgs/msg/String', definition('std_msgs/msg/String'), 'RIHS01_0')
+
+
+def text(content):
+    return serialize_message(String(data=content))
+
+
+@pytest.mark.parametrize('name', RECORDED)
+def test_the_definition_of_a_type_names_the_fields_that_its_class_has(name):
+    types = get_types_from_msg(definition(name), name)
+    _, fields = types[name]
+    assert [field for field, _ in fields] == list(message_class(name).get_fields_and_field_types())
+    # Everything that it depends on is there too, and nothing twice.
+    parts = [line for line in definition(name).splitlines() if line.startswith('MSG: ')]
+    assert len(parts) == len(set(parts)) == len(types) - 1
+
+
+def test_comments_with_units_come_along():
+    text = definition('worldmodel_ros/msg/DeadlineStatus')
+    assert '# time allowed from image received to command published [s]' in text
+
+
+@pytest.mark.parametrize('name, complaint', [
+    ('nobody_msgs/msg/Nothing', 'install the package nobody_msgs'), ('String', 'looks like sensor_msgs/msg/Image')])
+def test_a_type_that_is_not_installed_is_refused_with_the_remedy(name, complaint):
+    for look_up in (definition, message_class):
+        with pytest.raises(UnknownTypeError, match=complaint):
+            look_up(name)
+
+
+def test_what_has_no_room_is_dropped_oldest_first_and_counted():
+    backlog = Backlog(max_bytes=10)
+    for number in range(5):
+        backlog.put(Received(f'/{number % 2}', number, b'four'))
+    backlog.put(Received('/large', 9, bytes(100)))  # alone it may be larger than all
+    assert backlog.dropped == {'/0': 3, '/1': 2} and backlog.bytes == 100
+    backlog.close()
+    assert backlog.get().topic == '/large' and backlog.get() is None
+
+
+def test_the_backlog_waits_for_what_comes():
+    backlog = Backlog(max_bytes=100)
+    threading.Timer(0.05, lambda: backlog.put(Received('/a', 1, b'x'))).start()
+    assert backlog.get() == ('/a', 1, b'x')
+
+
+def test_a_bag_is_split_by_size_and_reads_as_one(tmp_path):
+    writer = BagWriter(tmp_path / 'bag', max_file_bytes=500_000)
+    writer.add_topic(STRING)
+    messages = [(k * NS, text(f'{k} ' + 'x' * 50_000)) for k in range(40)]
+    for at, data in messages:
+        writer.write('/text', at, data)
+    assert writer.counts == {'/text': 40}
+    writer.close()
+    writer.close()
+    files = sorted(path.name for path in (tmp_path / 'bag').glob('*.mcap'))
+    assert len(files) > 2 and files[0] == 'bag_0.mcap'
+    assert all(path.stat().st_size < 1_000_000 for path in (tmp_path / 'bag').glob('*.mcap'))
+    with Reader(tmp_path / 'bag') as reader:
+        assert [(at, bytes(data)) for _, at, data in reader.messages()] == messages
+        assert (reader.start_time, reader.message_count) == (0, 40)
+    information = yaml.safe_load((tmp_path / 'bag' / 'metadata.yaml').read_text())['rosbag2_bagfile_information']
+    assert information['relative_file_paths'] == [file['path'] for file in information['files']] == [
+        f'bag_{k}.mcap' for k in range(len(files))]
+    assert sum(file['message_count'] for file in information['files']) == information['message_count'] == 40
+    assert information['duration']['nanoseconds'] == 39 * NS
+
+
+def test_each_file_tells_of_itself_what_rosbag2_reads_of_it(tmp_path):
+    writer = BagWriter(tmp_path / 'bag')
+    writer.add_topic(STRING)
+    writer.write('/text', 5, text('a'))
+    writer.close()
+    with (tmp_path / 'bag' / 'bag_0.mcap').open('rb') as stream:
+        reader = make_reader(stream, validate_crcs=True)
+        assert reader.get_header().profile == 'ros2'
+        own, = reader.iter_metadata()
+        summary = reader.get_summary()
+    assert own.name == 'rosbag2'
+    assert yaml.safe_load(own.metadata['serialized_metadata'])['message_count'] == 1
+    schema, = summary.schemas.values()
+    assert (schema.name, schema.encoding) == ('std_msgs/msg/String', 'ros2msg')
+    channel, = summary.channels.values()
+    assert (channel.topic, channel.message_encoding) == ('/text', 'cdr')
+    assert channel.metadata == {'offered_qos_profiles': '[]\n', 'topic_type_hash': 'RIHS01_0'}
+
+
+def test_a_bag_is_never_overwritten(tmp_path):
+    (tmp_path / 'file').touch()
+    for folder in (tmp_path, tmp_path / 'file'):
+        with pytest.raises(FileExistsError, match='name a new folder'):
+            BagWriter(folder)
+
+
+def test_a_bag_without_a_message_opens_too(tmp_path):
+    BagWriter(tmp_path / 'bag').close()
+    with Reader(tmp_path / 'bag') as reader:
+        assert reader.message_count == 0
+
+
+class Robot:
+    """Publishes what a robot and its model do, with a number in each message."""
+
+    def __init__(self, namespace):
+        self.context = rclpy.Context()
+        rclpy.init(context=self.context)
+        self.node = rclpy.create_node('robot', context=self.context, namespace=namespace)
+        self.publishers = {topic: self.node.create_publisher(kind, topic, qos) for topic, kind, qos in (
+            ('camera/image_raw', Image, CAMERA), ('cmd_vel', TwistStamped, COMMAND), ('goal', String, LATCHED),
+            ('action_chunk', ActionChunk, COMMAND), ('predicted_future', PredictedFuture, STATUS),
+            ('deadline_status', DeadlineStatus, STATUS))}
+        self.publishers['goal'].publish(String(data='red'))
+        self.sent = 0
+
+    def publish(self):
+        self.sent += 1
+        stamp = self.node.get_clock().now().to_msg()
+        header = Header(stamp=stamp, frame_id=str(self.sent))
+        pixels = np.full((48, 64, 3), self.sent % 256, np.uint8)
+        chunk = ActionChunk(header=header, sequence=self.sent, names=['linear.x'], values=array('f', [0.5]))
+        for topic, message in (
+                ('camera/image_raw', Image(header=header, height=48, width=64, step=192, encoding='rgb8',
+                                           data=array('B', pixels.tobytes()))),
+                ('cmd_vel', TwistStamped(header=header)), ('action_chunk', chunk),
+                ('predicted_future', PredictedFuture(header=header, sequence=self.sent, actions=chunk, goal='red')),
+                ('deadline_status', DeadlineStatus(header=header, sequence=self.sent))):
+            self.publishers[topic].publish(message)
+
+    def heard(self):
+        return all(publisher.get_subscription_count() for publisher in self.publishers.values())
+
+    def close(self):
+        self.node.destroy_node()
+        rclpy.shutdown(context=self.context)
+
+
+@pytest.fixture
+def robot():
+    subject = Robot('robot7')
+    yield subject
+    subject.close()
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Return what starts a recorder in a process; it is ended at the end if it still runs."""
+    started = []
+
+    def record(*arguments, **options):
+        executable = Path(get_package_prefix('worldmodel_ros')) / 'lib' / 'worldmodel_ros' / 'recorder'
+        with (tmp_path / 'log').open('wb') as log:
+            started.append(subprocess.Popen(
+                [sys.executable, executable, '--ros-args', '-r', '__ns:=/robot7', '-p', f'bag:={tmp_path / "bag"}',
+                 *arguments], stdout=log, stderr=log, **options))
+        return started[-1]
+
+    yield record
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def publish_for(robot, seconds, period=0.02):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        robot.publish()
+        time.sleep(period)
+
+
+def end(process, number=signal.SIGINT):
+    process.send_signal(number)
+    return process.wait(20.0)
+
+
+@pytest.mark.ros
+def test_what_a_robot_does_is_in_the_bag_when_the_recorder_is_interrupted(robot, record, tmp_path):
+    process = record()
+    wait_for(robot.heard, 'the recorder')
+    began = time.time_ns()
+    publish_for(robot, 1.0, period=0.05)
+    time.sleep(0.3)
+    assert end(process) == 0
+    with open_bag(tmp_path / 'bag') as bag:
+        assert bag.problems == []
+        read = {}
+        for topic, raw, log_ns in bag.messages():
+            read.setdefault(topic.name, []).append((bag.deserialize(topic, raw), log_ns))
+        qos = {name: topic.qos[0] for name, topic in bag.topics.items()}
+    assert {name for name in read if name.startswith('/robot7/')} == {f'/robot7/{name}' for name in robot.publishers}
+    for name in ('predicted_future', 'deadline_status'):
+        assert [m.sequence for m, _ in read[f'/robot7/{name}']] == list(range(1, robot.sent + 1))
+    future = read['/robot7/predicted_future'][0][0]
+    assert (future.goal, future.actions.names, future.actions.values.tolist()) == ('red', ['linear.x'], [0.5])
+    images = read['/robot7/camera/image_raw']  # best effort
+    assert len(images) > 0.8 * robot.sent
+    for message, log_ns in images:
+        assert set(message.data) == {int(message.header.frame_id) % 256}
+        stamp = message.header.stamp.sec * NS + message.header.stamp.nanosec
+        assert began <= stamp <= log_ns < stamp + NS
+    # Published before there was a recorder.
+    assert [m.data for m, _ in read['/robot7/goal']] == ['red']
+    assert qos['/robot7/goal'].durability.name == 'TRANSIENT_LOCAL'
+    assert qos['/robot7/camera/image_raw'].reliability.name == 'BEST_EFFORT'
+    information = yaml.safe_load((tmp_path / 'bag' / 'metadata.yaml').read_text())['rosbag2_bagfile_information']
+    hashes = {t['topic_metadata']['name']: t['topic_metadata']['type_description_hash']
+              for t in information['topics_with_message_count']}
+    assert all(value.startswith('RIHS01_') and len(value) == 71 for value in hashes.values())
+
+
+@pytest.mark.ros
+def test_a_killed_recorder_leaves_a_bag_that_can_be_read(robot, record, tmp_path):
+    process = record('-p', 'max_file_mb:=1')
+    wait_for(robot.heard, 'the recorder')
+    wait_for(lambda: robot.publish() or time.sleep(0.005) or (tmp_path / 'bag' / 'bag_2.mcap').exists(), 'a third file')
+    publish_for(robot, 1.0)
+    process.kill()
+    process.wait()
+
+    def read(path):
+        with open_bag(path) as bag:
+            sequences = [bag.deserialize(t, raw).sequence for t, raw, _ in bag.messages(['/robot7/predicted_future'])]
+            return sequences, {problem.kind for problem in bag.problems}
+
+    closed = [sequence for k in range(2) for sequence in read(tmp_path / 'bag' / f'bag_{k}.mcap')[0]]
+    found, problems = read(tmp_path / 'bag')
+    # The last file lacks its index, and a chunk that was not written yet; the rest of it is there, and it is said.
+    assert found[:len(closed)] == closed and len(found) > len(closed) > 10
+    assert found == sorted(set(found))
+    assert {'no metadata', 'truncated'} <= problems
+
+
+@pytest.mark.ros
+def test_a_full_disk_ends_the_recording_but_neither_the_process_nor_the_bag(robot, record, tmp_path):
+    limit = 2_000_000
+    process = record(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    wait_for(robot.heard, 'the recorder')
+    log = tmp_path / 'log'
+    wait_for(lambda: robot.publish() or time.sleep(0.005) or 'Nothing more is recorded' in log.read_text(), 'the error')
+    publish_for(robot, 0.2)
+    assert end(process) == 0
+    assert 'File too large' in log.read_text()
+    with open_bag(tmp_path / 'bag') as bag:
+        assert len(list(bag.messages(['/robot7/predicted_future']))) > 20
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize('arguments, complaint', [
+    (['-p', 'bag:=/proc/bag'], 'cannot start: bag: '), (['-p', 'queue_mb:=0'], 'queue_mb')])
+def test_a_recorder_that_cannot_record_says_why_and_ends(record, tmp_path, arguments, complaint):
+    assert record(*arguments).wait(20.0) == 1
+    assert complaint in (tmp_path / 'log').read_text()
+
+
+@pytest.mark.ros
+def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_heard(robot, record, tmp_path):
+    stranger = rclpy.Context()
+    rclpy.init(context=stranger)
+    wrong = rclpy.create_node('stranger', context=stranger, namespace='robot7')
+    wrong.create_publisher(String, 'deadline_status', STATUS)
+    wait_for(lambda: robot.node.count_publishers('deadline_status') == 2, 'the stranger')
+    process = record()
+    log = tmp_path / 'log'
+    wait_for(lambda: 'deadline_status is not recorded: it is published with several types' in log.read_text(), 'it')
+    wait_for(lambda: robot.publishers['predicted_future'].get_subscription_count(), 'the recorder')
+    best_effort = robot.node.create_publisher(PredictedFuture, 'predicted_future', CAMERA)
+    wait_for(best_effort.get_subscription_count, 'the recorder, at a publisher that offers less')
+    for number in range(5):
+        best_effort.publish(PredictedFuture(sequence=1000 + number))
+        time.sleep(0.02)
+    time.sleep(0.3)
+    assert end(process, signal.SIGTERM) == 0
+    with open_bag(tmp_path / 'bag') as bag:
+        numbers = [bag.deserialize(t, raw).sequence for t, raw, _ in bag.messages(['/robot7/predicted_future'])]
+        assert '/robot7/deadline_status' not in bag.topics
+    assert 1004 in numbers
+    wrong.destroy_node()
+    rclpy.shutdown(context=stranger)
+
+
+@pytest.mark.ros
+def test_the_command_records_one_robot_until_it_is_interrupted(robot, tmp_path):
+    with (tmp_path / 'log').open('wb') as log:
+        process = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'record', '--namespace', 'robot7',
+                                    '--out', str(tmp_path / 'bag')], stdout=log, stderr=log)
+    try:
+        wait_for(robot.heard, 'the recorder')
+        publish_for(robot, 0.3)
+        time.sleep(0.3)
+        assert end(process) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert f'in {tmp_path / "bag"}' in (tmp_path / 'log').read_text()
+    with open_bag(tmp_path / 'bag') as bag:
+        assert bag.topics['/robot7/predicted_future'].count == robot.sent

@@ -1,0 +1,71 @@
+"""What a replay needs to know of its bag before anything starts: how the camera was recorded, and who can play it."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.bringup.description import DescriptionError, absolute_namespace
+
+NAMESPACE = 'replay'  # by default: what is played must not reach the base of a robot on the same domain
+
+
+@dataclass(frozen=True)
+class Replay:
+    """
+    `arguments` completes those of the bring-up. `topics` maps what is played to the relative name that the model
+    takes it by. `plain`: the messages can go out as they were recorded, so that any player will do.
+    """
+
+    arguments: dict[str, Any]
+    topics: dict[str, str]
+    plain: bool
+
+    def ros2_bag_play(self, namespace: str) -> list[str]:
+        """Return the command that plays it where ros2bag is installed, into a namespace."""
+        given = self.arguments
+        prefix = absolute_namespace(namespace).rstrip('/')
+        command = ['ros2', 'bag', 'play', given['bag'], '--clock-topics-all', '--disable-keyboard-controls',
+                   '--rate', str(given['rate']), '--topics', *self.topics,
+                   '--remap', *(f'{source}:={prefix}/{name}' for source, name in self.topics.items())]
+        return command + [f'--{option.replace("_", "-")}' for option in ('loop', 'start_paused')
+                          if str(given.get(option)).lower() == 'true']
+
+
+def prepare(arguments: Mapping[str, Any]) -> Replay:
+    """
+    Look into the bag that the arguments of a bring-up name.
+
+    :param arguments: of config/bringup.yaml, `bag` at least; None and '' are taken as not given.
+    :raises DescriptionError: if there is no bag, or it must be said first what in it is what.
+    """
+    from worldmodel_ros.engine.loading import model_folder
+    from worldmodel_ros.evaluate.bag.guess import find_mapping
+    from worldmodel_ros.evaluate.bag.problems import BagError
+    from worldmodel_ros.evaluate.bag.source import open_bag
+    from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+    from worldmodel_ros.nodes.bag_player_topics import COMPRESSED_IMAGE, parts
+
+    given = {name: value for name, value in arguments.items() if value not in (None, '')}
+    if 'bag' not in given:
+        raise DescriptionError('bag: name the rosbag2 folder that is to be played')
+    try:
+        rate = float(given.get('rate', 1.0))
+    except ValueError as error:
+        raise DescriptionError(f'rate: {given["rate"]!r} is no number') from error
+    # Where a process of another working directory will look for them.
+    paths = {name: str(Path(given[name]).expanduser().absolute()) for name in ('bag', 'config', 'record')
+             if name in given}
+    try:
+        preset = read_description(model_folder(str(given.get('model', 'tiny')))).preset
+        with open_bag(paths['bag']) as bag:
+            mapping = find_mapping(bag, preset, Path(paths['config']) if 'config' in paths else None)
+            played = parts(bag, mapping)
+    except (BagError, ModelError) as error:
+        raise DescriptionError(str(error)) from error
+    compressed = played[0].name == COMPRESSED_IMAGE
+    return Replay(
+        {**given, **paths, 'rate': rate, 'use_sim_time': True,
+         'image_transport': 'compressed' if compressed else 'raw'},
+        {part.topic.name: part.name for part in played}, all(part.convert is None for part in played))

@@ -1,0 +1,48 @@
+"""Knows when whoever is to hear a bag is ready to hear its first message."""
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from lifecycle_msgs.srv import GetState
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+
+_ANSWER = 1.0  # s; an answer may get lost while two nodes are finding each other
+_POLL = 0.01   # s
+
+
+class Listeners:
+    """The subscribers of what is played. Not to be asked by the thread that spins the node."""
+
+    def __init__(self, node: Node, outputs: Sequence[Publisher], wait_for: str) -> None:
+        """
+        :param outputs: the first one, the images, must have a subscriber.
+        :param wait_for: name of a lifecycle node that must be active; '': none.
+        """
+        self._node, self._outputs, self._wait_for = node, outputs, wait_for
+        self._state = node.create_client(GetState, f'{wait_for}/get_state') if wait_for else None
+
+    def missing(self) -> str:
+        """Return what is to be waited for, in words; '' if everybody is there."""
+        if self._state and not self._is_active():
+            return f'{self._wait_for} to be active'
+        images = self._outputs[0]
+        if not images.get_subscription_count():
+            return f'a subscriber to {images.topic_name}'
+        # In the graph, but not matched yet: it would miss the first messages.
+        unmatched = [output.topic_name for output in self._outputs
+                     if output.get_subscription_count() < self._node.count_subscribers(output.topic_name)]
+        return f'the subscribers to {", ".join(unmatched)} to be matched' if unmatched else ''
+
+    def _is_active(self) -> bool:
+        if not self._state.service_is_ready():
+            return False
+        future = self._state.call_async(GetState.Request())
+        end = time.monotonic() + _ANSWER
+        while not future.done():
+            if time.monotonic() >= end:
+                self._state.remove_pending_request(future)
+                return False
+            time.sleep(_POLL)
+        return future.result().current_state.label == 'active'
