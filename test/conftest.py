@@ -39,6 +39,8 @@ def pytest_configure(config):
         'ROS_LOG_DIR': str(_state_directory / 'ros' / 'log'),
         'FASTRTPS_DEFAULT_PROFILES_FILE': str(ROOT / 'config' / 'fastdds_large_images.xml'),
         'MPLBACKEND': 'agg',
+        # Triton decides when it is imported: its kernels are tested on the CPU.
+        'TRITON_INTERPRET': '1',
     })
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
     # The ROS 2 wheels do not say where they are. A sourced distribution does, and may lack sys.prefix.

@@ -125,12 +125,13 @@ class _Launch:
             _rows(raw.k, dim // 2, BLOCK_N, dim // 2), _rows(raw.k_exponent, 16, BLOCK_N * dim // 256, 16),
             _rows(raw.v, page // 2, dim, BLOCK_N // 2), _rows(raw.v_exponent, page // 16, dim, page // 16)]
         items = self.tokens // BLOCK_M * self.heads
+        stages = 2 if not quantised else 5 if raw is None else 3  # what shared memory has room for
         _kernel[(min(self.programs, items),)](
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
             out, _rows(out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads, self.scale_log2,
-            PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=2 if not quantised else 5 if raw is None else 3, QUANTISED=quantised,
+            PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=stages, QUANTISED=quantised,
             HAS_FP4=raw is not None, ADD=add, num_warps=4)
 
 

@@ -61,7 +61,7 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
-    """``out``: the result's pointer, its descriptor, where it waits for its copy, and the log-sum-exp (H, queries), base 2.
+    """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
     With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written.
     """

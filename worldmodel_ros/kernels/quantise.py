@@ -23,6 +23,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # A block's exponent k scales e2m1 by 2^(k - 6). At its limits, 6 * 2^6 = 384 and 0.5 * 2^-5 still are normal e4m3
 # numbers, so that in between the FP8 code is that of k = 0 plus k in the exponent's place.
 EXPONENT_BIAS, EXPONENT_MIN, EXPONENT_MAX = 6, 1, 12
+# Of what is smaller, the reciprocal might not be finite; it counts as zero, with a scale of 1.
+SCALE_MIN = 2.0 ** -120
 
 
 def token_order(tokens: int, device: torch.device | str = 'cpu') -> Tensor:
@@ -37,9 +39,8 @@ def token_order(tokens: int, device: torch.device | str = 'cpu') -> Tensor:
 
 def to_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (..., A, B) to e4m3 and float32 scales (...): the largest magnitude of the last two axes becomes 448."""
-    scale = x.float().abs().amax((-2, -1)) / FP8_MAX
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (x.float() / scale[..., None, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+    x, scale = _scaled(x, FP8_MAX)
+    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
 def to_e2m1(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,13 +52,12 @@ def to_e2m1(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Of eight values, nibble i has the three bits of magnitude of value i; the top bits have the signs in the order
     0, 4, 1, 5, 2, 6, 3, 7: as bytes of FP8, values 4 to 7 then find theirs in place, and values 0 to 3 one shift away.
     """
-    scale = x.float().abs().amax((-2, -1)) / (FP4_MAX * 2.0 ** (EXPONENT_MAX - EXPONENT_BIAS))
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    blocks = (x.float() / scale[..., None, None]).unflatten(-1, (-1, FP4_BLOCK))
+    x, scale = _scaled(x, FP4_MAX * 2.0 ** (EXPONENT_MAX - EXPONENT_BIAS))
+    blocks = x.unflatten(-1, (-1, FP4_BLOCK))
     top = blocks.abs().amax(-1, keepdim=True)
     # The smallest power of two with which nothing is clipped, and the one below, which may clip the largest value.
-    fraction, power = torch.frexp((top / FP4_MAX).clamp_min(2.0 ** -20))
-    upper = power - (fraction == 0.5).int() + EXPONENT_BIAS
+    fraction, power = torch.frexp(top.clamp_min(2.0 ** -20))
+    upper = power - 3 + (fraction > FP4_MAX / 8).int() + EXPONENT_BIAS
     best, error, code = None, None, None
     for candidate in (upper, upper - 1):
         k = candidate.clamp(EXPONENT_MIN, EXPONENT_MAX)
@@ -111,6 +111,14 @@ def read_pages(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:
     k, v = k * pool.k_scale[pages][..., None, None], v * pool.v_scale[pages][..., None, None]
     natural = torch.argsort(token_order(v.shape[-1], v.device))
     return k, v[..., natural].transpose(-1, -2)
+
+
+def _scaled(x: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """x (..., A, B) divided by scales (...) with which the largest magnitude of the last two axes becomes ``limit``."""
+    # As products, which are the same numbers on every device: GPUs do not divide by a constant, nor kernels by a scale.
+    scale = x.float().abs().amax((-2, -1)) * (1.0 / limit)
+    scale = torch.where(scale < SCALE_MIN, torch.ones_like(scale), scale)
+    return x.float() * scale.reciprocal()[..., None, None], scale
 
 
 def _magnitudes(code: Tensor) -> Tensor:

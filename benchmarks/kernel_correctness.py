@@ -1,0 +1,205 @@
+"""Checks every kernel on this machine's GPU against its definition in float64, at the shapes of the large preset.
+
+    python benchmarks/kernel_correctness.py --json benchmarks/results/kernel_correctness_<gpu>.json
+
+Prints, for each case, the error (root mean square, relative; of written pages, the share of elements that differ from
+the definition's), the limit it must keep, and the kernel's time in passing: median of a few runs, nothing tuned. Ends
+with 1 if a limit is broken. Memory that results go to is filled with NaN before.
+"""
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
+
+from kernel_inputs import random_lists, random_pool, random_tensor, relative_error  # noqa: E402
+
+from worldmodel_ros.demo.machine import machine, versions  # noqa: E402
+from worldmodel_ros.kernels import reference  # noqa: E402
+from worldmodel_ros.kernels.attention import paged_attention  # noqa: E402
+from worldmodel_ros.kernels.attention_triton import paged_attention_triton  # noqa: E402
+from worldmodel_ros.kernels.page_write import write_qkv  # noqa: E402
+from worldmodel_ros.kernels.page_write_triton import write_qkv_triton  # noqa: E402
+from worldmodel_ros.kernels.pages import Pool, Precision  # noqa: E402
+from worldmodel_ros.kernels.quantise import read_pages  # noqa: E402
+from worldmodel_ros.kernels.requantise import requantise  # noqa: E402
+from worldmodel_ros.kernels.requantise_triton import requantise_triton  # noqa: E402
+from worldmodel_ros.kernels.temporal import temporal_attention  # noqa: E402
+from worldmodel_ros.kernels.temporal_triton import temporal_attention_triton  # noqa: E402
+
+HEADS, FRAMES, TOKENS, DIM, PAGES = 24, 4, 256, 128, 96
+# What rounding queries and probabilities to the type of the matrix products may cost. e4m3 has an error of 2.6 %; that
+# of the queries counts as often as the logits are wide, here with a standard deviation of about 2.5.
+BF16_LIMIT, FP8_LIMIT = 0.006, 0.07
+# Of elements that may differ where sums in another order may round a value to its other neighbour, and where only two
+# exponents of a block can be equally good; more often so where an FP8 page is rounded again, whose values are few.
+REORDERED, EQUALLY_GOOD = 0.002, 2e-4
+# Of pages read back: of FP4, a neighbour may be a third off.
+READ_BACK = 0.01
+MIXTURES = (('bf16',), ('fp8',), ('fp4',), ('fp8', 'fp4'), ('bf16', 'fp8', 'fp4'))
+LISTS = {'one page': [1] * 16, '16 pages': [16] * 16, 'odd': [0, 1, 3, 7, 2, 0, 13, 5], 'nothing': [0, 0]}
+
+
+@dataclass(frozen=True)
+class Check:
+    kernel: str
+    case: str
+    error: float
+    limit: float
+    ms: float
+
+    @property
+    def kept(self) -> bool:
+        return self.error <= self.limit
+
+
+def milliseconds(call: Callable[[], object], runs: int = 5) -> float:
+    """Median of a few runs, after the one that compiled."""
+    times = []
+    for _ in range(runs):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def fresh(call: Callable[[], object]) -> object:
+    """The call's result; the memory that it is given is full of NaN."""
+    torch.cuda.empty_cache()
+    block = torch.full((2 ** 29,), float('nan'), device='cuda')
+    del block
+    return call()
+
+
+def attention(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    pools = {p: random_pool(generator, Precision(p), PAGES, HEADS, TOKENS, DIM) for p in ('bf16', 'fp8', 'fp4')}
+    for mixture in MIXTURES:
+        for (name, counts), partial in ((item, share) for item in LISTS.items() for share in (0.0, 0.4)):
+            lists = [random_lists(rng, list(rng.permutation(counts)), PAGES, TOKENS, partial, 'cuda') for _ in mixture]
+            q = random_tensor(generator, len(counts) * TOKENS, HEADS, DIM, dtype=torch.bfloat16) * 2
+            used = [pools[p] for p in mixture]
+            expected = reference.paged_attention(q.double(), used, lists, dtype=torch.float64)
+            for kernel in (paged_attention_triton, paged_attention):
+                def call():
+                    return kernel(q, used, lists)
+                limit = BF16_LIMIT if kernel is paged_attention_triton or mixture == ('bf16',) else FP8_LIMIT
+                error = relative_error(fresh(call), expected)
+                yield Check(kernel.__name__, f'{"+".join(mixture)}, {name}, {partial:.0%} partial', error, limit,
+                            milliseconds(call))
+
+
+def page_writing(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    tiles = 64
+    qkv = random_tensor(generator, tiles * TOKENS, 3, HEADS, DIM, dtype=torch.bfloat16) * 3
+    rotary = torch.rand((tiles * TOKENS, DIM // 2), generator=generator, device='cuda') * 6.3
+    rotary = torch.stack([rotary.cos(), rotary.sin()])
+    weights = [random_tensor(generator, DIM, dtype=torch.bfloat16) for _ in range(2)]
+    pages = torch.from_numpy(rng.permutation(PAGES)[:tiles].astype(np.int32)).cuda()
+    counts = torch.from_numpy(np.where(rng.random(tiles) < 0.3, rng.integers(0, TOKENS, tiles), TOKENS
+                                       ).astype(np.int32)).cuda()
+    for precision in (Precision.BF16, Precision.FP8, Precision.FP4):
+        for quantise_q in (False, True):
+            pool = random_pool(generator, precision, PAGES, HEADS, TOKENS, DIM)
+            defined = copy.deepcopy(pool)
+
+            def call():
+                return write_qkv_triton(pool, pages, counts, qkv, rotary, *weights, quantise_q=quantise_q)
+            q, q_scale = fresh(call)
+            expected, expected_scale = write_qkv(defined, pages, counts, qkv, rotary, *weights, quantise_q=quantise_q)
+            ms = milliseconds(call)
+            case = f'{precision.value}, queries {q.dtype}'.replace('torch.', '')
+            yield Check('write_qkv, queries', case, different(q, expected), REORDERED, ms)
+            if quantise_q:
+                yield Check('write_qkv, query scales', case, relative_error(q_scale, expected_scale), 1e-6, ms)
+            for name, tensor in pool.tensors().items():
+                if name.endswith('scale'):
+                    yield Check(f'write_qkv, {name}', case, relative_error(tensor, defined.tensors()[name]), 1e-6, ms)
+                else:
+                    limit = REORDERED if name.startswith('k') else EQUALLY_GOOD * (precision is Precision.FP4)
+                    yield Check(f'write_qkv, {name}', case, different(tensor, defined.tensors()[name]), limit, ms)
+            ids = torch.arange(PAGES, device='cuda')
+            for name, new, old in zip('kv', read_pages(pool, ids), read_pages(defined, ids)):
+                yield Check(f'write_qkv, {name} read back', case, relative_error(new, old), READ_BACK, ms)
+
+
+def different(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Share of elements whose bits differ."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
+    return float((a.view(bits) != b.view(bits)).double().mean())
+
+
+def temporal(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    columns, slabs = 16, 4
+    pools = {p: random_pool(generator, Precision(p), PAGES, HEADS, TOKENS, DIM) for p in ('bf16', 'fp8', 'fp4')}
+    ragged = torch.from_numpy(rng.integers(1, TOKENS // FRAMES + 1, columns).astype(np.int32)).cuda()
+    q = random_tensor(generator, slabs * columns * TOKENS, HEADS, DIM, dtype=torch.bfloat16) * 2
+    query_times = torch.arange(20, 20 + slabs, dtype=torch.int32, device='cuda') * FRAMES
+    for mixture in MIXTURES:
+        used = [pools[p] for p in mixture]
+        for name, counts, partial, positions in (('40 pages', [40] * columns, 0.0, None),
+                                                 ('odd', list(rng.integers(0, 9, columns)), 0.4, None),
+                                                 ('ragged', list(rng.integers(0, 9, columns)), 0.4, ragged)):
+            lists = [random_lists(rng, counts, PAGES, TOKENS, partial, 'cuda') for _ in mixture]
+            times = [torch.from_numpy(rng.integers(0, 25, len(table.pages)).astype(np.int32)).cuda() * FRAMES
+                     for table in lists]
+            for causal in (False, True):
+                extra = {'positions': positions} | ({'query_times': query_times, 'page_times': times} if causal else {})
+
+                def call():
+                    return temporal_attention_triton(q, used, lists, FRAMES, **extra)
+                expected = temporal_attention(q.double(), used, lists, FRAMES, dtype=torch.float64, **extra)
+                case = f'{"+".join(mixture)}, {name}{", causal" * causal}'
+                yield Check('temporal_attention', case, relative_error(fresh(call), expected), BF16_LIMIT,
+                            milliseconds(call))
+
+
+def requantising(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    ids, targets = (torch.from_numpy(rng.permutation(PAGES)[:64].astype(np.int32)).cuda() for _ in range(2))
+    for old, new in (('bf16', 'fp8'), ('bf16', 'fp4'), ('fp8', 'fp4')):
+        source = random_pool(generator, Precision(old), PAGES, HEADS, TOKENS, DIM)
+        target = Pool.allocate(Precision(new), PAGES, HEADS, TOKENS, DIM, 'cuda')
+        defined = copy.deepcopy(target)
+        requantise_triton(source, ids, target, targets)
+        requantise(source, ids, defined, targets)
+        ms = milliseconds(lambda: requantise_triton(source, ids, target, targets))
+        for name, tensor in target.tensors().items():
+            yield Check(f'requantise, {name}', f'{old} to {new}', different(tensor, defined.tensors()[name]),
+                        EQUALLY_GOOD * (new == 'fp4'), ms)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    checks = []
+    with torch.inference_mode():
+        for part in (attention, page_writing, temporal, requantising):
+            for check in part(torch.Generator('cuda').manual_seed(options.seed), np.random.default_rng(options.seed)):
+                checks.append(check)
+                print(f'{"ok    " if check.kept else "BROKEN"} {check.kernel:26} {check.case:44} {check.error:.2e} of '
+                      f'{check.limit:.0e} {check.ms:9.3f} ms', flush=True)
+    broken = sum(not check.kept for check in checks)
+    print(f'{len(checks)} checks, {broken} broken')
+    if options.json:
+        options.json.write_text(json.dumps({
+            'gpu': torch.cuda.get_device_name(), **machine(), 'versions': versions(('torch', 'triton')),
+            'seed': options.seed, 'checks': [asdict(check) for check in checks]}, indent=1) + '\n')
+    return int(broken > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The Triton kernels that write pages against their definitions, in Triton's interpreter on the CPU."""
+import copy
+
+import pytest
+import torch
+from kernel_inputs import random_pool, random_tensor, relative_error
+
+from worldmodel_ros.kernels.page_write import write_qkv
+from worldmodel_ros.kernels.pages import Pool, Precision
+from worldmodel_ros.kernels.quantise import read_pages
+from worldmodel_ros.kernels.requantise import requantise
+
+pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
+
+from worldmodel_ros.kernels.page_write_triton import write_qkv_triton  # noqa: E402
+from worldmodel_ros.kernels.requantise_triton import requantise_triton  # noqa: E402
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def written(precision, tokens, dim, quantise_q, fault=None):
+    """Pools and queries of the definition and of the kernel, for three tiles of which one is partial and one empty."""
+    heads, count = 2, tokens - 5
+    pool = random_pool(generator(1), precision, 5, heads, tokens, dim)
+    pools = pool, copy.deepcopy(pool)
+    qkv = random_tensor(generator(2), 3 * count, 3, heads, dim, dtype=torch.bfloat16) * 3
+    counts = torch.tensor([count, count // 3, 0], dtype=torch.int32)
+    there = (torch.arange(count) < counts[:, None]).flatten()
+    qkv[~there] = float('nan')
+    if fault is not None:
+        qkv[2, :, 1, 3] = fault
+    angle = torch.rand((3 * count, dim // 2), generator=generator(3)) * 6.3
+    pages = torch.tensor([3, 0, 2], dtype=torch.int32)
+    offsets = None if precision.quantised else torch.tensor([0, 3, tokens - 1], dtype=torch.int32)
+    arguments = (pages, counts, qkv, torch.stack([angle.cos(), angle.sin()]), random_tensor(generator(4), dim),
+                 random_tensor(generator(5), dim), offsets, quantise_q)
+    return pools, write_qkv(pools[0], *arguments), write_qkv_triton(pools[1], *arguments), there
+
+
+@pytest.mark.parametrize('quantise_q', [False, True], ids=['', 'fp8 queries'])
+@pytest.mark.parametrize(('precision', 'tokens', 'dim'), [
+    (Precision.FP32, 16, 64), (Precision.BF16, 48, 16), (Precision.FP8, 16, 64), (Precision.FP8, 48, 16),
+    (Precision.FP4, 32, 32)])
+def test_written_pages_and_queries_are_the_definition_s(precision, tokens, dim, quantise_q):
+    pools, (q, q_scale), (result, result_scale), there = written(precision, tokens, dim, quantise_q)
+    assert result.dtype == q.dtype == (torch.float8_e4m3fn if quantise_q else torch.bfloat16)
+    # Sums in another order: now and then a value is rounded to its other neighbour.
+    assert relative_error(result.float(), q.float()) < 0.003
+    assert (result.float() != q.float()).double().mean() < 0.01
+    assert (result.float()[~there] == 0.0).all()
+    if quantise_q:
+        torch.testing.assert_close(result_scale, q_scale, rtol=1e-6, atol=0.0)
+    defined, found = (pool.tensors() for pool in pools)
+    for name in defined:
+        if name.startswith('v'):
+            assert torch.equal(found[name].view(torch.uint8), defined[name].view(torch.uint8)), name
+        elif name == 'k_scale':
+            torch.testing.assert_close(found[name], defined[name], rtol=1e-6, atol=0.0)
+        elif precision is not Precision.FP32:
+            assert (found[name].view(torch.uint8) != defined[name].view(torch.uint8)).double().mean() < 0.01, name
+    assert relative_error(read_pages(pools[1], torch.arange(5))[0], read_pages(pools[0], torch.arange(5))[0]) < 0.003
+
+
+@pytest.mark.filterwarnings('ignore::RuntimeWarning')  # of numpy, which the interpreter computes with
+@pytest.mark.parametrize('precision', list(Precision))
+@pytest.mark.parametrize('fault', [float('inf'), float('nan')])
+def test_a_fault_of_the_model_is_not_written_as_a_number(precision, fault):
+    pools, _, (q, scale), _ = written(precision, 32, 16, True, fault)
+    for read in read_pages(pools[1], torch.tensor([3])):
+        assert not read[0, 1].isfinite().all() and read[0, 0].isfinite().all()
+    assert not (q.float() * scale[..., None])[2, 1].isfinite().all()
+    assert (q.float() * scale[..., None])[2, 0].isfinite().all()
+
+
+def test_writing_refuses_what_the_kernel_cannot_address():
+    pool = Pool.allocate(Precision.BF16, 1, 2, 16, 48)
+    one = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match='power of two'):
+        write_qkv_triton(pool, one, one, torch.zeros(16, 3, 2, 48), torch.zeros(2, 16, 24), *torch.ones(2, 48))
+
+
+@pytest.mark.parametrize(('old', 'new'), [('fp32', 'fp8'), ('bf16', 'fp8'), ('bf16', 'fp4'), ('fp8', 'fp4')])
+def test_pages_that_grow_old_are_rounded_bit_for_bit_as_defined(old, new):
+    source = random_pool(generator(6), Precision(old), 4, 2, 48, 32)
+    source.k[2, 0] = torch.zeros(48, 32).to(source.k.dtype)
+    targets = [random_pool(generator(7), Precision(new), 4, 2, 48, 32) for _ in range(2)]
+    for function, target in zip((requantise, requantise_triton), targets):
+        function(source, torch.tensor([2, 0]), target, torch.tensor([1, 3]))
+    for name, tensor in targets[0].tensors().items():
+        assert torch.equal(targets[1].tensors()[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def test_requantising_says_what_it_does_not_do():
+    source, target = (Pool.allocate(Precision(p), 1, 1, 16, 16) for p in ('fp4', 'fp8'))
+    with pytest.raises(ValueError, match='not from fp4 to fp8'):
+        requantise_triton(source, torch.tensor([0]), target, torch.tensor([0]))
