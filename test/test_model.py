@@ -6,7 +6,8 @@ import pytest
 import torch
 from small_model import SMALL, small_checkpoint, small_model
 
-from worldmodel_ros.cache.window import WindowCache
+from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.engine.memory import Memory
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.step_times import StepTimes
 from worldmodel_ros.engine.torch_backend import TorchBackend
@@ -51,7 +52,7 @@ def test_the_encoder_sees_one_frame_back_and_no_further(model):
 
 
 def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
-    """The mask of training and the ring of a session are two descriptions of the same attention."""
+    """The mask of training and the pages of a session are two descriptions of the same attention."""
     frames, starts = 10, np.array([3, 9 - SMALL.chunk_frames + 1])
     rng = np.random.default_rng(0)
     h, w = SMALL.latent_size
@@ -67,14 +68,15 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
         torch.from_numpy(rotary_angles(SMALL, np.concatenate([np.arange(frames), times]))),
         torch.from_numpy(clips.sequence_bias(SMALL, frames, starts).astype(np.float32)))
 
-    cache = WindowCache(SMALL)
+    memory = Memory(SMALL, lambda layout, pages: NumpyStorage(layout, SMALL.depth, SMALL.heads, SMALL.head_dim, pages), 1)
+    cache, storage = memory.open(), memory.pool.storage
 
     def block(latents, times, levels, rows, causal):
-        k, v = cache.flat()
-        out = model.dit(torch.from_numpy(latents)[None], torch.full((1, len(times)), levels),
-                        torch.full((1, len(times)), rows), torch.from_numpy(actions[times])[None],
-                        torch.from_numpy(rotary_angles(SMALL, times)), torch.from_numpy(cache.bias(times, causal)),
-                        torch.from_numpy(k), torch.from_numpy(v))
+        pages, bias = memory.window(cache, times, causal)
+        out = model.dit.over_pages(
+            torch.from_numpy(latents)[None], torch.full((1, len(times)), levels), torch.full((1, len(times)), rows),
+            torch.from_numpy(actions[times])[None], torch.from_numpy(rotary_angles(SMALL, times)), torch.from_numpy(bias),
+            *map(torch.from_numpy, storage.rows()), torch.from_numpy(storage.row_index(pages)))
         return [part.numpy() for part in out]
 
     for frame in range(frames):
@@ -85,7 +87,9 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
                 np.testing.assert_allclose(alone[0], x[0, frames:][part], rtol=1e-3, atol=1e-4)
         _, alone, k, v = block(clean[frame:frame + 1], np.array([frame]), 1.0, FLOW, causal=True)
         np.testing.assert_allclose(alone[0, 0], features[0, frame], rtol=1e-3, atol=1e-4)
-        cache.write(k, v, np.array([frame]))
+        with cache.stage() as staged:
+            staged.write(frame, k[:, 0, :, None], v[:, 0, :, None])
+        memory.roll(cache, frame)
 
 
 def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
@@ -94,7 +98,7 @@ def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
     frames = np.random.default_rng(1).integers(0, 256, (9, *SMALL.image_size, 3), dtype=np.uint8)
     plans = []
     for age in (0, 10 * 3600 * 24 * SMALL.window_frames):
-        session = Session(backend, StepTimes())
+        session = Session(backend, Memory(SMALL, backend.storage, 1), StepTimes())
         session._time += age
         for frame in frames:
             session.observe(frame, np.array([0.3, -0.5]))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .memory import Memory
 from .session import Session
 from .step_times import StepTimes
 
@@ -19,17 +20,21 @@ WARM_UP_PAUSE = 0.01  # s
 
 
 class Engine:
-    """Sessions of one model share its weights and its step times."""
+    """Sessions of one model share its weights, its step times and one pool of pages."""
 
-    def __init__(self, backend: OnnxBackend | TorchBackend, folder: Path):
+    def __init__(self, backend: OnnxBackend | TorchBackend, folder: Path, sessions: int):
         self.backend = backend
         self.spec = backend.preset
         self.folder = folder
+        self.memory = Memory(backend.preset, backend.storage, sessions)
         self.step_times = StepTimes()
 
     def open_session(self, seed: int = 0) -> Session:
-        """A new session; ``seed`` fixes the noise that its predictions start from."""
-        return Session(self.backend, self.step_times, seed)
+        """A new session; ``seed`` fixes the noise that its predictions start from.
+
+        Raises OutOfPages when more sessions are open than the engine was made for and there is no room for another.
+        """
+        return Session(self.backend, self.memory, self.step_times, seed)
 
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
         """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
@@ -37,7 +42,7 @@ class Engine:
         rng = np.random.default_rng(0)
         # The first calls allocate: they would stay in the quantiles for minutes.
         for step_times, count in ((StepTimes(), 2), (self.step_times, ticks)):
-            session = Session(self.backend, step_times, 0)
+            session = Session(self.backend, self.memory, step_times)
             for tick in range(count):
                 frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
                 session.observe(frame, np.zeros(spec.actions, np.float32))

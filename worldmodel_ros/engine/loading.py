@@ -17,11 +17,12 @@ def model_folder(model: str) -> Path:
     return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
 
 
-def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1) -> Engine:
+def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8) -> Engine:
     """Engine of a model.
 
     ``model`` names a shipped model or a folder that `worldmodel train` wrote. ``backend`` is one of BACKENDS: `auto`
     takes torch on a GPU and ONNX Runtime on a CPU. ``threads`` bounds the threads of one network call on a CPU.
+    ``sessions`` may be open at a time; a robot needs one, and a second one for the moment in which it begins anew.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -32,6 +33,8 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1) -> Engine
         raise ModelError(f'unknown backend {backend!r}; choose one of {", ".join(BACKENDS)}')
     if threads < 1:
         raise ModelError(f'threads must be at least 1, not {threads}')
+    if sessions < 1:
+        raise ModelError(f'sessions must be at least 1, not {sessions}')
     folder = model_folder(model)
     if not (folder / 'model.json').is_file():
         shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
@@ -40,9 +43,9 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1) -> Engine
         backend = 'torch' if _has_gpu() else 'onnx-int8'
     if backend == 'torch':
         from .torch_backend import TorchBackend
-        return Engine(TorchBackend(folder, threads), folder)
+        return Engine(TorchBackend(folder, threads), folder, sessions)
     from .onnx_backend import OnnxBackend
-    return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder)
+    return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder, sessions)
 
 
 def _has_gpu() -> bool:

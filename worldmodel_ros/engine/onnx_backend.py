@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from ..cache.layout import TileLayout
+from ..cache.storage import NumpyStorage
 from ..model.checkpoint_description import ModelError, read_description
 
 # Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
-EXPORT_VERSION = 1
+EXPORT_VERSION = 2
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
@@ -70,6 +72,9 @@ class OnnxBackend:
         self._sessions = {name: onnxruntime.InferenceSession(str(graphs / f'{name}.onnx'), options,
                                                              providers=['CPUExecutionProvider']) for name in GRAPHS}
 
+    def storage(self, layout: TileLayout, pages: int) -> NumpyStorage:
+        return NumpyStorage(layout, self.preset.depth, self.preset.heads, self.preset.head_dim, pages)
+
     def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         session = self._sessions[graph]
         return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})
@@ -83,9 +88,12 @@ class OnnxBackend:
         latent, features = self._run('encode', image[None], previous)
         return latent[0], features
 
-    def block(self, latents, tau, step, action, rotary, bias, k, v):
-        x, features, keys, values = self._run(
-            'block', latents[None], tau[None], step[None], action[None], rotary, bias, k, v)
+    def block(self, latents, tau, step, action, rotary, bias, storage, pages):
+        # The whole pool goes in: the runtime reads an array of the caller's where it lies.
+        x, features, *new = self._run('block', latents[None], tau[None], step[None], action[None], rotary, bias,
+                                      *storage.rows(), storage.row_index(pages))
+        layers, _, heads, _, dim = new[0].shape
+        keys, values = (part.reshape(layers, heads, len(latents), -1, dim) for part in new)
         return x[0], features[0], keys, values
 
     def policy(self, features: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from ..model import checkpoint
 from ..model.presets import Preset
 from ..model.rotary import rotary_angles
 from ..model.steps import FLOW
+from .memory import page_layout, slabs_of
 
 OPSET = 20
 
@@ -28,13 +29,17 @@ class _Call(nn.Module):
 
 
 def example_block(preset: Preset, frames: int) -> tuple[torch.Tensor, ...]:
-    """Inputs of one pass of the DiT over ``frames`` frames with a full window."""
+    """Inputs of one pass of the DiT over ``frames`` frames, whose window lies in a pool of just so many pages."""
     h, w = preset.latent_size
-    window = (preset.depth, 1, preset.heads, preset.window_frames * preset.tokens, preset.head_dim)
+    layout = page_layout(preset)
+    pages = slabs_of(preset.window_frames, layout) * layout.tiles
+    index = torch.arange(preset.depth * preset.heads * pages).reshape(preset.depth, preset.heads, pages)
+    rows = (index.numel(), layout.page_tokens, preset.head_dim)
     return (torch.randn(1, frames, h, w, preset.latent_channels), torch.full((1, frames), 0.5),
             torch.full((1, frames), FLOW), torch.zeros(1, frames, preset.actions),
             torch.from_numpy(rotary_angles(preset, range(frames))),
-            torch.zeros(frames, preset.window_frames + frames), torch.randn(window), torch.randn(window))
+            torch.zeros(frames, pages * layout.page_tokens + frames * preset.tokens),
+            torch.randn(rows), torch.randn(rows), index)
 
 
 def export(folder: Path, target: Path, quantised: bool) -> None:
@@ -42,12 +47,11 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     model = checkpoint.load(folder)
     preset = model.preset
     h, w = preset.latent_size
-    k, t = preset.chunk_frames, torch.export.Dim('frames', min=1, max=64)
+    k, t, rows = preset.chunk_frames, torch.export.Dim('frames', min=1, max=64), torch.export.Dim('rows', min=2)
     image = torch.zeros(1, 3, *preset.image_size)
     previous = torch.zeros(1, 4 * preset.vae_width, h, w)
     latents = torch.randn(k, h, w, preset.latent_channels)
     features = torch.randn(1, k, preset.tokens, preset.width)
-    window = preset.window_frames
     calls = {
         'encode': (_Call(model.vae, 'encode'), (image, previous), None),
         'policy': (model.action_head, (features[:, 0],), None),
@@ -59,9 +63,11 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
         for name, (module, inputs, shapes) in calls.items():
             _export(module, inputs, target / f'{name}.onnx', shapes)
-        # A block has one frame (a commit) or a chunk's: the frame count stays free.
-        _export(model.dit, example_block(preset, k), target / 'block.onnx',
-                ({1: t}, {1: t}, {1: t}, {1: t}, {1: t}, {0: t, 1: window + t}, None, None))
+        # A block has one frame (a commit) or a chunk's, and engines have pools of any size: both stay free.
+        block = example_block(preset, k)
+        window = block[5].shape[1] - k * preset.tokens
+        _export(_Call(model.dit, 'over_pages'), block, target / 'block.onnx',
+                ((*[{1: t}] * 5, {0: t, 1: window + preset.tokens * t}, {0: rows}, {0: rows}, None),))
     if quantised:
         for name in ('block', 'policy', 'outcomes'):
             _quantise(target / f'{name}.onnx')

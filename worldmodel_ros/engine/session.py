@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache.window import WindowCache
+from ..cache import snapshot
+from ..cache.sequence import SequenceCache
 from ..model.rotary import rotary_angles
 from ..model.steps import FLOW, HALF, WHOLE
+from .memory import Memory
 from .step_times import BEFORE_DENOISING, StepTimes
+
+FILE_FORMAT = '2'  # of saved sessions
 
 
 @dataclass
@@ -36,11 +40,11 @@ class Session:
     A call that raises leaves the session as it was. Not safe for use from two threads at once.
     """
 
-    def __init__(self, backend, step_times: StepTimes, seed: int = 0):
-        self._backend, self._step_times, self._seed = backend, step_times, seed
+    def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0):
+        self._backend, self._memory, self._step_times, self._seed = backend, memory, step_times, seed
         self.spec = backend.preset
         self.timings: dict[str, float] = {}
-        self._cache = WindowCache(self.spec)
+        self._cache = memory.open()
         self.reset()
 
     def reset(self) -> None:
@@ -67,10 +71,7 @@ class Session:
             image = np.ascontiguousarray(frame.transpose(2, 0, 1), np.float32) / np.float32(127.5) - np.float32(1.0)
             latent, state = self._backend.encode(image, self._encoder_state)
         with self._measure('commit'):
-            times = np.array([self._time + 1])
-            features, k, v = self._commit(self._cache, latent[None], times, executed)
-        # From here on nothing fails: the observation is taken as a whole or not at all.
-        self._cache.write(k, v, times)
+            features = self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
 
@@ -104,7 +105,8 @@ class Session:
         """Imagines ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
 
         A generator: every `next` is one network call, so that a tick can go first between any two. Ends with the
-        decoded Future of T frames. It sees the session as it was when the first `next` ran.
+        decoded Future of T frames. It sees the session as it was when the first `next` ran. Raises OutOfPages when too
+        many branches are open; they end with their generators.
         """
         self._require_observation()
         total, size = len(actions), self.spec.chunk_frames
@@ -122,9 +124,7 @@ class Session:
             self.decode(part)
             yield
             if start + size < total:
-                times = time_ + 1 + np.arange(size)
-                _, k, v = self._commit(cache, part.latents, times, chunk)
-                cache.write(k, v, times)
+                self._commit(cache, part.latents, time_ + 1 + np.arange(size), chunk, observed=False)
                 time_, latent = time_ + size, part.latents[-1]
                 yield
         return Future(actions, np.concatenate([p.latents for p in parts])[:total],
@@ -136,10 +136,10 @@ class Session:
         """Writes the session to a safetensors file."""
         self._require_observation()
         from safetensors.numpy import save_file
-        save_file({'k': self._cache.k, 'v': self._cache.v, 'times': self._cache.times,
-                   'time': np.array([self._time]), 'encoder_state': np.ascontiguousarray(self._encoder_state),
-                   'latent': np.ascontiguousarray(self._latent), 'features': np.ascontiguousarray(self._features)},
-                  str(path), metadata={'model': self.spec.name})
+        state = {'time': np.array([self._time]), 'encoder_state': np.ascontiguousarray(self._encoder_state),
+                 'latent': np.ascontiguousarray(self._latent), 'features': np.ascontiguousarray(self._features)}
+        save_file(state | snapshot.save(self._cache), str(path),
+                  metadata={'format': FILE_FORMAT, 'model': self.spec.name})
 
     def load(self, path: str | Path) -> None:
         """Takes up a session that `save` wrote; raises ValueError, and changes nothing, when it does not fit."""
@@ -147,54 +147,66 @@ class Session:
         try:
             with safe_open(str(path), framework='numpy') as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}
-                model = (file.metadata() or {}).get('model')
+                about = file.metadata() or {}
         except (OSError, SafetensorError) as error:
             raise ValueError(f'{path} is not a saved session: {error}') from error
-        expected = {'k': self._cache.k.shape, 'v': self._cache.v.shape, 'times': self._cache.times.shape, 'time': (1,),
-                    'features': (self.spec.tokens, self.spec.width),
+        if about.get('format') != FILE_FORMAT:
+            raise ValueError(f'{path} holds a session in format {about.get("format", "1")}, and this version reads '
+                             f'format {FILE_FORMAT}: load it with the version that saved it, or save a new one')
+        expected = {'time': (1,), 'features': (self.spec.tokens, self.spec.width),
                     'latent': (*self.spec.latent_size, self.spec.latent_channels),
                     'encoder_state': (1, 4 * self.spec.vae_width, *self.spec.latent_size)}
-        shapes = {name: tensor.shape for name, tensor in state.items()}
-        if shapes != expected:
-            raise ValueError(f'{path} holds a session of model {model!r}, which does not fit {self.spec.name!r}')
-        self._cache.k[:], self._cache.v[:], self._cache.times[:] = state['k'], state['v'], state['times']
-        self._time = int(state['time'][0])
-        self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
+        found = {name: state.pop(name) for name in expected if name in state}
+        try:
+            if {name: tensor.shape for name, tensor in found.items()} != expected:
+                raise ValueError('its tensors have other shapes')
+            snapshot.restore(self._cache, state)
+        except ValueError as error:
+            raise ValueError(f'{path} holds a session of model {about.get("model")!r}, which does not fit '
+                             f'{self.spec.name!r}: {error}') from error
+        self._time = int(found['time'][0])
+        self._encoder_state, self._latent, self._features = found['encoder_state'], found['latent'], found['features']
 
-    def _denoise(self, cache: WindowCache, newest: int, actions: np.ndarray, steps: int,
+    def _denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int,
                  before: np.ndarray | None = None) -> Generator[None, None, Future]:
         """Denoises the chunk after frame ``newest``; yields between steps."""
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
         spec, count = self.spec, self.spec.chunk_frames
         times = newest + 1 + np.arange(count)
-        rotary, bias = rotary_angles(spec, times), cache.bias(times, causal=False)
-        k, v = cache.flat()
+        rotary = rotary_angles(spec, times)
+        pages, bias = self._memory.window(cache, times, causal=False)
         # The noise belongs to the moment, not to the call: the same session sees the same future twice.
         noise = np.random.Generator(np.random.Philox(key=[self._seed, newest + 1]))
+        storage = self._memory.pool.storage
         z = noise.standard_normal((count, *spec.latent_size, spec.latent_channels), np.float32)
         row = np.full(count, {1: WHOLE, 2: HALF}.get(steps, FLOW), np.int64)
         for step in range(steps):
             tau = step / steps
             with self._measure('denoise'):
                 level = np.full(count, tau, np.float32)
-                x, features, _, _ = self._backend.block(z, level, row, actions, rotary, bias, k, v)
+                x, features, _, _ = self._backend.block(z, level, row, actions, rotary, bias, storage, pages)
                 if step + 1 == steps:
                     logits, progress = self._backend.outcomes(features)
             if step + 1 < steps:
                 z = z + (x - z) * np.float32(1.0 / (steps * (1.0 - tau)))
                 yield
+                cache.require_pages()  # a tick may have come between
         return Future(actions, x, 1.0 / (1.0 + np.exp(-logits)), dict(zip(spec.goals, progress[-1].tolist())),
                       self._latent if before is None else before)
 
-    def _commit(self, cache: WindowCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray
-                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The pass of clean frames (T, h, w, Z): their features, keys and values. Writes nothing."""
+    def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
+                observed: bool = True) -> np.ndarray:
+        """The pass of clean frames (T, h, w, Z), which makes them a part of the cache; returns their features."""
         count = len(times)
-        _, features, k, v = self._backend.block(
-            latents, np.ones(count, np.float32), np.full(count, FLOW, np.int64), actions,
-            rotary_angles(self.spec, times), cache.bias(times, causal=True), *cache.flat())
-        return features, k, v
+        pages, bias = self._memory.window(cache, times, causal=True)
+        with cache.stage() as staged:
+            _, features, k, v = self._backend.block(
+                latents, np.ones(count, np.float32), np.full(count, FLOW, np.int64), actions,
+                rotary_angles(self.spec, times), bias, self._memory.pool.storage, pages)
+            staged.write(int(times[0]), k, v, observed)
+        self._memory.roll(cache, int(times[-1]))
+        return features
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:
         actions = np.asarray(actions, np.float32)

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..cache.layout import TileLayout
+from ..cache.storage import NumpyStorage
+from ..cache.torch_storage import TorchStorage, storage_on
 from ..model import checkpoint
 
 
@@ -20,8 +23,12 @@ class TorchBackend:
         self.model = checkpoint.load(folder, self.device)
         self.preset = self.model.preset
 
-    def _in(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+    def storage(self, layout: TileLayout, pages: int) -> NumpyStorage | TorchStorage:
+        """What `block` can read the pages of a session from."""
+        return storage_on(self.device, layout, self.preset.depth, self.preset.heads, self.preset.head_dim, pages)
+
+    def _in(self, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(array, device=self.device)
 
     @torch.inference_mode()
     def encode(self, image: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -32,12 +39,17 @@ class TorchBackend:
 
     @torch.inference_mode()
     def block(self, latents: np.ndarray, tau: np.ndarray, step: np.ndarray, action: np.ndarray, rotary: np.ndarray,
-              bias: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """One pass of the DiT over T frames (see DiT.forward): clean latents, features, keys, values."""
-        x, features, keys, values = self.model.dit(
+              bias: np.ndarray, storage: NumpyStorage | TorchStorage, pages: np.ndarray
+              ) -> tuple[np.ndarray, np.ndarray, torch.Tensor, torch.Tensor]:
+        """One pass of the DiT over T frames (see DiT.over_pages), whose window lies in ``pages`` of the storage.
+
+        Returns clean latents and features and, on the device, keys and values (L, H, T, P, d) for the storage.
+        """
+        x, features, *new = self.model.dit.over_pages(
             self._in(latents)[None], self._in(tau)[None], self._in(step)[None], self._in(action)[None],
-            self._in(rotary), self._in(bias), self._in(k), self._in(v))
-        return x[0].cpu().numpy(), features[0].cpu().numpy(), keys.cpu().numpy(), values.cpu().numpy()
+            self._in(rotary), self._in(bias), *map(self._in, storage.rows()), self._in(storage.row_index(pages)))
+        keys, values = (part[:, 0].unflatten(2, (len(latents), -1)) for part in new)
+        return x[0].cpu().numpy(), features[0].cpu().numpy(), keys, values
 
     @torch.inference_mode()
     def policy(self, features: np.ndarray) -> np.ndarray:

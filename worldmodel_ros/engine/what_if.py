@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..cache.allocator import OutOfPages
+
 if TYPE_CHECKING:
     from .session import Future, Session
 
@@ -72,7 +74,7 @@ class Inquiry:
             (branch.name, session.what_if(_resolve(branch, question.goal, session)))
             for branch in question.branches]
         for _, units in self._running:
-            next(units)  # forks the session; the network calls begin with the second one
+            _next(units)  # forks the session; the network calls begin with the second one
 
     def advance(self) -> bool:
         """Do one unit of work, a network call; return whether the answer is complete."""
@@ -101,4 +103,6 @@ def _next(units: Generator[None, None, Future]) -> Future | None:
         next(units)
     except StopIteration as end:
         return end.value
+    except OutOfPages as error:
+        raise QuestionError(f'no memory is left to imagine in: {error}') from error
     return None

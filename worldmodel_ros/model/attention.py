@@ -1,4 +1,4 @@
-"""Attention of a block of frames to its window and itself, under a mask between frames."""
+"""Attention of a block of frames to its window and itself, under a mask."""
 from __future__ import annotations
 
 import torch
@@ -17,6 +17,11 @@ def frame_bias_to_tokens(bias: Tensor, tokens: int) -> Tensor:
     """Additive mask between frames (T, S) to one between their tokens (T * P, S * P)."""
     t, s = bias.shape
     return bias[:, None, :, None].expand(t, tokens, s, tokens).reshape(t * tokens, s * tokens)
+
+
+def gather_pages(rows: Tensor, index: Tensor) -> Tensor:
+    """Keys or values (1, H, n * page_tokens, d) of a layer, from rows (R, page_tokens, d) of a pool at index (H, n)."""
+    return rows.index_select(0, index.flatten()).reshape(1, index.shape[0], -1, rows.shape[-1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

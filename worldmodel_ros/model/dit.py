@@ -1,16 +1,18 @@
 """Causal video DiT: predicts clean latents of a block of frames from noisy ones, its window and the actions.
 
 One forward serves every use: committing an observed frame (clean, one frame), denoising a chunk (noisy, bidirectional
-among its frames) and training (clean and noisy frames side by side under one mask between frames). The layers follow
-DiT (Peebles and Xie 2023) with adaLN-Zero per frame and QK-norm.
+among its frames) and training (clean and noisy frames side by side under one mask between frames). A session's window
+is read from pages. The layers follow DiT (Peebles and Xie 2023) with adaLN-Zero per frame and QK-norm.
 """
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import attend, frame_bias_to_tokens, rotate
+from .attention import attend, frame_bias_to_tokens, gather_pages, rotate
 from .conditioning import Conditioning
 from .presets import Preset
 
@@ -94,14 +96,30 @@ class DiT(nn.Module):
         Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
         block's keys and values (L, B, H, T * P, d), keys rotated to their absolute time.
         """
-        tokens = self.preset.tokens
+        windows = [None] * len(self.blocks) if window_k is None else zip(window_k, window_v)
+        bias = frame_bias_to_tokens(frame_bias, self.preset.tokens)
+        return self._layers(latents, tau, step, action, rotary, bias, windows)
+
+    def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, key_bias: Tensor,
+                   rows_k: Tensor, rows_v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The pass of `forward` for one session (B = 1), whose window lies in the pages of a pool.
+
+        key_bias (T, n * page_tokens + T * P), additive, from a frame to each token of the n pages, then of the block;
+        rows_k and rows_v (R, page_tokens, d), the pool; index (L, H, n), which of its rows are the window's.
+        """
+        bias = key_bias.repeat_interleave(self.preset.tokens, 0)
+        windows = ((gather_pages(rows_k, index[layer]), gather_pages(rows_v, index[layer]))
+                   for layer in range(len(self.blocks)))
+        return self._layers(latents, tau, step, action, rotary, bias, windows)
+
+    def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor,
+                windows: Iterable[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The pass itself; bias (T * P, S + T * P) between tokens, and each layer's window."""
         cond = self.conditioning(tau, step, action)
         x = self.embed(self.patchify(latents))
         rotary = rotary.flatten(1, 2)
-        bias = frame_bias_to_tokens(frame_bias, tokens)
         keys, values = [], []
-        for index, block in enumerate(self.blocks):
-            window = None if window_k is None else (window_k[index], window_v[index])
+        for block, window in zip(self.blocks, windows):
             x, k, v = block(x, cond, rotary, bias, window)
             keys.append(k)
             values.append(v)

@@ -1,0 +1,105 @@
+"""Pages: slabs lie together, nothing is freed while it is held, guarantees hold whatever branches do."""
+import gc
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.cache.allocator import OutOfPages, PageAllocator
+
+
+def test_pages_of_one_allocation_lie_together_where_a_run_is_free():
+    allocator = PageAllocator(16)
+    lease = allocator.lease()
+    slabs = [lease.allocate(4) for _ in range(4)]
+    lease.release(slabs[1])
+    lease.release(slabs[3])
+    np.testing.assert_array_equal(lease.allocate(2), [4, 5])
+    np.testing.assert_array_equal(lease.allocate(4), [12, 13, 14, 15])
+    assert allocator.usage().scattered == 0
+
+
+def test_pages_are_found_where_no_run_is_long_enough_and_that_is_counted():
+    allocator = PageAllocator(8)
+    lease = allocator.lease()
+    lease.allocate(8)
+    lease.release(np.array([1, 4, 5]))
+    usage = allocator.usage()
+    assert (usage.free, usage.longest_free_run) == (3, 2)
+    assert usage.fragmentation == pytest.approx(1 / 3)
+    np.testing.assert_array_equal(lease.allocate(3), [1, 4, 5])
+    assert allocator.usage().scattered == 1
+
+
+def test_a_shared_page_is_free_when_its_last_holder_lets_go():
+    allocator = PageAllocator(4)
+    first, second = allocator.lease(), allocator.lease()
+    ids = first.allocate(3)
+    second.share(ids[:2])
+    first.release(ids)
+    assert (allocator.usage().used, allocator.usage().shared) == (2, 0)
+    second.release(ids[:2])
+    assert allocator.usage().used == 0
+
+
+def test_branches_cannot_take_what_is_guaranteed_to_a_session():
+    allocator = PageAllocator(10)
+    session, branch = allocator.lease(guaranteed=6), allocator.lease()
+    branch.allocate(4)
+    with pytest.raises(OutOfPages, match='of 10 only 0 are free and promised to nobody.*make the pool larger'):
+        branch.allocate(1)
+    session.allocate(6)
+    with pytest.raises(OutOfPages, match='of the 6 guaranteed'):
+        session.allocate(1)
+
+
+class Branch:
+    """Shares the pages of a session until they are needed."""
+
+    def __init__(self, allocator, ids):
+        self.lease, self.ids = allocator.lease(surrender=self.surrender), ids
+        self.lease.share(ids)
+
+    def surrender(self, lease):
+        ids, self.ids = self.ids, None
+        return ids
+
+
+def test_sharing_the_pages_of_a_session_needs_no_room():
+    allocator = PageAllocator(4)
+    ids = allocator.lease(guaranteed=4).allocate(4)
+    branches = [Branch(allocator, ids) for _ in range(5)]
+    assert allocator.usage().used == 4 and (allocator.references(ids) == 1 + len(branches)).all()
+
+
+def test_the_oldest_branches_lose_their_pages_when_the_session_rolls_on_and_there_is_no_other():
+    allocator = PageAllocator(6)
+    session = allocator.lease(guaranteed=4)
+    ids = session.allocate(4)
+    old = Branch(allocator, ids)
+    session.release(ids[:2])
+    ids = np.concatenate([ids[2:], session.allocate(2)])
+    new = Branch(allocator, ids)
+    assert allocator.usage().free == 0 and old.ids is not None
+    session.release(ids[:1])
+    assert old.ids is None and new.ids is not None
+    session.allocate(1)
+    assert allocator.usage().free == 1
+
+
+def test_a_guarantee_that_cannot_be_kept_is_not_given_and_one_that_is_given_up_is_free_again():
+    allocator = PageAllocator(8)
+    first = allocator.lease(guaranteed=6)
+    with pytest.raises(OutOfPages, match='3 more pages are to be guaranteed'):
+        allocator.lease(guaranteed=3)
+    first.close()
+    allocator.lease(guaranteed=8)
+
+
+def test_what_a_finalizer_gives_back_is_free_with_the_next_call():
+    allocator = PageAllocator(4)
+    lease = allocator.lease(guaranteed=4)
+    lease.abandon(lease.allocate(3))
+    del lease
+    gc.collect()
+    assert (allocator.usage().used, allocator.usage().guaranteed) == (0, 0)
+    allocator.lease(guaranteed=4)

@@ -1,0 +1,185 @@
+"""Tiers: what a slab holds survives its moves, within its precision; prefetched slabs are there when needed."""
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel_ros.cache import snapshot
+from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.cache.pool import PagePool
+from worldmodel_ros.cache.sequence import SequenceCache
+from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.tiers import Prefetch, TierPolicy, move
+from worldmodel_ros.cache.torch_storage import TorchStorage
+from worldmodel_ros.kernels.pages import Precision
+
+LAYOUT = TileLayout((2, 4, 4), (8, 8))  # 4 pages of 32 tokens a slab
+LAYERS, HEADS, DIM, SLABS = 2, 2, 16, 12
+
+
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
+
+
+def pool(name, precision, device=DEVICE, slabs=SLABS):
+    storage = TorchStorage(LAYOUT, LAYERS, HEADS, DIM, slabs * LAYOUT.tiles, precision, device,
+                           pinned=device != DEVICE)
+    return PagePool.of(name, storage)
+
+
+def tiered():
+    return SequenceCache(LAYOUT, [pool('recent', Precision.FP8), pool('distant', Precision.FP4),
+                                  pool('host', Precision.FP4, 'cpu')], 8, sinks=1)
+
+
+def driven(cache, frames=16):
+    k = np.random.default_rng(0).standard_normal((LAYERS, HEADS, frames, LAYOUT.tokens, DIM)).astype(np.float32)
+    for first in range(0, frames, LAYOUT.frames):
+        with cache.stage() as staged:
+            part = k[:, :, first:first + LAYOUT.frames]
+            staged.write(first, part, -part)
+    return k
+
+
+def slab(cache, number):
+    """Keys (layers, heads, tokens of the slab, dim) of a slab, wherever it lies."""
+    row = cache.table.find(number)
+    k = cache.pools[row[3]].storage.read(row[4:])[0].transpose(1, 2, 0, 3, 4)
+    return k.reshape(LAYERS, HEADS, -1, DIM)[:, :, LAYOUT.token_index.ravel()]
+
+
+def error(cache, number, k):
+    truth = k.reshape(LAYERS, HEADS, -1, LAYOUT.frames * LAYOUT.tokens, DIM)[:, :, number]
+    return np.sqrt(np.mean((slab(cache, number) - truth) ** 2) / np.mean(truth ** 2))
+
+
+def test_a_slab_goes_down_the_tiers_as_it_ages_and_sinks_stay():
+    cache = tiered()
+    driven(cache)
+    policy = TierPolicy((3, 9))
+    assert policy.apply(cache, newest=15) == 5
+    np.testing.assert_array_equal(cache.table.tiers, [0, 2, 2, 1, 1, 1, 0, 0])
+    assert policy.apply(cache, newest=15) == 0
+    used = [p.allocator.usage().used // LAYOUT.tiles for p in cache.pools]
+    assert used == [3, 3, 2]
+
+
+def test_fewer_bits_keep_what_they_promise_and_take_fewer_bytes():
+    cache = tiered()
+    k = driven(cache)
+    assert 0.01 < error(cache, 3, k) < 0.035  # FP8: 2.6 % of normally distributed values
+    move(cache, 3, 1)
+    assert 0.05 < error(cache, 3, k) < 0.14  # FP4: 11 %
+    recent, distant = (p.storage.page_bytes for p in cache.pools[:2])
+    assert distant < 0.6 * recent < 0.6 * 2 * LAYERS * HEADS * LAYOUT.page_tokens * DIM * 1.02
+
+
+def test_pages_come_back_from_the_host_bit_by_bit():
+    cache = tiered()
+    driven(cache)
+    move(cache, 2, 1)
+    before = slab(cache, 2)
+    for tier in (2, 1):
+        move(cache, 2, tier)
+        np.testing.assert_array_equal(slab(cache, 2), before)
+
+
+def test_moving_a_slab_leaves_the_forks_theirs():
+    cache = tiered()
+    driven(cache)
+    branch = cache.fork()
+    before = slab(branch, 4)
+    move(cache, 4, 1)
+    np.testing.assert_array_equal(slab(branch, 4), before)
+    assert branch.table.find(4)[3] == 0
+
+
+def test_prefetched_slabs_are_there_when_they_are_needed_and_others_are_brought_late():
+    cache = tiered()
+    driven(cache)
+    TierPolicy((3, 9)).apply(cache, newest=15)
+    before = slab(cache, 1), slab(cache, 2)
+    prefetch = Prefetch(cache, target=1)
+    prefetch.begin(1)
+    assert cache.table.find(1)[3] == 2
+    assert prefetch.need([1, 2, 3]) == 1
+    np.testing.assert_array_equal(cache.table.tiers[1:4], [1, 1, 1])
+    for number, keys in zip((1, 2), before):
+        np.testing.assert_array_equal(slab(cache, number), keys)
+    assert cache.pools[2].allocator.usage().used == 0
+
+
+@pytest.mark.parametrize('ended', ['cancelled', 'evicted', 'forgotten'])
+def test_a_prefetch_that_comes_to_nothing_leaves_no_page_behind(ended):
+    cache = tiered()
+    driven(cache)
+    TierPolicy((3, 9)).apply(cache, newest=15)
+    prefetch = Prefetch(cache, target=1)
+    prefetch.begin(1)
+    if ended == 'cancelled':
+        prefetch.cancel()
+    elif ended == 'evicted':
+        cache.evict(before=6)
+        with pytest.raises(KeyError):
+            prefetch.need([1])
+    del prefetch
+    gc.collect()
+    held = np.bincount(cache.table.tiers, minlength=3)
+    assert [p.allocator.usage().used for p in cache.pools] == (held * LAYOUT.tiles).tolist()
+
+
+def test_a_slab_that_was_written_meanwhile_is_copied_anew():
+    host = PagePool.of('host', NumpyStorage(LAYOUT, LAYERS, HEADS, DIM, 32))
+    cache = SequenceCache(LAYOUT, [PagePool.of('device', NumpyStorage(LAYOUT, LAYERS, HEADS, DIM, 32)), host], 5)
+    k = np.ones((LAYERS, HEADS, 1, LAYOUT.tokens, DIM), np.float32)
+    with cache.stage() as staged:
+        staged.write(0, k, k)
+    move(cache, 0, 1)
+    prefetch = Prefetch(cache)
+    prefetch.begin(0)
+    with cache.stage() as staged:  # goes to the device, with what the host has of the slab
+        staged.write(1, 2 * k, 2 * k)
+    move(cache, 0, 1)
+    assert prefetch.need([0]) == 1
+    assert (slab(cache, 0)[:, :, :LAYOUT.tokens] == 1.0).all() and (slab(cache, 0)[:, :, LAYOUT.tokens:] == 2.0).all()
+
+
+def test_a_full_tier_is_said_and_the_slab_stays_where_it_was():
+    cache = SequenceCache(LAYOUT, [pool('recent', Precision.FP8), pool('distant', Precision.FP4, slabs=1)], 8)
+    driven(cache)
+    with pytest.raises(OutOfPages, match='make the pool larger'):
+        TierPolicy((3,)).apply(cache, newest=15)
+    np.testing.assert_array_equal(cache.table.tiers, [1] + [0] * 7)
+
+
+def test_a_quantised_page_is_written_as_a_whole_or_not_at_all():
+    cache = tiered()
+    k = np.ones((LAYERS, HEADS, 1, LAYOUT.tokens, DIM), np.float32)
+    with pytest.raises(ValueError, match='whole slabs of 2 frames'):
+        with cache.stage() as staged:
+            staged.write(0, k, k)
+    assert len(cache.table) == 0 and cache.pools[0].allocator.usage().used == 0
+
+
+def test_a_sequence_in_several_tiers_is_saved_and_restored_bit_by_bit():
+    cache = tiered()
+    driven(cache)
+    TierPolicy((3, 9)).apply(cache, newest=15)
+    saved, before = snapshot.save(cache), [slab(cache, number) for number in range(8)]
+    cache.clear()
+    snapshot.restore(cache, saved)
+    for number, keys in enumerate(before):
+        np.testing.assert_array_equal(slab(cache, number), keys)
+
+
+@pytest.mark.parametrize('ages', [(0,), (9, 3), (3, 3)])
+def test_ages_that_do_not_ascend_are_refused(ages):
+    with pytest.raises(ValueError, match='ascend'):
+        TierPolicy(ages)
+
+
+def test_more_ages_than_tiers_are_refused():
+    cache = tiered()
+    with pytest.raises(ValueError, match='2 ages between them'):
+        TierPolicy((1, 2, 3)).apply(cache, 0)

@@ -1,0 +1,126 @@
+"""Where slabs of what age lie: in full on the device, in fewer bits, in the host's memory."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .allocator import Lease
+from .table import PAGES, TIER
+
+if TYPE_CHECKING:
+    from .sequence import SequenceCache
+
+
+@dataclass(frozen=True)
+class TierPolicy:
+    """A slab moves to tier i + 1 when all its frames are older than ``ages[i]`` frames. Sinks stay where they are."""
+
+    ages: tuple[int, ...]
+
+    def __post_init__(self):
+        if any(young >= old for young, old in zip((0, *self.ages), self.ages)):
+            raise ValueError(f'ages must be at least 1 frame and ascend, not {self.ages}')
+
+    def apply(self, cache: SequenceCache, newest: int) -> int:
+        """Moves the slabs that have come of age by the frame ``newest``; returns how many moved.
+
+        Raises OutOfPages, after which those that were not moved lie where they did.
+        """
+        if len(self.ages) >= len(cache.pools):
+            raise ValueError(f'{len(cache.pools)} tiers have {len(cache.pools) - 1} ages between them, '
+                             f'not {self.ages}')
+        end = (cache.table.slabs + 1) * cache.layout.frames - 1
+        wanted = np.searchsorted(self.ages, newest - end)
+        wanted[:cache.sinks] = cache.table.tiers[:cache.sinks]
+        old = np.flatnonzero(wanted > cache.table.tiers)
+        for slab, tier in zip(cache.table.slabs[old].tolist(), wanted[old].tolist()):
+            move(cache, slab, tier)
+        return len(old)
+
+
+def move(cache: SequenceCache, slab: int, tier: int) -> None:
+    """Moves a slab to another tier, in its precision; forks keep their pages.
+
+    Raises OutOfPages, and KeyError for a slab that is not there.
+    """
+    row = _row(cache, slab)
+    ids = cache.lease(tier).allocate(cache.layout.tiles)
+    cache.pools[tier].storage.copy(ids, cache.pools[row[TIER]].storage, row[PAGES:])
+    _put(cache, row, tier, ids)
+
+
+class Prefetch:
+    """Brings slabs of a sequence to the tier ``target`` while the device computes.
+
+    A slab that was begun in time is there when it is needed. Its pages are held on both sides meanwhile, by leases of
+    the prefetch's own; what changes in the sequence before it is needed is copied anew.
+    """
+
+    def __init__(self, cache: SequenceCache, target: int = 0):
+        self._cache, self._target = cache, target
+        self._coming: dict[int, _Transfer] = {}
+
+    def begin(self, slab: int) -> None:
+        """Starts to copy a slab, unless it is there or on its way. Raises KeyError for one that is not in the
+        sequence, and OutOfPages."""
+        row = _row(self._cache, slab)
+        if row[TIER] != self._target and slab not in self._coming:
+            self._coming[slab] = _Transfer(self._cache, row, self._target)
+
+    def need(self, slabs: Iterable[int]) -> int:
+        """Makes slabs available to what is computed next; returns how many had not been begun. Raises as `begin`."""
+        late = 0
+        for slab in slabs:
+            row = _row(self._cache, slab)
+            coming = self._coming.pop(slab, None)
+            if row[TIER] == self._target:
+                continue
+            if coming is None or (coming.row != row).any():
+                late += 1
+                coming = _Transfer(self._cache, row, self._target)
+            coming.wait()
+            self._cache.lease(self._target).share(coming.ids)
+            _put(self._cache, row, self._target, coming.ids)
+        return late
+
+    def cancel(self) -> None:
+        """Gives up what is on its way."""
+        self._coming.clear()
+
+
+class _Transfer:
+    """A slab on its way: ``row`` is where it was, ``ids`` where it goes."""
+
+    def __init__(self, cache: SequenceCache, row: np.ndarray, target: int):
+        source, into = cache.pools[row[TIER]], cache.pools[target]
+        self.row, pages = row, row[PAGES:]
+        of, to = source.allocator.lease(), into.allocator.lease()
+        of.share(pages)
+        weakref.finalize(self, of.abandon, pages).atexit = False
+        self.ids = to.allocate(len(pages))
+        self.wait = into.storage.copy_later(self.ids, source.storage, pages)
+        weakref.finalize(self, self._end, self.wait, to, self.ids).atexit = False
+
+    @staticmethod
+    def _end(wait: Callable[[], None], lease: Lease, ids: np.ndarray) -> None:
+        wait()
+        lease.abandon(ids)
+
+
+def _row(cache: SequenceCache, slab: int) -> np.ndarray:
+    row = cache.table.find(slab)
+    if row is None:
+        raise KeyError(f'slab {slab} is not in the cache, which has {cache.table.slabs.tolist()}')
+    return row
+
+
+def _put(cache: SequenceCache, row: np.ndarray, tier: int, ids: np.ndarray) -> None:
+    """Lets a slab lie in other pages, and releases those of ``row``."""
+    moved = np.concatenate([row[:PAGES], ids])
+    moved[TIER] = tier
+    cache.replace(cache.table.put(moved))
+    cache.lease(int(row[TIER])).release(row[PAGES:])

@@ -1,0 +1,162 @@
+"""Pages in tensors, on a GPU or in (pinned) host memory, in any precision that the kernels read."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.pages import Pool, Precision, TileLists
+from ..kernels.quantise import read_pages, write_pages
+from .layout import TileLayout
+from .patterns import PageLists
+from .storage import NumpyStorage, Storage
+
+
+class TorchStorage:
+    """A `Storage` whose pages are a `kernels.pages.Pool` for each layer.
+
+    FP8 and FP4 pages have scales that span them, so a slab is written to them as a whole. ``pinned`` pages lie in host
+    memory that a GPU copies from and to while it computes. As in `NumpyStorage`, there is a `null_page` of zeros.
+    """
+
+    def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int, precision: Precision,
+                 device: torch.device | str = 'cpu', pinned: bool = False):
+        self.pages, self.null_page = pages, pages
+        self.precision, self.device = precision, torch.device(device)
+        self._layout, self._layers = layout, layers
+        if precision is Precision.FP32:
+            # What reads these gathers them, and does not ask for the shapes of tensor cores.
+            shape = (2, layers, pages + 1, heads, layout.page_tokens, head_dim)
+            self.pool = Pool(precision, *torch.zeros(shape, device=device))
+        else:
+            self.pool = Pool.allocate(precision, pages + 1, heads, layout.page_tokens, head_dim, device, layers)
+        if pinned:
+            self.pool = Pool(precision, **{name: t.pin_memory() for name, t in self.pool.tensors().items()})
+        self.page_bytes = self.pool.nbytes // (pages + 1)
+        self._side = torch.cuda.Stream(self.device) if self.device.type == 'cuda' else None
+
+    def layer(self, index: int) -> Pool:
+        """One layer's pages, for the attention; views."""
+        return self.pool.layer(index)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """See NumpyStorage.rows; unquantised pages only."""
+        return self.pool.k.flatten(0, 2), self.pool.v.flatten(0, 2)
+
+    def row_index(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of pages, int64 (layers, heads, n)."""
+        heads = self.pool.heads
+        first = np.arange(self._layers)[:, None, None] * (self.pages + 1) + ids
+        return first * heads + np.arange(heads)[:, None]
+
+    def write(self, ids: np.ndarray, places: np.ndarray, k: np.ndarray | Tensor, v: np.ndarray | Tensor) -> None:
+        k, v = (torch.as_tensor(part, device=self.device) for part in (k, v))
+        tile, offset = np.divmod(places, self._layout.page_tokens)
+        if not self.precision.quantised:
+            page, offset = self._index(ids[tile]), self._index(offset)
+            for pool, values in ((self.pool.k, k), (self.pool.v, v)):
+                pool[:, page, :, offset] = values.permute(2, 0, 1, 3).to(pool.dtype)
+            return
+        if len(places) != self._layout.frames * self._layout.tokens:
+            raise ValueError(f'{self.precision.value} pages have scales that span them: write whole slabs of '
+                             f'{self._layout.frames} frames')
+        whole = k.new_zeros(2, self._layers, self._layout.tiles, k.shape[1], self._layout.page_tokens, k.shape[3])
+        whole[:, :, self._index(tile), :, self._index(offset)] = torch.stack([k, v]).permute(3, 0, 1, 2, 4)
+        for layer in range(self._layers):
+            write_pages(self.layer(layer), self._index(ids), *whole[:, layer])
+
+    def clear(self, ids: np.ndarray) -> None:
+        for tensor in self.pool.tensors().values():
+            tensor.view(torch.uint8)[:, self._index(ids)] = 0
+
+    def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
+        if isinstance(source, TorchStorage) and source.precision is self.precision:
+            self._copy_bytes(ids, source, source_ids)
+            return
+        for layer in range(self._layers):
+            if isinstance(source, TorchStorage):
+                k, v = read_pages(source.layer(layer), source._index(source_ids))
+            else:
+                k, v = (torch.from_numpy(part[:, layer]) for part in source.read(source_ids))
+            write_pages(self.layer(layer), self._index(ids), k.to(self.device), v.to(self.device))
+
+    def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
+        if self._side is None:
+            self.copy(ids, source, source_ids)
+            return lambda: None
+        # After all that was queued before: the pages may still be read for whom they belonged to.
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            self.copy(ids, source, source_ids)
+            done = self._side.record_event()
+        return lambda: torch.cuda.current_stream(self.device).wait_event(done)
+
+    def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self._settle()
+        layers = [read_pages(self.layer(layer), self._index(ids)) for layer in range(self._layers)]
+        return tuple(torch.stack(part, 1).cpu().numpy() for part in zip(*layers))
+
+    def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        if self.precision is Precision.FP32:
+            return dict(zip('kv', self.read(ids)))  # as NumpyStorage does, so that a file serves both
+        self._settle()
+        return {name: tensor.view(torch.uint8)[:, self._index(ids)].transpose(0, 1).contiguous().cpu().numpy()
+                for name, tensor in self.pool.tensors().items()}
+
+    def check(self, count: int, arrays: dict[str, np.ndarray]) -> None:
+        expected = {name: ((count, *array.shape[1:]), array.dtype) for name, array in self.dump(np.arange(1)).items()}
+        found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if found != expected:
+            raise ValueError(f'pages are {found} and should be {expected}')
+
+    def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+        for name, tensor in self.pool.tensors().items():
+            values = torch.from_numpy(arrays[name]).to(self.device).transpose(0, 1)
+            (tensor if self.precision is Precision.FP32 else tensor.view(torch.uint8))[:, self._index(ids)] = values
+
+    def _copy_bytes(self, ids: np.ndarray, source: TorchStorage, source_ids: np.ndarray) -> None:
+        ours, theirs = self.pool.tensors(), source.pool.tensors()
+        if source.device == self.device:
+            for name, tensor in ours.items():
+                whole = theirs[name].view(torch.uint8)[:, self._index(source_ids)]
+                tensor.view(torch.uint8)[:, self._index(ids)] = whole
+            return
+        # Between host and device only contiguous blocks are copied without a detour: runs of pages, layer by layer.
+        for begin, end in _runs(ids, source_ids):
+            to, of = slice(ids[begin], ids[end - 1] + 1), slice(source_ids[begin], source_ids[end - 1] + 1)
+            for name, tensor in ours.items():
+                for layer in range(self._layers):
+                    tensor[layer, to].copy_(theirs[name][layer, of], non_blocking=True)
+
+    def _index(self, ids: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(self.device)
+
+    def _settle(self) -> None:
+        """Waits for copies to the host that are still under way."""
+        if self.device.type == 'cpu' and torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def storage_on(device: torch.device | str, layout: TileLayout, layers: int, heads: int, head_dim: int,
+               pages: int) -> Storage:
+    """Float32 pages where a device can read them without a copy."""
+    if torch.device(device).type == 'cpu':
+        return NumpyStorage(layout, layers, heads, head_dim, pages)
+    return TorchStorage(layout, layers, heads, head_dim, pages, Precision.FP32, device)
+
+
+def kernel_lists(lists: PageLists, device: torch.device | str) -> TileLists:
+    """Lists of pages as the kernels take them."""
+    def tensor(array: np.ndarray) -> Tensor:
+        # Never empty: a kernel is given a valid address even where it reads nothing.
+        return torch.from_numpy(array if array.size else np.zeros(1, np.int32)).to(device, non_blocking=True)
+    return TileLists(*map(tensor, (lists.starts, lists.pages, lists.lengths, lists.full)))
+
+
+def _runs(ids: np.ndarray, source_ids: np.ndarray) -> list[tuple[int, int]]:
+    """Positions, from and to, between which both sides are successive pages."""
+    breaks = np.flatnonzero((np.diff(ids) != 1) | (np.diff(source_ids) != 1)) + 1
+    edges = [0, *breaks.tolist(), len(ids)]
+    return list(zip(edges, edges[1:]))
