@@ -196,8 +196,9 @@ def main() -> int:
     print(f'{len(checks)} checks, {broken} broken')
     if options.json:
         options.json.write_text(json.dumps({
-            'gpu': torch.cuda.get_device_name(), **machine(), 'versions': versions(('torch', 'triton')),
-            'seed': options.seed, 'checks': [asdict(check) for check in checks]}, indent=1) + '\n')
+            'command': 'python ' + ' '.join(sys.argv), 'gpu': torch.cuda.get_device_name(), **machine(),
+            'versions': versions(('torch', 'triton')), 'seed': options.seed,
+            'checks': [asdict(check) for check in checks]}, indent=1) + '\n')
     return int(broken > 0)
 
 

@@ -38,21 +38,23 @@ class DenseWindow:
     def __init__(self, model):
         self.model, self.times = model, np.full(SMALL.window_frames, -1)
         shape = SMALL.depth, 1, SMALL.heads, SMALL.window_frames, SMALL.tokens, SMALL.head_dim
-        self.k, self.v = torch.zeros(shape), torch.zeros(shape)
+        self.device = next(model.parameters()).device
+        self.k, self.v = torch.zeros(2, *shape, device=self.device)
 
     def block(self, latents, times, tau, step, actions, causal):
         window = np.where(self.times < 0, -1e9, 0.0) * np.ones((len(times), 1))
         own = np.zeros((len(times), len(times)))
         with torch.inference_mode():
-            x, features, k, v = self.model.dit(
+            inputs = (
                 torch.from_numpy(latents)[None], torch.full((1, len(times)), tau), torch.full((1, len(times)), step),
                 torch.from_numpy(actions)[None], torch.from_numpy(rotary_angles(SMALL, times)),
-                torch.from_numpy(np.concatenate([window, own], 1).astype(np.float32)), self.k.flatten(3, 4),
-                self.v.flatten(3, 4))
+                torch.from_numpy(np.concatenate([window, own], 1).astype(np.float32)))
+            x, features, k, v = self.model.dit(*(tensor.to(self.device) for tensor in inputs), self.k.flatten(3, 4),
+                                               self.v.flatten(3, 4))
         if causal:
             place = times[0] % SMALL.window_frames
             self.k[:, :, :, place], self.v[:, :, :, place], self.times[place] = k, v, times[0]
-        return x[0].numpy(), features[0].numpy()
+        return x[0].cpu().numpy(), features[0].cpu().numpy()
 
 
 def dense_answers(backend, images):

@@ -65,6 +65,11 @@ def test_a_slab_goes_down_the_tiers_as_it_ages_and_sinks_stay():
     assert used == [3, 3, 2]
 
 
+def test_by_default_the_newest_quarter_of_a_window_stays_in_the_first_tier():
+    assert TierPolicy.by_window(16) == TierPolicy((4,))
+    assert TierPolicy.by_window(2) == TierPolicy((1,))
+
+
 def test_fewer_bits_keep_what_they_promise_and_take_fewer_bytes():
     cache = tiered()
     k = driven(cache)

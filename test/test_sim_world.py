@@ -1,5 +1,6 @@
 """The simulated world: determinism, forks, pictures, motion, contacts and what the true state says."""
 import hashlib
+import importlib.util
 import math
 import subprocess
 import sys
@@ -298,3 +299,11 @@ def test_a_missing_graphics_library_is_named_with_its_package():
                             env={'PATH': '/usr/bin', 'PYTHONPATH': ':'.join(filter(None, sys.path))})
     assert result.returncode != 0
     assert 'apt-get install libosmesa6' in result.stderr
+
+
+@pytest.mark.skipif(not importlib.util.find_spec('triton'), reason='Triton is not installed')
+def test_triton_can_be_loaded_after_a_picture_was_drawn():
+    # Mesa and Triton both bring LLVM along: in the wrong order the process dies of a segmentation fault.
+    code = 'from worldmodel_ros.sim.world import World; World(seed=1).render(); import triton.language'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -25,6 +25,12 @@ class TierPolicy:
         if any(young >= old for young, old in zip((0, *self.ages), self.ages)):
             raise ValueError(f'ages must be at least 1 frame and ascend, not {self.ages}')
 
+    @classmethod
+    def by_window(cls, frames: int) -> TierPolicy:
+        """The default for a window of so many frames and two tiers, FP8 and FP4: the newest quarter stays in FP8. On the
+        trained model, FP4 for the newest frames is what costs quality (benchmarks/tier_quality.py, docs/cache.md)."""
+        return cls((max(1, frames // 4),))
+
     def apply(self, cache: SequenceCache, newest: int) -> int:
         """Moves the slabs that have come of age by the frame ``newest``; returns how many moved.
 
