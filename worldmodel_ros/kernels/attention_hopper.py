@@ -83,9 +83,11 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
 
 def supports(q: Tensor, pools: list[Pool]) -> bool:
     """Whether `paged_attention_hopper` can take these."""
+    # A row of the exponents of FP4 values, one for 16 tokens, is copied in units of 16 bytes.
+    tokens = {Precision.BF16: BLOCK_N, Precision.FP8: BLOCK_N, Precision.FP4: 256}
     return (q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0) and q.dtype == torch.bfloat16
-            and q.shape[-1] == HEAD_DIM and all(pool.page_tokens % BLOCK_M == 0 and pool.precision != Precision.FP32
-                                                for pool in pools))
+            and q.is_contiguous() and q.shape[-1] == HEAD_DIM
+            and all(pool.precision in tokens and pool.page_tokens % tokens[pool.precision] == 0 for pool in pools))
 
 
 def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
@@ -102,23 +104,25 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
     bf16, fp8, fp4 = (given.get(p) for p in (Precision.BF16, Precision.FP8, Precision.FP4))
     launch = _Launch(q, out, lse, scale_log2)
     if bf16:
-        launch(q, bf16[0], bf16[1], None, None, out, q_scale=None, add=False)
+        launch(q, *bf16, None, None, q_scale=None, add=False)
     if fp8 or fp4:
         q8, q_scale = quantise_queries(q) if quantised_q is None else quantised_q
         # Without FP8 pages their rows are empty, and nothing is read through their descriptors.
         first = fp8 or (Pool.allocate(Precision.FP8, 1, heads, fp4[0].page_tokens, dim, q.device), _no_pages(fp4[1]))
-        launch(q8, *first, *(fp4 or (None, None)), out, q_scale, add=bf16 is not None)
+        launch(q8, *first, *(fp4 or (None, None)), q_scale, add=bf16 is not None)
     return out
 
 
 class _Launch:
+    """One call of the kernel for the same queries, result and log-sum-exp."""
+
     def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float):
         self.tokens, self.heads, self.dim = q.shape
         self.out, self.lse, self.scale_log2 = out, lse, scale_log2
         self.programs = torch.cuda.get_device_properties(q.device).multi_processor_count
 
     def __call__(self, q: Tensor, pool: Pool, table: TileLists, raw: Pool | None, raw_table: TileLists | None,
-                 out: Tensor, q_scale: Tensor | None, add: bool) -> None:
+                 q_scale: Tensor | None, add: bool) -> None:
         width, dim, page, quantised = self.heads * self.dim, self.dim, pool.page_tokens, q_scale is not None
         value_rows = (pool.v, page, dim, BLOCK_N) if quantised else (pool.v, dim, BLOCK_N, dim)
         raw_descs = [None] * 4 if raw is None else [
@@ -128,7 +132,7 @@ class _Launch:
         stages = 2 if not quantised else 5 if raw is None else 3  # what shared memory has room for
         _kernel[(min(self.programs, items),)](
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
-            out, _rows(out, width, BLOCK_M // 2, dim), self.lse,
+            self.out, _rows(self.out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads, self.scale_log2,
             PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=stages, QUANTISED=quantised,

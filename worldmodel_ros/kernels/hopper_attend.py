@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait)
 
-from .hopper_load import length_of, page_of, row_of
+from .hopper_load import barrier, length_of, page_of, row_of
 
 
 @gluon.jit
@@ -185,7 +185,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         else:
             acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
         tma.store_wait(0)  # of the item before; it is one thread's, and all are to write
-        gl.thread_barrier()
+        barrier()
         o_smem.index(half).store(acc.to(gl.bfloat16))
         fence_async_shared()
         tma.async_copy_shared_to_global(o_desc, [first_row, head * D], o_smem.index(half))

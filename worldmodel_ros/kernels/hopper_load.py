@@ -9,6 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+# Of all threads of a partition; Triton 3.7 has it under another name than 3.6.
+barrier = getattr(gl, 'barrier', None) or gl.thread_barrier
+
 # Blocks in the ring of raw FP4 tiles.
 RAW_STAGES = gl.constexpr(2)
 
@@ -184,7 +187,7 @@ def _expand_block(raw, exponents, first_column, raw_ready, raw_free, raw_turn, t
     mbarrier.wait(free.index(stage), ((turn // STAGES) & 1) ^ 1)
     _expand(source, powers.slice(first_column, COLUMNS // 16, dim=1), target, COLUMNS)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     mbarrier.arrive(ready.index(stage), count=1)
     mbarrier.arrive(raw_free.index(from_stage), count=1)
 

@@ -1,0 +1,60 @@
+"""Compiles the Hopper attention for sm_90a, which takes no GPU, and prints what became of it as JSON."""
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from worldmodel_ros.kernels import attention_hopper
+
+BM, BN, D, PAGE = attention_hopper.BLOCK_M, attention_hopper.BLOCK_N, attention_hopper.HEAD_DIM, 256
+NAMES = {gl.bfloat16: 'bf16', gl.float8e4nv: 'fp8e4nv', gl.uint8: 'u8'}
+
+
+def descriptor(dtype, *block):
+    return f'tensordesc<{NAMES[dtype]}{list(block)},{gl.NVMMASharedLayout.get_default_for(list(block), dtype)!r}>'
+
+
+def signature(quantised, fp4):
+    dtype = gl.float8e4nv if quantised else gl.bfloat16
+    known = {'q_desc': descriptor(dtype, BM // 2, D), 'k_desc': descriptor(dtype, BN, D),
+             'v_desc': descriptor(dtype, *((D, BN) if quantised else (BN, D))), 'o': '*bf16',
+             'o_desc': descriptor(gl.bfloat16, BM // 2, D), 'lse': '*fp32', 'scale_log2': 'fp32',
+             'items': 'i32', 'q_blocks': 'i32', 'heads': 'i32'}
+    if fp4:
+        known |= {'raw_k_desc': descriptor(gl.uint8, BN, D // 2), 'raw_v_desc': descriptor(gl.uint8, D, BN // 2),
+                  'raw_k_exponent_desc': descriptor(gl.uint8, BN * D // 256, 16),
+                  'raw_v_exponent_desc': descriptor(gl.uint8, D, PAGE // 16)}
+    for name in attention_hopper._kernel.arg_names:
+        absent = name.isupper() or (name.startswith(('raw', 'fp4')) and not fp4) or ('scale' in name and not quantised)
+        known.setdefault(name, 'constexpr' if absent else '*fp32' if 'scale' in name else '*i32')
+    return {name: known[name] for name in attention_hopper._kernel.arg_names}
+
+
+def compiled(quantised, fp4, add):
+    arguments, names = signature(quantised, fp4), attention_hopper._kernel.arg_names
+    stages = 2 if not quantised else 3 if fp4 else 5
+    constants = {'PAGE': PAGE, 'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4,
+                 'ADD': add}
+    aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if arguments[name].startswith('*')}
+    source = GluonASTSource(attention_hopper._kernel, arguments, {
+        (i,): constants.get(name) for i, name in enumerate(names) if arguments[name] == 'constexpr'}, aligned)
+    kernel = triton.compile(source, target=GPUTarget('cuda', 90, 32), options={'num_warps': 4})
+    ptxas = Path(triton.__file__).parent / 'backends/nvidia/bin/ptxas'
+    with tempfile.NamedTemporaryFile('w', suffix='.ptx') as file:
+        file.write(kernel.asm['ptx'])
+        file.flush()
+        said = subprocess.run([ptxas, '-v', '--gpu-name=sm_90a', file.name, '-o', '/dev/null'], capture_output=True,
+                              text=True, check=True).stderr
+    return {'shared': kernel.metadata.shared, 'spilled': int(re.search(r'(\d+) bytes spill stores', said)[1]),
+            'products': len(re.findall(r'wgmma\.mma_async', kernel.asm['ptx'])), 'serialised': 'C75' in said}
+
+
+if __name__ == '__main__':
+    print(json.dumps([compiled(*(letter == 'y' for letter in variant)) for variant in sys.argv[1:]]))

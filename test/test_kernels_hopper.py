@@ -1,0 +1,33 @@
+"""The Hopper kernel is compiled for its GPU here, and runs in benchmarks/kernel_correctness.py where there is one."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip('triton')
+SHARED_MEMORY = 232_448  # bytes that a program may have on an H100
+VARIANTS = {'bf16': 'nnn', 'fp8': 'ynn', 'fp8 and fp4, added to bf16': 'yyy'}
+
+
+@pytest.fixture(scope='module')
+def kernels():
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name('compile_hopper.py'), *VARIANTS.values()], capture_output=True,
+        text=True, timeout=300, env={**os.environ, 'TRITON_INTERPRET': '0'})
+    assert done.returncode == 0, done.stderr
+    return dict(zip(VARIANTS, json.loads(done.stdout)))
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_it_compiles_to_asynchronous_products_within_the_memory_of_an_sm(kernels, variant):
+    kernel = kernels[variant]
+    assert kernel['products'] > 0 and not kernel['serialised']
+    assert kernel['shared'] <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_its_loops_fit_into_the_registers(kernels, variant):
+    assert kernels[variant]['spilled'] <= 64  # bytes of a thread; a few beside the loop cost nothing
