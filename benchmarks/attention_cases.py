@@ -12,6 +12,7 @@ from torch import Tensor
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import Pattern, page_lists
 from worldmodel_ros.cache.table import Table
+from worldmodel_ros.cache.torch_storage import kernel_lists
 from worldmodel_ros.kernels.pages import Pool, Precision, TileLists
 from worldmodel_ros.kernels.quantise import write_pages
 
@@ -30,7 +31,7 @@ def table_of(slabs: int, pages: np.ndarray) -> Table:
 def lists_of(table: Table, queries: tuple[int, ...], pattern: Pattern, sinks: int = 0) -> TileLists:
     """What the tiles of the query slabs visit, on the GPU; one precision."""
     found, = page_lists(table, LAYOUT, queries, pattern, sinks).values()
-    return TileLists(*(torch.from_numpy(a).to(DEVICE) for a in (found.starts, found.pages, found.lengths, found.full)))
+    return kernel_lists(found, DEVICE)
 
 
 def take(lists: TileLists, first: bool, count: int) -> TileLists:

@@ -7,12 +7,13 @@ from kernel_inputs import random_pool, random_tensor, relative_error
 
 from worldmodel_ros.kernels.page_write import write_qkv
 from worldmodel_ros.kernels.pages import Pool, Precision
-from worldmodel_ros.kernels.quantise import read_pages
+from worldmodel_ros.kernels.quantise import read_pages, to_e4m3
 from worldmodel_ros.kernels.requantise import requantise
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
 from worldmodel_ros.kernels.page_write_triton import write_qkv_triton  # noqa: E402
+from worldmodel_ros.kernels.query import quantise_queries  # noqa: E402
 from worldmodel_ros.kernels.requantise_triton import requantise_triton  # noqa: E402
 
 
@@ -96,3 +97,19 @@ def test_requantising_says_what_it_does_not_do():
     source, target = (Pool.allocate(Precision(p), 1, 1, 16, 16) for p in ('fp4', 'fp8'))
     with pytest.raises(ValueError, match='not from fp4 to fp8'):
         requantise_triton(source, torch.tensor([0]), target, torch.tensor([0]))
+
+
+def test_queries_are_rounded_as_their_definition_says_bit_by_bit():
+    q = random_tensor(generator(3), 13, 3, 32, dtype=torch.bfloat16) * 3  # 39 rows: the last block is not full
+    q[5] = 0.0
+    rounded, scales = quantise_queries(q)
+    expected, expected_scales = to_e4m3(q[:, :, None])
+    assert torch.equal(rounded.view(torch.uint8), expected[:, :, 0].view(torch.uint8))
+    assert torch.equal(scales, expected_scales)
+
+
+def test_a_query_that_is_not_finite_does_not_become_a_number():
+    q = torch.ones(2, 1, 16, dtype=torch.bfloat16)
+    q[1, 0, 3] = float('nan')
+    rounded, scales = quantise_queries(q)
+    assert (rounded[0].float() * scales[0]).isfinite().all() and scales[1].isnan().all()

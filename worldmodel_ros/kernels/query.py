@@ -6,18 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .formats_triton import largest_magnitude, native_e4m3, scale_for, to_e4m3
+from .pools_triton import as_bytes
 from .quantise import FP8_MAX
 
 
 @triton.jit
-def _kernel(q, out, scales, rows, D: tl.constexpr, ROWS: tl.constexpr, LIMIT: tl.constexpr):
+def _kernel(q, out, scales, rows, D: tl.constexpr, ROWS: tl.constexpr, LIMIT: tl.constexpr,
+            NATIVE: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * D + tl.arange(0, D)[None, :]
     inside = row < rows
     x = tl.load(q + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    scale = tl.max(tl.abs(x), 1) / LIMIT
-    scale = tl.where(scale > 0, scale, 1.0)
-    tl.store(out + at, (x / scale[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+    scale, inverse = scale_for(largest_magnitude(x, 1), LIMIT)
+    tl.store(out + at, to_e4m3(x * inverse[:, None], NATIVE), mask=inside[:, None])
     tl.store(scales + row, scale, mask=inside)
 
 
@@ -27,5 +29,6 @@ def quantise_queries(q: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     rows = scales.numel()
     block = 32
-    _kernel[(triton.cdiv(rows, block),)](q, out, scales, rows, D=q.shape[-1], ROWS=block, LIMIT=FP8_MAX)
+    _kernel[(triton.cdiv(rows, block),)](q, as_bytes(out), scales, rows, D=q.shape[-1], ROWS=block, LIMIT=FP8_MAX,
+                                         NATIVE=native_e4m3(q.device))
     return out, scales
