@@ -87,23 +87,23 @@ def apply(policy: Policy, session) -> None:
             storage.v[page] = rounded(np.ascontiguousarray(storage.v[page].swapaxes(-1, -2)), precision).swapaxes(-1, -2)
 
 
-def predictions(engine, episode: dict, policy: Policy, every: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Pictures, latents and plan for every few frames while the robot moves."""
+def moments(episode: dict, ahead: int, every: int) -> list[int]:
+    """Every few frames while the robot moves, from the one on at which every policy has dropped something."""
+    return [t for t in range(16, len(episode['frames']) - ahead)
+            if t % every == 0 and (np.abs(episode['actions'][t + 1:t + 1 + ahead]) > (MOVING_V, MOVING_W)).any()]
+
+
+def predictions(engine, episode: dict, policy: Policy, chosen: list[int]
+                ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Pictures, latents and plan at the chosen frames."""
     session, ahead, found = engine.open_session(), engine.spec.chunk_frames, []
     for t in range(len(episode['frames']) - ahead):
         session.observe(episode['frames'][t], episode['actions'][t])
         apply(policy, session)
-        actions = episode['actions'][t + 1:t + 1 + ahead]
-        # From the frame on at which every policy has dropped something.
-        if t >= 16 and t % every == 0 and (np.abs(actions) > (MOVING_V, MOVING_W)).any():
-            future = session.imagine(actions)
+        if t in chosen:
+            future = session.imagine(episode['actions'][t + 1:t + 1 + ahead])
             found.append((session.decode(future), future.latents, session.plan('green')))
     return found
-
-
-def truths(episode: dict, ahead: int, every: int) -> list[np.ndarray]:
-    return [episode['frames'][t + 1:t + 1 + ahead] for t in range(16, len(episode['frames']) - ahead)
-            if t % every == 0 and (np.abs(episode['actions'][t + 1:t + 1 + ahead]) > (MOVING_V, MOVING_W)).any()]
 
 
 def main() -> int:
@@ -118,10 +118,12 @@ def main() -> int:
     engine.warm_up()
     arrays = collect(range(FIRST_SEED, FIRST_SEED + options.episodes), options.frames, workers=1)
     episodes = [{name: np.array(arrays[name][i]) for name in ('frames', 'actions')} for i in range(options.episodes)]
-    truth = [truths(episode, engine.spec.chunk_frames, options.every) for episode in episodes]
+    ahead = engine.spec.chunk_frames
+    chosen = [moments(episode, ahead, options.every) for episode in episodes]
+    truth = [[episode['frames'][t + 1:t + 1 + ahead] for t in times] for episode, times in zip(episodes, chosen)]
     rows, base = [], None
     for policy in POLICIES:
-        runs = [predictions(engine, episode, policy, options.every) for episode in episodes]
+        runs = [predictions(engine, episode, policy, times) for episode, times in zip(episodes, chosen)]
         scores = [np.array([np.mean([psnr(a, b) for a, b in zip(pictures, true)]) for (pictures, _, _), true in zip(run, real)])
                   for run, real in zip(runs, truth)]
         base = base or (runs, scores)
