@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,8 @@ def pip(python, *arguments):
          *arguments], env=clean_environment())
 
 
-@pytest.fixture
-def source(tmp_path):
-    """A copy of the source tree without what an editable install and earlier builds have left in it."""
+def copy_source(target):
+    """Copy the source tree without what an editable install and earlier builds have left in it."""
     top = shutil.ignore_patterns('.*', 'build', 'install', 'log', 'out', 'dist', '*.egg-info', '__pycache__')
 
     def ignore(directory, names):
@@ -88,11 +88,10 @@ def source(tmp_path):
             ignored |= {n for n in names if n in ('msg', 'srv') or n.endswith('.so')}
         return ignored
 
-    return Path(shutil.copytree(ROOT, tmp_path / 'source', ignore=ignore))
+    return Path(shutil.copytree(ROOT, target, ignore=ignore))
 
 
-@pytest.fixture
-def expected(source):
+def expected_of(source):
     """What the installed Python package must hold: the code, the data, and the generated modules."""
     package = source / 'worldmodel_ros'
     written = [str(p.relative_to(package)) for p in package.rglob('*')
@@ -100,42 +99,58 @@ def expected(source):
     return [*written, 'msg/__init__.py', 'msg/_action_chunk.py', 'srv/_what_if.py']
 
 
-@pytest.mark.slow
-@pytest.mark.ros
-@pytest.mark.parametrize('version', PYTHONS)
-def test_pip_install_in_isolation_gives_nodes_that_talk(version, source, expected, tmp_path):
-    prefix = tmp_path / 'venv'
+def install_by_pip(version, folder):
+    """Install the package for a Python in an environment of its own; return what its probe printed."""
+    source, prefix = copy_source(folder / 'source'), folder / 'venv'
+    expected = expected_of(source)
     run([find_python(version), '-m', 'venv', '--without-pip', prefix], env=clean_environment())
     python = prefix / 'bin' / 'python'
     pip(python, '--no-compile', *RUN_TIME)
     pip(python, '--no-deps', source)
     assert (prefix / 'bin' / 'worldmodel').is_file()
-    output = run([python, '-c', PROBE, prefix, *expected], cwd=tmp_path,
-                 env=clean_environment(AMENT_PREFIX_PATH=str(prefix)))
-    assert f'works on {version}.' in output
+    return run([python, '-c', PROBE, prefix, *expected], cwd=folder,
+               env=clean_environment(AMENT_PREFIX_PATH=str(prefix)))
 
 
-@pytest.mark.slow
-@pytest.mark.ros
-def test_colcon_build_gives_nodes_that_talk(source, expected, tmp_path):
-    tools = tmp_path / 'venv'
+def build_by_colcon(folder):
+    """Build the package in a colcon workspace; return what its probe printed."""
+    workspace, tools = folder / 'workspace', folder / 'venv'
+    source = copy_source(workspace / 'src' / 'worldmodel_ros')
     run([sys.executable, '-m', 'venv', '--without-pip', tools], env=clean_environment())
     python = tools / 'bin' / 'python'
     pip(python, '--no-compile', 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
     environment = clean_environment(AMENT_PREFIX_PATH=str(tools), CMAKE_PREFIX_PATH=str(tools),
                                     PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
-    workspace = tmp_path / 'workspace'
-    (workspace / 'src').mkdir(parents=True)
-    source.rename(workspace / 'src' / 'worldmodel_ros')
+    expected = expected_of(source)
     run(['colcon', 'build', '--event-handlers', 'console_direct+',
          '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF'],
         cwd=workspace, env=environment)
-    output = run(['sh', '-c', '. install/local_setup.sh && exec python -c "$@"', 'sh', PROBE,
-                  workspace / 'install' / 'worldmodel_ros', *expected], cwd=workspace, env=environment)
-    assert 'works on' in output
+    return run(['sh', '-c', '. install/local_setup.sh && exec python -c "$@"', 'sh', PROBE,
+                workspace / 'install' / 'worldmodel_ros', *expected], cwd=workspace, env=environment)
 
 
-def test_a_source_distribution_has_all_that_a_build_needs(source, tmp_path):
+@pytest.fixture(scope='module')
+def builds(request, tmp_path_factory):
+    """What the selected builds print, by name; two run at a time, since each keeps about one core busy."""
+    selected = [item.callspec.params['build'] for item in request.session.items
+                if item.path == request.path and hasattr(item, 'callspec')]
+    with ThreadPoolExecutor(2) as pool:
+        yield {build: pool.submit(
+            build_by_colcon if build == 'colcon' else lambda folder, version=build: install_by_pip(version, folder),
+            tmp_path_factory.mktemp(build)) for build in selected}
+
+
+@pytest.mark.slow
+@pytest.mark.ros
+@pytest.mark.parametrize('build', [*PYTHONS, 'colcon'])
+def test_an_installation_in_isolation_gives_nodes_that_talk(build, builds):
+    """By pip for each version of Python, and by colcon."""
+    printed = builds[build].result()
+    assert ('works on' if build == 'colcon' else f'works on {build}.') in printed
+
+
+def test_a_source_distribution_has_all_that_a_build_needs(tmp_path):
+    source = copy_source(tmp_path / 'source')
     code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
     printed = run([sys.executable, '-c', code, tmp_path], cwd=source)
     with tarfile.open(tmp_path / printed.splitlines()[-1]) as archive:
