@@ -94,7 +94,7 @@ def main() -> int:
     if options.read:
         print(json.dumps(read(options.read)))
         return 0
-    from worldmodel_ros.demo.machine import machine, versions
+    from worldmodel_ros.machine import machine, versions
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         kinds = [measure(Path(folder), name) for name in KINDS]

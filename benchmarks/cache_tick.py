@@ -23,7 +23,7 @@ from worldmodel_ros.cache.patterns import page_lists, window
 from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.cache.storage import NumpyStorage
-from worldmodel_ros.demo.machine import machine, versions
+from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.engine import load
 
 YOUNG, OLD = 100, 6000  # frames at 10 Hz
@@ -62,11 +62,11 @@ def cache_ticks(engine, ticks: int) -> dict:
     caches, times = {age: memory.open() for age in (YOUNG, OLD)}, {YOUNG: [], OLD: []}
 
     def tick(cache: SequenceCache, newest: int) -> None:
-        memory.window(cache, np.array([newest]), causal=True)
+        memory.window(cache, np.array([newest]), causal=True).bias()
         with cache.stage() as staged:
             staged.write(newest, frame, frame)
         memory.roll(cache, newest)
-        memory.window(cache, newest + 1 + np.arange(spec.chunk_frames), causal=False)
+        memory.window(cache, newest + 1 + np.arange(spec.chunk_frames), causal=False).bias()
     for age, cache in caches.items():
         for newest in range(age):
             tick(cache, newest)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.demo.machine import machine, versions
+from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.engine import load
 from worldmodel_ros.evaluate.pictures import MOVING_V, MOVING_W, psnr
 from worldmodel_ros.sim.rollout import collect

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
 from kernel_inputs import random_lists, random_pool, random_tensor, relative_error  # noqa: E402
 
-from worldmodel_ros.demo.machine import machine, versions  # noqa: E402
+from worldmodel_ros.machine import machine, versions  # noqa: E402
 from worldmodel_ros.kernels import reference  # noqa: E402
 from worldmodel_ros.kernels.attention import paged_attention  # noqa: E402
 from worldmodel_ros.kernels.attention_triton import paged_attention_triton  # noqa: E402

@@ -30,7 +30,7 @@ def main() -> int:
     os.environ.setdefault('ROS_DOMAIN_ID', str(free_domain_id()))
     from scenarios import catalogue, model
     from scenarios.supervised import SupervisedSystem
-    from worldmodel_ros.demo.machine import machine, versions
+    from worldmodel_ros.machine import machine, versions
 
     latencies, failures = [], []
     with tempfile.TemporaryDirectory() as logs:

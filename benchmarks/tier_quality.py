@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from worldmodel_ros.demo.machine import machine
+from worldmodel_ros.machine import machine
 from worldmodel_ros.engine import load
 from worldmodel_ros.evaluate.pictures import MOVING_V, MOVING_W, psnr
 from worldmodel_ros.kernels.quantise import from_e2m1, to_e2m1, to_e4m3

@@ -83,7 +83,7 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
     import json
     from datetime import datetime, timezone
 
-    from worldmodel_ros.demo.machine import machine, versions
+    from worldmodel_ros.machine import machine, versions
     from worldmodel_ros.engine import load
     from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
     from worldmodel_ros.evaluate.progress import Progress

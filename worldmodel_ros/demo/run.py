@@ -15,7 +15,7 @@ from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.demo.drive import Plan, drive
 from worldmodel_ros.demo.live import LiveView
 from worldmodel_ros.demo.load import CpuLoad
-from worldmodel_ros.demo.machine import machine, versions
+from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording

@@ -60,7 +60,7 @@ class MeasuredTimes:
 def measure(engine: Engine, model: str, ticks: int = TICKS, progress: Callable[[float], None] | None = None
             ) -> MeasuredTimes:
     """Time ticks of two steps on noise, paced at the model's rate: a processor that rests in between is slower."""
-    from ..demo.machine import machine
+    from ..machine import machine
     spec, session, rng = engine.spec, engine.open_session(), np.random.default_rng(0)
     engine.warm_up()
     rows, due = [], time.perf_counter()

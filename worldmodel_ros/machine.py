@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -11,11 +12,12 @@ PACKAGES = ('worldmodel-ros', 'ros-jazzy-rclpy', 'ros-jazzy-rmw-fastrtps-cpp', '
 
 
 def machine() -> dict:
-    """Processor, cores this process may use, memory, interpreter and operating system."""
+    """Processor, cores this process may use, memory, GPUs, interpreter and operating system."""
     return {
         'cpu': _field('/proc/cpuinfo', 'model name') or platform.processor() or platform.machine(),
         'cores': len(os.sched_getaffinity(0)),
         'memory_gib': _memory_gib(),
+        'gpus': _gpus(),
         'python': platform.python_version(),
         'platform': platform.platform(),
     }
@@ -41,6 +43,13 @@ def _field(path: str, key: str) -> str:
     except OSError:
         pass  # not Linux
     return ''
+
+
+def _gpus() -> list[str]:
+    torch = sys.modules.get('torch')  # whoever used a GPU has imported it; asking must not cost those that did not
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def _memory_gib() -> float | None:
