@@ -1,0 +1,109 @@
+"""Work that can wait: what-if branches and idle work, in the gaps between ticks."""
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from math import inf
+
+from .arrivals import Arrivals
+from .jobs import Job, Place, Queues, dequeue, enqueue
+from .plan import Planner, network_of
+from .settings import Settings
+from .step_table import StepTable
+from .work import Kind, Request
+
+
+class Background:
+    """
+    A what-if branch is ordered by its deadline, idle work by its age, on one line: both move up as time goes by, so
+    neither can be overtaken for ever.
+
+    A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
+    `settings.blocking`. Where every gap is too short for that, one is begun all the same each typical time divided by
+    `settings.background_share`.
+    """
+
+    def __init__(self, table: StepTable, planner: Planner, settings: Settings, arrivals: Arrivals) -> None:
+        self._table, self._planner, self._settings, self._arrivals = table, planner, settings, arrivals
+        self._queues: Queues = {}
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._since = inf  # since when nothing of what waits was begun
+
+    def key(self, request: Request) -> float:
+        """Return what orders a request [s]."""
+        if request.kind is Kind.WHAT_IF:
+            return request.deadline
+        return request.arrival + self._settings.idle_patience
+
+    def submit(self, job: Job, now: float) -> None:
+        """Take a new job."""
+        self.wait(job, now)
+        if job.request.deadline < inf:
+            heapq.heappush(self._deadlines, (job.request.deadline, job.order, job))
+
+    def wait(self, job: Job, now: float) -> None:
+        """Let a job wait for its next unit."""
+        if not self._queues:
+            self._since = now
+        enqueue(self._queues, job, job.position)
+
+    def remove(self, job: Job) -> None:
+        """Take a job out that has ended."""
+        dequeue(self._queues, job)
+
+    def expired(self, now: float) -> Iterator[Job]:
+        """Yield the open jobs whose deadline has come."""
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].outcome):
+            job = heapq.heappop(self._deadlines)[2]
+            if job.outcome is None:
+                yield job
+
+    def draw(self, now: float, slack: float) -> tuple[list[Place], float, float] | None:
+        """
+        Return the places of the next batch and its typical and high time [s], or None if none may begin now.
+
+        `slack`: for how long ticks that wait can go on doing so [s], infinite if none waits.
+        """
+        if not self._queues:
+            return None
+        labels = sorted(self._queues, key=lambda name: self._queues[name][0])
+        if now >= self._forced(labels[0]):
+            del labels[1:]  # out of turn: for the longest waiting only, and no longer than one unit
+            bound = now + min(slack, self._alone(labels[0]))
+        elif slack < inf:
+            return None
+        else:
+            bound = self._gap(now)
+        for label in labels:
+            if now + self._alone(label) <= bound:
+                self._since = now
+                return self._planner.take(self._queues, label, now, bound)
+        return None
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when a batch may begin, or a job expires, if nothing else happens [s]."""
+        if not self._queues:
+            return None
+        times = [self._forced(min(self._queues, key=lambda name: self._queues[name][0]))]
+        expected = self._arrivals.next(now, self._settings.overdue)
+        if expected is not None:
+            times.append(expected + self._settings.overdue)
+        times.extend(deadline for deadline, _, _ in self._deadlines[:1])
+        return max(now, min(times))
+
+    def rebase(self, now: float) -> None:
+        """The clock was set back to `now`."""
+        self._since = min(self._since, now)
+
+    def _gap(self, now: float) -> float:
+        expected = self._arrivals.next(now, self._settings.overdue)
+        return inf if expected is None else max(expected, now) + self._settings.blocking
+
+    def _alone(self, label: str) -> float:
+        """High quantile of the time of one unit [s]."""
+        return self._table.curve(network_of(self._queues[label][0])).high[1]
+
+    def _forced(self, label: str) -> float:
+        share = self._settings.background_share
+        unit = self._table.curve(network_of(self._queues[label][0])).typical[1]
+        return self._since + unit / share if share > 0.0 else inf

@@ -1,0 +1,155 @@
+"""Which batches come next: drawn one by one from the queues, or all of them, ahead of time, as a plan."""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+
+from .jobs import Job, Place, Queues, enqueue
+from .settings import Settings
+from .step_table import Curve, StepTable
+
+ROUNDING = 1e-9  # s, of sums of times
+GAIN = 1.02  # so much more work per second must a larger batch do; one that saves nothing only delays its head
+
+
+@dataclass(frozen=True)
+class Device:
+    """
+    When the device is free: `at` [s], typically, and up to `tail` [s] later. `flying`: the ticks in the
+    batch that it works on.
+    """
+
+    at: float
+    tail: float = 0.0
+    flying: tuple[Job, ...] = ()
+
+
+class Planned:
+    """
+    A batch of a plan: its places, when it begins and ends [s] if it and all before it take their typical times, and
+    by how much everything from it on can be delayed before a limit is broken [s].
+    """
+
+    __slots__ = ('places', 'begin', 'end', 'slack')
+
+    def __init__(self, places: list[Place], begin: float, end: float) -> None:
+        self.places, self.begin, self.end, self.slack = places, begin, end, inf
+
+
+class Plan:
+    """
+    All batches to come, in order, and when each job is done: expected, and at the latest.
+
+    If every batch takes its typical time, except one that takes its high quantile, every job is done by the latter.
+    """
+
+    def __init__(self) -> None:
+        self.batches: deque[Planned] = deque()
+        self.ends: dict[Job, tuple[float, float]] = {}
+
+    def late(self) -> list[Job]:
+        """Jobs that would be done after their limits, by when they would be."""
+        return [job for job, (_, promised) in self.ends.items() if promised > job.limit + ROUNDING]
+
+    def close(self) -> None:
+        """Work out the slacks."""
+        slack = inf
+        for planned in reversed(self.batches):
+            for _, _, job, position in planned.places:
+                if position + 1 == len(job.route) and job.outcome is None:
+                    slack = min(slack, job.limit - self.ends[job][1])
+            planned.slack = slack
+
+
+class Planner:
+    """
+    Draws batches from queues: from the one whose head is the most urgent, in the order of urgency, the number that
+    does most work per second among those that make nothing late which would be in time without.
+    """
+
+    def __init__(self, table: StepTable, settings: Settings) -> None:
+        self._table, self._settings = table, settings
+
+    def plan(self, queues: Queues, device: Device) -> Plan:
+        """Plan everything in `queues`, which are left as they are, and what follows it."""
+        queues = {label: queue.copy() for label, queue in queues.items()}
+        plan, now, tail = Plan(), device.at, device.tail
+        for job in device.flying:
+            _advance(plan, queues, job, job.position, now, tail)
+        while queues:
+            places, typical, high = self.draw(queues, now, tail)
+            begin, now, tail = now, now + typical, max(tail, high - typical)
+            plan.batches.append(Planned(places, begin, now))
+            for _, _, job, position in places:
+                _advance(plan, queues, job, position, now, tail)
+        return plan
+
+    def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:
+        """
+        Take the next batch out of `queues`, which must not be empty; return its places and its typical and high
+        time [s]. It begins `now`, or up to `tail` later [s].
+        """
+        label = min(queues, key=lambda name: queues[name][0])
+        bound = inf if len(queues[label]) == 1 else self._bound(queues, label, now + tail)
+        return self.take(queues, label, now, bound, tail)
+
+    def take(self, queues: Queues, label: str, now: float, bound: float,
+             tail: float = 0.0) -> tuple[list[Place], float, float]:
+        """As `draw`, out of one queue, and to end by `bound` [s], where a batch of one can."""
+        queue = queues[label]
+        network = network_of(queue[0])
+        curve = self._table.curve(network)
+        room = min(len(queue), self._settings.max_batch.get(network, curve.largest), curve.largest)
+        size = 1 if room == 1 else _size(queue, room, curve, now, tail, bound)
+        places = queue[:size]
+        del queue[:size]
+        if not queue:
+            del queues[label]
+        return places, curve.typical[size], curve.high[size]
+
+    def _bound(self, queues: Queues, label: str, now: float) -> float:
+        """By when the device must be free for the heads of the other queues, those that can still be in time."""
+        bound = inf
+        for name, queue in queues.items():
+            if name != label:
+                _, _, job, position = queue[0]
+                start = job.limit - job.rest[position] - self._table.curve(job.route[position].network).typical[1]
+                if now <= start < bound:
+                    bound = start
+        return bound
+
+
+def _size(queue: list[Place], room: int, curve: Curve, now: float, tail: float, bound: float) -> int:
+    """The size, up to `room`, that does most work per second and ends by `bound` and its members' limits."""
+    typical, high = curve
+    alone = now + max(tail + typical[1], high[1])
+    best, rate = 1, 1.0 / typical[1]
+    for size in range(1, room + 1):
+        _, _, job, position = queue[size - 1]
+        limit = job.limit - job.rest[position]
+        if alone <= limit < bound:  # what cannot be in time even alone does not hold up the others
+            bound = limit
+        time = typical[size]
+        if now + max(tail + time, high[size]) > bound:
+            break
+        if size > GAIN * rate * time:
+            best, rate = size, size / time
+    return best
+
+
+def network_of(place: Place) -> str:
+    """The network of the unit that waits in a place."""
+    return place[2].route[place[3]].network
+
+
+def _advance(plan: Plan, queues: Queues, job: Job, position: int, now: float, tail: float) -> None:
+    """The unit at `position` is done: the next one waits, or the job has ended and its follower begins."""
+    if job.outcome is not None:
+        return
+    if position + 1 < len(job.route):
+        enqueue(queues, job, position + 1)
+        return
+    plan.ends[job] = now, now + tail
+    if job.follower is not None:
+        enqueue(queues, job.follower, 0)

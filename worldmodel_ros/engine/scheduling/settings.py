@@ -1,0 +1,60 @@
+"""What can be chosen about the scheduler."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Policy:
+    """
+    How ticks are ordered and what is promised.
+
+    `order`: of the queues and within them, by arrival or by deadline. `ladder`: admit at arrival only what is
+    predicted to be in time, at the best tier that is, and refuse the rest; without it everything is taken at its best
+    tier and served however late. `mixed_steps`: whether units of one network at different steps share a batch.
+    """
+
+    order: Literal['fifo', 'edf'] = 'edf'
+    ladder: bool = True
+    mixed_steps: bool = True
+
+    def __post_init__(self) -> None:
+        if self.order not in ('fifo', 'edf'):
+            raise ValueError(f"policy: order must be 'fifo' or 'edf', not {self.order!r}")
+
+
+FIFO = Policy('fifo', ladder=False)
+EDF = Policy('edf', ladder=False)
+EDF_LADDER = Policy('edf', ladder=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    Times in s.
+
+    `reserve`: kept free before a tick's deadline, for what comes after its last unit. `headroom`: by how much more a
+    better tier must fit before it is taken up again, for each of `recovery_ticks` ticks in a row. `max_batch`: by
+    network, where it is to be less than the largest size in the step table.
+
+    `blocking`: how long a background batch may keep a tick waiting that is expected, by the high quantile.
+    `background_share`: of the device's time that background work may use even where every gap between expected ticks
+    is too short for it. `idle_patience`: an IDLE request older than this goes before a WHAT_IF whose deadline is
+    later. `overdue`: for so long an expected tick that has not come is still waited for.
+    """
+
+    reserve: float = 0.001
+    headroom: float = 0.003
+    recovery_ticks: int = 3
+    max_batch: Mapping[str, int] = field(default_factory=dict)
+    blocking: float = 0.001
+    background_share: float = 0.005
+    idle_patience: float = 1.0
+    overdue: float = 0.1
+
+    def __post_init__(self) -> None:
+        times = (self.reserve, self.headroom, self.blocking, self.background_share, self.idle_patience, self.overdue)
+        if min(times) < 0.0 or self.recovery_ticks < 1 or any(size < 1 for size in self.max_batch.values()):
+            raise ValueError(f'settings: times must be at least 0, recovery_ticks and max_batch at least 1: {self}')

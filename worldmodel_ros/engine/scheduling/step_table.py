@@ -1,0 +1,184 @@
+"""How long a batch of each network takes, measured: what every prediction of the scheduler is made of."""
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, insort
+from collections import deque
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECENT = 25  # samples of the typical time: half of them decide, so a device that slows down is believed after 13
+WINDOW = 100  # samples of the high quantile
+QUANTILE = 0.99
+SHORTEST = 1e-6  # s; no batch is believed to take less, so that work per second stays finite
+CHANGE = 0.01  # relative; a smaller change of a time is not worth a new curve
+
+
+class _Cell:
+    """Sliding windows of one network at one batch size."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent, self._recent_sorted = deque(), []
+        self._window, self._window_sorted = deque(), []
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        _slide(self._recent, self._recent_sorted, seconds, RECENT)
+        _slide(self._window, self._window_sorted, seconds, WINDOW)
+
+    def typical(self) -> float:
+        return self._recent_sorted[(len(self._recent_sorted) - 1) // 2]
+
+    def high(self, quantile: float = QUANTILE) -> float:
+        # One interruption among the samples says nothing about the next batch: the largest one never decides.
+        index = min(ceil(quantile * len(self._window_sorted)) - 1, len(self._window_sorted) - 2)
+        return max(self._window_sorted[max(0, index)], self.typical())
+
+
+class Curve(NamedTuple):
+    """Times [s] of one network by batch size; index 0 is not used. Both never fall with the size."""
+
+    typical: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def largest(self) -> int:
+        return len(self.typical) - 1
+
+
+class StepTable:
+    """
+    Times per (network, batch size), kept up to date: the median of the newest samples, and a high quantile.
+
+    A size between two measured ones takes what lies between them, linearly, or, where batches are `padded` to the
+    measured sizes, what the larger one takes. Times never fall with the size.
+    """
+
+    def __init__(self, padded: bool = False) -> None:
+        self.padded = padded
+        self._cells: dict[str, dict[int, _Cell]] = {}
+        self._curves: dict[str, Curve] = {}
+
+    def record(self, network: str, batch: int, seconds: float) -> None:
+        """Take a measured duration; a size larger than all before makes batches of that size possible."""
+        if batch < 1 or not isfinite(seconds) or seconds < 0.0:
+            raise ValueError(f'step table: {network} at batch {batch} cannot have taken {seconds} s')
+        cells = self._cells.setdefault(network, {})
+        sizes = sorted(cells)
+        if batch not in cells and sizes and batch < sizes[-1]:
+            if self.padded:
+                batch = sizes[bisect_left(sizes, batch)]
+            else:
+                curve = self.curve(network)
+                cells[batch] = _seeded(curve.typical[batch], curve.high[batch])
+        cell = cells.setdefault(batch, _Cell())
+        cell.add(seconds)
+        curve = self._curves.get(network)
+        if curve is None or batch > curve.largest or _differ(cell.typical(), curve.typical[batch]) or _differ(
+                cell.high(), curve.high[batch]):
+            self._curves.pop(network, None)
+
+    def curve(self, network: str) -> Curve:
+        """Return the times of all sizes. Raises ValueError for a network that was never measured."""
+        curve = self._curves.get(network)
+        if curve is None:
+            if network not in self._cells:
+                raise ValueError(f'step table: no time of network {network!r}; it has '
+                                 f'{", ".join(sorted(self._cells)) or "none"}: calibrate it, or load a table with it')
+            cells = self._cells[network]
+            curve = self._curves[network] = Curve(
+                self._filled({size: cell.typical() for size, cell in cells.items()}),
+                self._filled({size: cell.high() for size, cell in cells.items()}))
+        return curve
+
+    def typical(self, network: str, batch: int) -> float:
+        """Median time of a batch [s]."""
+        return self.curve(network).typical[batch]
+
+    def high(self, network: str, batch: int) -> float:
+        """High quantile of the time of a batch [s]."""
+        return self.curve(network).high[batch]
+
+    def largest(self, network: str) -> int:
+        """The largest batch size that was measured."""
+        return self.curve(network).largest
+
+    def to_dict(self, machine: str, preset: str) -> dict[str, Any]:
+        """Return the table as JSON values; times in ms."""
+        rows = [{'network': network, 'batch': size, 'p50_ms': _ms(cell.typical()), 'p95_ms': _ms(cell.high(0.95)),
+                 'p99_ms': _ms(cell.high()), 'samples': cell.count}
+                for network, cells in sorted(self._cells.items()) for size, cell in sorted(cells.items())]
+        return {'machine': machine, 'preset': preset, 'padded': self.padded, 'measured': True, 'rows': rows}
+
+    def save(self, path: str | Path, machine: str, preset: str) -> None:
+        """Write the table to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(machine, preset), indent=1) + '\n')
+
+    @classmethod
+    def from_dict(cls, *tables: dict[str, Any]) -> StepTable:
+        """Make one table of several; raises ValueError where one of them is no step table."""
+        try:
+            table = cls(any(values.get('padded', False) for values in tables))
+            for values in tables:
+                for row in values['rows']:
+                    p50, p99 = row['p50_ms'] / 1e3, row['p99_ms'] / 1e3
+                    if not (isfinite(p50) and isfinite(p99) and 0.0 <= p50 and int(row['batch']) >= 1):
+                        raise ValueError(f'the row {row} has an impossible time or batch size')
+                    cell = _seeded(p50, p99)
+                    cell.count = int(row.get('samples', 0))
+                    table._cells.setdefault(row['network'], {})[int(row['batch'])] = cell
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f'not a step table: {type(error).__name__} {error}; expected rows of network, batch, '
+                             f'p50_ms and p99_ms') from error
+        return table
+
+    @classmethod
+    def load(cls, *paths: str | Path) -> StepTable:
+        """Read one table from several JSON files; raises ValueError where one of them is no step table."""
+        tables = []
+        for path in paths:
+            try:
+                tables.append(json.loads(Path(path).read_text()))
+            except json.JSONDecodeError as error:
+                raise ValueError(f'{path} is not JSON: {error}') from error
+        return cls.from_dict(*tables)
+
+    def _filled(self, measured: dict[int, float]) -> tuple[float, ...]:
+        sizes = sorted(measured)
+        times, floor = [0.0], SHORTEST
+        for size in range(1, sizes[-1] + 1):
+            after = sizes[bisect_left(sizes, size)]
+            value = measured[after]
+            if size != after and not self.padded and size > sizes[0]:
+                before = sizes[bisect_left(sizes, size) - 1]
+                share = (size - before) / (after - before)
+                value = (1.0 - share) * measured[before] + share * measured[after]
+            floor = max(floor, value)
+            times.append(floor)
+        return tuple(times)
+
+
+def _slide(queue: deque, ordered: list, value: float, size: int) -> None:
+    if len(queue) == size:
+        del ordered[bisect_left(ordered, queue.popleft())]
+    queue.append(value)
+    insort(ordered, value)
+
+
+def _seeded(typical: float, high: float) -> _Cell:
+    """A cell as if it had been measured: its own samples push these out one by one."""
+    cell = _Cell()
+    for k in range(WINDOW):
+        # Two of the high value, since the largest sample never decides.
+        cell.add(max(high, typical) if k < 2 else typical)
+    return cell
+
+
+def _differ(a: float, b: float) -> bool:
+    return abs(a - b) > CHANGE * b
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 4)

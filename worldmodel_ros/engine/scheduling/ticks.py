@@ -1,0 +1,214 @@
+"""The ticks that wait for the device: what is promised to each, and what becomes of promises that others break."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from .jobs import Job, Place, dequeue
+from .plan import ROUNDING, Device, Plan, Planned, Planner, network_of
+from .settings import Policy, Settings
+from .step_table import StepTable
+from .tick_queues import TickQueues, lower_tier
+from .work import TIER_WORDS, Admission, Tier
+
+
+class Ticks:
+    """
+    With the ladder there is always a plan in which everything admitted is in time; a tick is admitted if there is one
+    with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
+
+    `give_up(job, reason)` is called to end a job that cannot be in time any more.
+    """
+
+    def __init__(self, table: StepTable, planner: Planner, policy: Policy, settings: Settings,
+                 give_up: Callable[[Job, str], None]) -> None:
+        self._table, self._planner, self._policy, self._settings = table, planner, policy, settings
+        self._give_up = give_up
+        self._waiting = TickQueues(table, policy, settings)
+        self._plan = Plan()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a batch to draw once the device is free."""
+        return bool(self._waiting.queues)
+
+    def admit(self, job: Job, device: Device) -> Admission:
+        """Choose the tier of a new job and let it wait, or refuse it. No older tick of its session is waiting."""
+        request, session = job.request, job.session
+        if not self._policy.ladder:
+            self._waiting.take_tier(job, min(request.routes))
+            self._waiting.place(job)
+            return Admission(job.tier)
+        self.settle(device)
+        tiers = session.tiers(request)
+        reasons = [] if tiers[0] is min(request.routes) else [session.recovering()]
+        for tier in tiers:
+            self._waiting.take_tier(job, tier)
+            plan, finish, reason = self._try(job, device)
+            if plan:
+                break
+            reasons.append(reason)
+        if plan is None:
+            plan = self._make_room(job, device)
+            if plan is None:
+                session.refused(tier)
+                return Admission(Tier.REFUSED, finish, reason=', '.join(reasons))
+            reasons.append('so others were lowered a tier')
+        self._plan = plan
+        session.fell(tier)
+        expected, finish = plan.ends[job]
+        job.headroom = self._headroom(job, finish)
+        return Admission(tier, finish, expected, ', '.join(reasons))
+
+    def wait(self, job: Job) -> None:
+        """Let a job wait for its next unit."""
+        self._waiting.wait(job)
+
+    def remove(self, job: Job) -> None:
+        """Take out a job that has ended."""
+        self._waiting.remove(job)
+
+    def settle(self, device: Device) -> None:
+        """
+        See whether the plan still holds: one that is only later stays, as long as everything in it is expected in
+        time; otherwise a new one is made, and what comes too late in it is degraded, or given up.
+        """
+        if not self._policy.ladder:
+            return
+        first = self._first()
+        if first is None and not self._waiting.queues:
+            return
+        delay = device.at - first.begin if first else 0.0
+        if first is None or delay > first.slack + ROUNDING and not self._delayed(delay):
+            self._repair(device)
+
+    def slack(self, now: float) -> float:
+        """For how long the ticks that wait can go on doing so [s]; infinite if none waits. The device is free."""
+        if not self._waiting.queues:
+            return inf
+        first = self._first()
+        return first.slack - max(0.0, now - first.begin) if first else 0.0
+
+    def draw(self, now: float) -> tuple[list[Place], float, float] | None:
+        """Return the places of the next batch and its typical and high time [s]. The device is free."""
+        if not self._waiting.queues:
+            return None
+        if not self._policy.ladder:
+            return self._planner.draw(self._waiting.queues, now)
+        places = self._first().places
+        self._plan.batches.popleft()
+        for place in places:
+            dequeue(self._waiting.queues, place[2])
+        curve = self._table.curve(network_of(places[0]))
+        return places, curve.typical[len(places)], curve.high[len(places)]
+
+    def _try(self, job: Job, device: Device) -> tuple[Plan | None, float, str]:
+        """Return a plan with the job in it, placed, and its finish [s]; or None, the finish, and why there is none."""
+        curves = [self._table.curve(unit.network) for unit in job.route]
+        tail = max(curve.high[1] - curve.typical[1] for curve in curves)
+        finish = device.at + job.work + max(tail, device.tail)
+        if finish <= job.limit:
+            self._waiting.place(job)
+            plan = self._planner.plan(self._waiting.queues, device)
+            finish = plan.ends[job][1]
+            late = plan.late()
+            if not late:
+                plan.close()
+                return plan, finish, ''
+            self._waiting.remove(job)
+            if finish <= job.limit:
+                over = (plan.ends[late[0]][1] - late[0].limit) * 1e3
+                return None, finish, (f'{TIER_WORDS[job.tier]} would make {len(late)} admitted answers late, the first '
+                                      f'by {over:.1f} ms')
+        return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
+
+    def _headroom(self, job: Job, finish: float) -> bool:
+        routes = job.request.routes
+        better = [tier for tier in routes if tier < job.tier]
+        if not better:
+            return True
+        work = sum(self._table.typical(unit.network, 1) for unit in routes[max(better)])
+        return finish + work - job.work + self._settings.headroom <= job.limit
+
+    def _first(self) -> Planned | None:
+        """The next batch of the plan, without what has ended since."""
+        batches = self._plan.batches
+        while batches:
+            first = batches[0]
+            first.places = [place for place in first.places if place[2].outcome is None]
+            if first.places:
+                return first
+            batches.popleft()
+        return None
+
+    def _delayed(self, delay: float) -> bool:
+        """Put the whole plan off by `delay` [s], if everything in it is expected in time all the same."""
+        ends = {job: (expected + delay, finish + delay) for job, (expected, finish) in self._plan.ends.items()
+                if job.outcome is None}
+        if any(expected > self._waiting.limit(job.request) + ROUNDING for job, (expected, _) in ends.items()):
+            return False
+        for job, (_, finish) in ends.items():
+            job.limit = max(finish, self._waiting.limit(job.request))
+        self._plan.ends = ends
+        for planned in self._plan.batches:
+            planned.begin += delay
+            planned.end += delay
+        self._plan.close()
+        return True
+
+    def _repair(self, device: Device) -> None:
+        while True:
+            plan = self._planner.plan(self._waiting.queues, device)
+            if all(self._keep(job, expected, finish) for job, (expected, finish) in plan.ends.items()):
+                plan.close()
+                self._plan = plan
+                return
+
+    def _keep(self, job: Job, expected: float, finish: float) -> bool:
+        """
+        Return whether a job stays as it is planned. One that is likely but not certain to be in time stays, with what
+        is left of its promise; nobody is admitted at the cost of that.
+        """
+        request, last = job.request, job.begun == len(job.route)
+        job.limit = max(finish, self._waiting.limit(request))
+        if finish <= self._waiting.limit(request) or last:
+            return True
+        if self._degrade(job):
+            return False
+        if expected <= request.deadline:
+            return True
+        job.session.fell(max(request.routes))
+        self._give_up(job, f'others took longer than expected, and it would be '
+                           f'{(expected - request.deadline) * 1e3:.1f} ms late')
+        return False
+
+    def _degrade(self, job: Job) -> bool:
+        """Put a job on the next lower tier that can be had from where it stands; return whether there is one."""
+        lower = lower_tier(job)
+        if lower:
+            self._waiting.change_tier(job, *lower)
+            job.session.fell(job.tier)
+        return lower is not None
+
+    def _make_room(self, job: Job, device: Device) -> Plan | None:
+        """
+        Return a plan with a job that would be refused, in its lowest tier, at the cost of the tiers of others, or
+        None: the second step of one is worth less than any answer to another.
+        """
+        lower = [(other, found) for other in self._plan.ends if other.outcome is None and (found := lower_tier(other))]
+        lowered: list[tuple[Job, Tier, int, float]] = []
+        plan = None
+        while lower and plan is None:
+            count = max(1, len(lowered))  # 1, then 2, 4, 8 in all
+            for other, found in lower[:count]:
+                lowered.append((other, other.tier, other.position, other.limit))
+                self._waiting.change_tier(other, *found)
+            del lower[:count]
+            plan, _, _ = self._try(job, device)
+        for other, tier, position, limit in lowered:
+            if plan:
+                other.session.fell(other.tier)
+            else:
+                self._waiting.change_tier(other, tier, position)
+                other.limit = limit
+        return plan
