@@ -11,20 +11,16 @@ import pytest
 import torch
 from bags import gap, simulated_drive, without_commands, write_bag
 from PIL import Image
-from small_model import SMALL, small_checkpoint, small_model
+from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.cli import main as cli
-from worldmodel_ros.evaluate.bag import lerobot as writing
+from worldmodel_ros.datasets import shard, writer
 from worldmodel_ros.evaluate.bag.drive import read_drive
 from worldmodel_ros.evaluate.bag.export import episodes, export
 from worldmodel_ros.evaluate.bag.guess import find_mapping
 from worldmodel_ros.evaluate.bag.source import open_bag
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.train import lerobot, world
-from worldmodel_ros.train.cli import load_data
-from worldmodel_ros.train.data import Episodes
-from worldmodel_ros.train.log import Log
-from worldmodel_ros.train.vae import train_vae
+from worldmodel_ros.train import lerobot
 
 CAMERA, STATE, ACTION = 'observation.images.front', 'observation.state', 'action'
 
@@ -127,8 +123,8 @@ def test_the_statistics_are_those_of_the_data(dataset):
 
 
 def test_large_datasets_go_to_several_files_between_episodes(drives, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, '_FILE_MB', 0.01)
-    monkeypatch.setattr(writing, '_ROWS', 8)
+    monkeypatch.setattr(writer, 'FILE_MB', 0.01)
+    monkeypatch.setattr(shard, 'ROWS', 8)
     done = export([ticks_of(path) for path in drives], tmp_path / 'set', SMALL)
     files = sorted((done.folder / 'data/chunk-000').glob('*.parquet'))
     assert [path.name for path in files] == [f'file-{k:03d}.parquet' for k in range(3)]
@@ -143,7 +139,7 @@ def test_training_gets_the_frames_and_executed_actions_of_the_ticks(drives, data
     assert np.array_equal(loaded.frames[0].numpy(), np.stack([tick.image for tick in ticks]))
     assert np.array_equal(loaded.actions[0].numpy(), np.stack([tick.executed for tick in ticks]))
     assert not loaded.labelled
-    assert loaded.expert is loaded.collided is loaded.goal_distance is loaded.visible is None
+    assert loaded.expert is loaded.collided is loaded.goal_distance is loaded.visible is loaded.poses is None
 
 
 def test_clips_are_whole_and_every_one_is_drawn(dataset):
@@ -164,23 +160,6 @@ def test_a_long_drive_is_cut_into_pieces_that_lose_no_clip(dataset, monkeypatch)
     clips = {tuple(piece[s:s + 24].flatten().tolist()) for piece, length in zip(loaded.actions, loaded.lengths)
              for s in range(int(length) - 23)}
     assert {tuple(whole[s:s + 24].flatten().tolist()) for s in range(17)} <= clips
-
-
-def test_the_autoencoder_and_the_world_stages_train_on_a_recorded_drive(dataset, tmp_path):
-    loaded = lerobot.load([dataset.folder], 'cpu', SMALL)
-    model = small_model().requires_grad_(True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    train_vae(model.vae, loaded, 60.0, Log(tmp_path, 'vae', every=0.0), batch=8, limit=4, compile_model=False)
-    loaded.encode(model.vae)
-    for stage, teacher in (('teacher', None), ('student', world.frozen_copy(model))):
-        world.train_world(model, loaded, 60.0, Log(tmp_path, stage, every=0.0), teacher=teacher, batch=2, limit=4,
-                          compile_model=False)
-        lines = [json.loads(line) for line in (tmp_path / f'{stage}.jsonl').read_text().splitlines()]
-        assert len(lines) >= 4 and all(np.isfinite(line['flow']) for line in lines)
-        assert 'imitation' not in lines[0]
-    moved = {name.split('.')[0] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    # Without labels there is nothing to teach the heads.
-    assert moved == {'vae', 'dit'}
 
 
 def test_a_dataset_of_another_size_is_scaled_and_one_without_a_state_begins_at_rest(dataset, drives, tmp_path):
@@ -210,8 +189,6 @@ def test_a_dataset_that_does_not_fit_is_refused_with_the_remedy(dataset, tmp_pat
     with pytest.raises(lerobot.DatasetError, match=complaint) as error:
         lerobot.load([tmp_path], 'cpu', SMALL)
     assert str(tmp_path) in str(error.value)
-    with pytest.raises(SystemExit, match='worldmodel train: '):
-        load_data([tmp_path], 'cpu', SMALL)
 
 
 def test_nothing_is_overwritten_and_nothing_empty_is_written(drives, dataset, tmp_path):
@@ -236,8 +213,7 @@ def test_the_command_exports_several_bags_and_training_takes_the_folder(drives, 
     model = small_checkpoint(tmp_path)
     assert cli(['export', *map(str, drives), '--out', str(tmp_path / 'set'), '--model', str(model)]) == 0
     assert f'75 frames in 3 episodes in {tmp_path / "set"}' in capsys.readouterr().out
-    loaded = load_data([tmp_path / 'set', tmp_path / 'set'], 'cpu', SMALL)
-    assert isinstance(loaded, Episodes) and len(loaded) == 6
+    assert len(lerobot.load([tmp_path / 'set', tmp_path / 'set'], 'cpu', SMALL)) == 6
     assert cli(['export', str(tmp_path / 'nowhere'), '--out', str(tmp_path / 'x')]) == 1
     assert 'nowhere does not exist' in capsys.readouterr().err
 

@@ -68,8 +68,9 @@ class Drive:
     """
 
     def __init__(self, bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings,
-                 seconds: float | None) -> None:
-        self.bag, self.mapping, self.preset, self.settings, self.seconds = bag, mapping, preset, settings, seconds
+                 seconds: float | None, skip: float) -> None:
+        self.bag, self.mapping, self.preset, self.settings = bag, mapping, preset, settings
+        self.seconds, self.skip = seconds, skip
         self.health = Health(preset)
 
     @property
@@ -83,14 +84,14 @@ class Drive:
 
 
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),
-               seconds: float | None = None) -> Drive:
+               seconds: float | None = None, skip: float = 0.0) -> Drive:
     """
     Return the ticks of a bag, to be iterated over. `settings` are those of the live node.
 
-    `seconds`: images later than this after the first one are left, and have no part in `Drive.health` (whereas whoever
-    ends the iteration finds in it what was read ahead).
+    `skip` and `seconds`: images earlier and later than this after the first one are left, and have no part in
+    `Drive.health` (whereas whoever ends the iteration finds in it what was read ahead).
     """
-    return Drive(bag, mapping, preset, settings, seconds)
+    return Drive(bag, mapping, preset, settings, seconds, skip)
 
 
 class _Reading:
@@ -108,6 +109,8 @@ class _Reading:
         self._stamp: int | None = None  # of the newest tick that was given out
         self._began: int | None = None  # receipt of the first image
         self._limit = math.inf if drive.seconds is None else drive.seconds * NS
+        self._skip = drive.skip * NS
+        self._is_early = drive.skip > 0.0
 
     def ticks(self) -> Iterator[Tick]:
         now = None
@@ -118,7 +121,9 @@ class _Reading:
             if is_image and self._began is None:
                 self._began = now
             is_beyond = self._began is not None and now - self._began > self._limit
-            if not (is_beyond and is_image):
+            if self._is_early and self._began is not None:  # for good: time may be set back
+                self._is_early = now - self._began < self._skip
+            if not (is_image and (is_beyond or self._is_early)):
                 self._take(record)
             yield from self._finish(now)
             if is_beyond and not self._seen:

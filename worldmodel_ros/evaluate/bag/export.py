@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...datasets.layout import Layout
+from ...datasets.writer import DatasetWriter
 from ...model.presets import Preset
 from .drive import Tick
-from .lerobot import DatasetWriter
 
 _LATE = 1.5  # step periods between two ticks; with more, what lies between is not one step of the model
 
@@ -40,7 +41,7 @@ def export(drives: Iterable[Iterable[Tick]], folder: Path, preset: Preset) -> Ex
     if abs(fps * preset.step_period - 1.0) > 1e-6:
         raise ValueError(f'{preset.name}: a step of {preset.step_period} s is no whole number of frames per second, '
                          'which LeRobot needs')
-    writer = DatasetWriter(folder, fps, preset.image_size, preset.action_names)
+    writer = DatasetWriter(folder, Layout(fps, preset.image_size, preset.action_names))
     dropped = 0
     for ticks in drives:
         for episode in episodes(ticks, preset.step_period):
