@@ -75,21 +75,15 @@ class FakeBackend:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
 
-    def encode(self, image, previous):
-        self.engine.spend('encode')
+    def run(self, network, batch):
+        self.engine.spend(network)
+        return [self._plan() if network == 'policy' else None for _ in batch]
 
-    def block(self, part):
-        self.engine.spend(part)
-
-    def policy(self, features):
-        self.engine.spend('policy')
+    def _plan(self):
         # Rows that can be told apart: the second column grows with the steps of the plan.
         plan = np.tile(np.float32(self.engine.plan_value), (SPEC.chunk_frames, 1))
         plan[:, 1] += np.arange(SPEC.chunk_frames) / 100
         return plan
-
-    def decode(self, latents, before):
-        self.engine.spend('decode')
 
 
 class FakeSession:
@@ -100,34 +94,37 @@ class FakeSession:
         self.imagined = []   # (actions, steps)
         self.resets = 0
 
+    def _run(self, network):
+        return self.engine.backend.run(network, [()])[0]
+
     def reset(self) -> None:
         self.resets += 1
         self.observed.clear()
 
     def observe(self, frame, executed) -> None:
         assert frame.shape == (*SPEC.image_size, 3) and frame.dtype == np.uint8
-        self.engine.backend.encode(frame, None)
-        self.engine.backend.block('commit')
+        self._run('encode')
+        self._run('commit')
         self.observed.append((float(frame.mean()), tuple(executed)))
 
     def plan(self, goal):
-        return self.engine.backend.policy(None)
+        return self._run('policy')
 
     def imagine(self, actions, steps=2):
         for _ in range(steps):
-            self.engine.backend.block('denoise')
+            self._run('denoise')
         self.imagined.append((actions, steps))
         return future(actions)
 
     def decode(self, future):
-        self.engine.backend.decode(None, None)
+        self._run('decode')
         future.frames = np.full((len(future.actions), *SPEC.image_size, 3), 128, np.uint8)
         return future.frames
 
     def what_if(self, actions, steps=2):
         yield
         for _ in range(len(actions)):
-            self.engine.backend.block('what_if')
+            self._run('what_if')
             yield
         result = future(actions)
         self.decode(result)

@@ -61,8 +61,8 @@ def dense_answers(backend, images):
     """Plan, and chunk of two steps, after committing images to a dense window."""
     window, state = DenseWindow(backend.model), None
     for time, image in enumerate(images):
-        latent, state = backend.encode(image.transpose(2, 0, 1).astype(np.float32) / np.float32(127.5) - 1, state)
-        _, features = window.block(latent[None], np.array([time]), 1.0, FLOW, ACTION[None], causal=True)
+        (latent, state), = backend.run('encode', [(image, state)])
+        _, features = window.block(backend.host(latent)[None], np.array([time]), 1.0, FLOW, ACTION[None], causal=True)
     newest = len(images) - 1
     noise = np.random.Generator(np.random.Philox(key=[0, newest + 1]))
     z = noise.standard_normal((SMALL.chunk_frames, *SMALL.latent_size, SMALL.latent_channels), np.float32)
@@ -70,7 +70,9 @@ def dense_answers(backend, images):
     for step in range(2):
         x, _ = window.block(z, times, step / 2, HALF, CHUNK, causal=False)
         z = z + (x - z) * np.float32(1.0 / (2 - step))
-    return backend.policy(features[-1])[0], x
+    plans, = backend.run('policy', [(features[-1], np.zeros((len(SMALL.goals), *CHUNK.shape), np.float32),
+                                     np.zeros_like(CHUNK), np.int64(0))])
+    return plans[0], x
 
 
 @pytest.mark.parametrize('count', [1, 3, SMALL.window_frames, SMALL.window_frames + 1, 2 * SMALL.window_frames + 3])

@@ -68,6 +68,14 @@ class Stage:
         return [self._claim(slab, max(0, first - slab * frames), min(frames, end - slab * frames), observed)
                 for slab in range(first // frames, -(-end // frames))]
 
+    def places(self, first: int, count: int, observed: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """`claim`, as what the storage of unquantised pages takes in one write: ids int64 (m,) of the pages, slab by
+        slab, and the places in them, int64 (count * tokens,), of the tokens of each frame in turn."""
+        layout, ids = self._cache.layout, self.claim(first, count, observed)
+        slab, frame = np.divmod(first + np.arange(count), layout.frames)
+        begin = (slab - slab[0]) * (layout.tiles * layout.page_tokens)
+        return np.concatenate(ids), (layout.token_index[frame] + begin[:, None]).ravel()
+
     def _claim(self, slab: int, first: int, end: int, observed: bool) -> np.ndarray:
         """Pages for the frames ``first`` to ``end``, numbered within it, of one slab."""
         row = self._table.find(slab)

@@ -11,7 +11,7 @@ from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
 from .patterns import PageLists
-from .storage import NumpyStorage, Storage
+from .storage import Storage
 
 
 class TorchStorage:
@@ -51,14 +51,28 @@ class TorchStorage:
         first = np.arange(self._layers)[:, None, None] * (self.pages + 1) + ids
         return first * heads + np.arange(heads)[:, None]
 
+    def device_rows(self, pages: Tensor) -> Tensor:
+        """Rows of pages (B, n) on the device, int64 (layers, B, heads, n)."""
+        heads = torch.arange(self.pool.heads, device=self.device)[:, None]
+        first = torch.arange(self._layers, device=self.device)[:, None, None, None] * (self.pages + 1)
+        return (first + pages[:, None]) * self.pool.heads + heads
+
+    def tokens(self, ids: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Page and offset in it, int64 (n,) each, of ``places`` (see Stage.places), which may lie in many slabs."""
+        tile, offset = np.divmod(places, self._layout.page_tokens)
+        return ids[tile], offset
+
+    def put(self, page: Tensor, offset: Tensor, k: Tensor, v: Tensor) -> None:
+        """Writes keys and values (layers, heads, n, head_dim) of n tokens; unquantised pages only."""
+        for pool, values in ((self.pool.k, k), (self.pool.v, v)):
+            pool[:, page, :, offset] = values.permute(2, 0, 1, 3).to(pool.dtype)
+
     def write(self, ids: np.ndarray, places: np.ndarray, k: np.ndarray | Tensor, v: np.ndarray | Tensor) -> None:
         k, v = (torch.as_tensor(part, device=self.device) for part in (k, v))
-        tile, offset = np.divmod(places, self._layout.page_tokens)
         if not self.precision.quantised:
-            page, offset = self._index(ids[tile]), self._index(offset)
-            for pool, values in ((self.pool.k, k), (self.pool.v, v)):
-                pool[:, page, :, offset] = values.permute(2, 0, 1, 3).to(pool.dtype)
+            self.put(*map(self._index, self.tokens(ids, places)), k, v)
             return
+        tile, offset = np.divmod(places, self._layout.page_tokens)
         if len(places) != self._layout.frames * self._layout.tokens:
             raise ValueError(f'{self.precision.value} pages have scales that span them: write whole slabs of '
                              f'{self._layout.frames} frames')
@@ -137,14 +151,6 @@ class TorchStorage:
         """Waits for copies to the host that are still under way."""
         if self.device.type == 'cpu' and torch.cuda.is_available():
             torch.cuda.synchronize()
-
-
-def storage_on(device: torch.device | str, layout: TileLayout, layers: int, heads: int, head_dim: int,
-               pages: int) -> Storage:
-    """Float32 pages where a device can read them without a copy."""
-    if torch.device(device).type == 'cpu':
-        return NumpyStorage(layout, layers, heads, head_dim, pages)
-    return TorchStorage(layout, layers, heads, head_dim, pages, Precision.FP32, device)
 
 
 def kernel_lists(lists: PageLists, device: torch.device | str) -> TileLists:

@@ -26,6 +26,7 @@ class Engine:
         self.backend = backend
         self.spec = backend.preset
         self.folder = folder
+        self.sessions = sessions
         self.memory = Memory(backend.preset, backend.storage, sessions)
         self.step_times = StepTimes()
 
@@ -50,3 +51,6 @@ class Engine:
                 session.decode(future)
                 # A real-time thread that never waits would keep the machine's other processes from running.
                 time.sleep(WARM_UP_PAUSE)
+            if step_times is not self.step_times:
+                for _ in session.what_if(np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)):
+                    pass

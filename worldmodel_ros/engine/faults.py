@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,25 +41,12 @@ class FaultyBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def encode(self, *arrays: np.ndarray | None) -> tuple[np.ndarray, ...]:
-        return self._call(self._backend.encode, *arrays)
-
-    def block(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        return self._call(self._backend.block, *arrays)
-
-    def policy(self, *arrays: np.ndarray) -> np.ndarray:
-        plans = self._call(self._backend.policy, *arrays)
-        return np.full_like(plans, np.nan) if self._faults.nan else plans
-
-    def outcomes(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        return self._call(self._backend.outcomes, *arrays)
-
-    def decode(self, *arrays: np.ndarray) -> np.ndarray:
-        return self._call(self._backend.decode, *arrays)
-
-    def _call(self, network: Any, *arrays: np.ndarray | None) -> Any:
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
         if self._faults.delay > 0.0:
             time.sleep(self._faults.delay)
         if self._faults.fail:
             raise InjectedFault('fault_raise is set')
-        return network(*arrays)
+        outputs = self._backend.run(network, batch)
+        if self._faults.nan and network == 'policy':
+            return [np.full_like(plans, np.nan) for plans in outputs]
+        return outputs

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..model.world_model import WorldModel
     from .engine import Engine
+    from .torch_backend import TorchBackend
 
-BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
+BACKENDS = ('auto', 'torch', 'torch-bf16', 'onnx', 'onnx-int8')
 WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
 
@@ -41,11 +43,41 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
     if backend == 'auto':
         backend = 'torch' if _has_gpu() else 'onnx-int8'
-    if backend == 'torch':
-        from .torch_backend import TorchBackend
-        return Engine(TorchBackend(folder, threads), folder, sessions)
+    if backend.startswith('torch'):
+        from ..model import checkpoint
+        return Engine(_torch_backend(checkpoint.load(folder), backend, threads), folder, sessions)
     from .onnx_backend import OnnxBackend
     return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder, sessions)
+
+
+def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions: int = 8, seed: int = 0) -> Engine:
+    """Engine of a preset with random weights: as fast as a trained model of that size, and knowing nothing.
+
+    ``backend`` is torch or torch-bf16.
+    """
+    from .engine import Engine
+    return Engine(_torch_backend(random_model(preset, seed), backend, threads), Path(preset), sessions)
+
+
+def random_model(preset: str, seed: int = 0) -> WorldModel:
+    """Networks of a preset with random weights."""
+    import torch
+
+    from ..model.presets import PRESETS
+    from ..model.world_model import WorldModel
+    torch.manual_seed(seed)
+    model = WorldModel(PRESETS[preset])
+    for parameter in model.parameters():
+        # Layers that start at zero would make an identity of the network, whose answers show no mistake.
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def _torch_backend(model: WorldModel, backend: str, threads: int) -> TorchBackend:
+    from ..kernels.pages import Precision
+    from .torch_backend import TorchBackend
+    return TorchBackend(model, threads, Precision.BF16 if backend == 'torch-bf16' else Precision.FP32)
 
 
 def _has_gpu() -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -51,20 +52,43 @@ class Memory:
         """Drops what has left the window of the frame after ``newest``."""
         cache.evict(newest + 1 - self._frames)
 
-    def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-        """What a block of frames at ``times`` (T,) sees.
-
-        Returns page ids int64 (n,), always as many, and an additive mask float32 (T, n * page_tokens + T * tokens) from
-        each of the frames to the tokens of the pages, then to those of the block. A causal block is committed: a frame
-        sees those before it, and none that a session which commits frame by frame would have dropped.
-        """
+    def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> Window:
+        """What a block of frames at ``times`` (T,) sees. A causal block is committed: a frame sees those before it, and
+        none that a session which commits frame by frame would have dropped."""
         pages, key_times = _places(cache.table, self.layout, self._slabs, self.pool.storage.null_page)
-        oldest = (times if causal else times[:1]) - self._frames
-        seen = (key_times >= np.maximum(oldest, 0)[:, None]) & (key_times < times[0])
-        own = times[:, None] >= times if causal else np.ones((len(times), len(times)), bool)
-        seen = np.broadcast_to(seen, (len(times), len(key_times)))
-        seen = np.concatenate([seen, own.repeat(self.layout.tokens, 1)], 1)
-        return pages, np.where(seen, np.float32(0.0), BLOCKED)
+        oldest = np.maximum((times if causal else times[:1]) - self._frames, 0)
+        return Window(self.pool.storage, pages, key_times, times, oldest, causal, self.layout.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What a block of T frames sees: pages of a storage, and itself.
+
+    pages int64 (n,), always as many; key_times int64 (n * page_tokens,), the frame of each token in them, -1 where
+    there is none; times int64 (T,), the block's own; oldest int64 (T,) or, where it is the same for all, (1,): the
+    first frame that is seen; tokens: of a frame.
+    """
+
+    storage: Storage
+    pages: np.ndarray
+    key_times: np.ndarray
+    times: np.ndarray
+    oldest: np.ndarray
+    causal: bool
+    tokens: int
+
+    def bias(self) -> np.ndarray:
+        """Additive mask float32 (T, n * page_tokens + T * tokens) from each frame to the tokens of the pages, then to
+        those of the block."""
+        count = len(self.times)
+        own = self.times[:, None] >= self.times if self.causal else np.ones((count, count), bool)
+        seen = np.broadcast_to(self.seen(), (count, len(self.key_times)))
+        seen = np.concatenate([seen, own.repeat(self.tokens, 1)], 1)
+        return np.where(seen, np.float32(0.0), BLOCKED)
+
+    def seen(self) -> np.ndarray:
+        """Which tokens of the pages each frame sees, bool, a row for each of ``oldest``."""
+        return (self.key_times >= self.oldest[:, None]) & (self.key_times < self.times[0])
 
 
 @lru_cache(maxsize=64)

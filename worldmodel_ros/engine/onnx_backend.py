@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ import onnxruntime
 from ..cache.layout import TileLayout
 from ..cache.storage import NumpyStorage
 from ..model.checkpoint_description import ModelError, read_description
+from ..model.rotary import rotary_angles
+from ..model.steps import FLOW
+from .memory import Window
 
 # Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
@@ -58,7 +62,10 @@ def exported(folder: Path, quantised: bool) -> Path:
 
 
 class OnnxBackend:
-    """The calls of TorchBackend, same arrays; see there for shapes."""
+    """The networks of TorchBackend; see there. Arrays are numpy. A CPU is no faster with a batch: it takes one."""
+
+    sizes = (1,)
+    asynchronous = False
 
     def __init__(self, folder: Path, threads: int, quantised: bool):
         self.name = 'onnx-int8' if quantised else 'onnx-fp32'
@@ -75,33 +82,58 @@ class OnnxBackend:
     def storage(self, layout: TileLayout, pages: int) -> NumpyStorage:
         return NumpyStorage(layout, self.preset.depth, self.preset.heads, self.preset.head_dim, pages)
 
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
+        call = getattr(self, f'_{network}')
+        return [call(*inputs) for inputs in batch]
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def settle(self) -> None:
+        """Nothing is still under way when `run` has returned."""
+
     def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         session = self._sessions[graph]
         return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})
 
-    def encode(self, image: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _encode(self, frame: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        image = np.ascontiguousarray(frame.transpose(2, 0, 1), np.float32) / np.float32(127.5) - np.float32(1.0)
         if previous is None:
             # The graph wants a past: the frame's own features, which a first run gives.
             h, w = self.preset.latent_size
-            empty = np.zeros((1, 4 * self.preset.vae_width, h, w), np.float32)
-            previous = self._run('encode', image[None], empty)[1]
+            previous = self._run('encode', image[None], np.zeros((1, 4 * self.preset.vae_width, h, w), np.float32))[1]
         latent, features = self._run('encode', image[None], previous)
         return latent[0], features
 
-    def block(self, latents, tau, step, action, rotary, bias, storage, pages):
+    def _commit(self, latents: np.ndarray, actions: np.ndarray, window: Window,
+                places: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        _, features, k, v = self._block(latents, 1.0, FLOW, actions, window)
+        window.storage.write(*places, k[:, 0], v[:, 0])
+        return features
+
+    def _denoise(self, z: np.ndarray, tau: float, rate: float, row: int, actions: np.ndarray, window: Window
+                 ) -> tuple[np.ndarray, np.ndarray]:
+        x, features, _, _ = self._block(z, tau, row, actions, window)
+        return x if rate == 1.0 else z + (x - z) * np.float32(rate), features
+
+    def _block(self, latents: np.ndarray, tau: float, row: int, actions: np.ndarray, window: Window
+               ) -> tuple[np.ndarray, ...]:
+        count, storage = len(latents), window.storage
+        rotary = rotary_angles(self.preset, window.times)
         # The whole pool goes in: the runtime reads an array of the caller's where it lies.
-        x, features, *new = self._run('block', latents[None], tau[None], step[None], action[None], rotary, bias,
-                                      *storage.rows(), storage.row_index(pages))
-        layers, _, heads, _, dim = new[0].shape
-        keys, values = (part.reshape(layers, heads, len(latents), -1, dim) for part in new)
-        return x[0], features[0], keys, values
+        x, features, k, v = self._run(
+            'block', latents[None], np.full((1, count), tau, np.float32), np.full((1, count), row, np.int64),
+            actions[None], rotary[:, None], window.bias()[None], *storage.rows(),
+            storage.row_index(window.pages)[:, None])
+        return x[0], features[0], k, v
 
-    def policy(self, features: np.ndarray) -> np.ndarray:
-        return self._run('policy', features[None])[0][0]
+    def _policy(self, features: np.ndarray, noise: np.ndarray, prefix: np.ndarray, delay: np.ndarray) -> np.ndarray:
+        return self._run('policy', features[None], noise[None], prefix[None], delay[None])[0][0]
 
-    def outcomes(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _outcomes(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         logits, progress = self._run('outcomes', features[None])
         return logits[0], progress[0]
 
-    def decode(self, latents: np.ndarray, before: np.ndarray) -> np.ndarray:
-        return self._run('decode', latents, before)[0]
+    def _decode(self, latents: np.ndarray, before: np.ndarray) -> np.ndarray:
+        images = self._run('decode', latents, before)[0]
+        return np.clip(np.rint((images + 1.0) * 127.5), 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)

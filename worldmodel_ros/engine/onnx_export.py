@@ -37,9 +37,9 @@ def example_block(preset: Preset, frames: int) -> tuple[torch.Tensor, ...]:
     rows = (index.numel(), layout.page_tokens, preset.head_dim)
     return (torch.randn(1, frames, h, w, preset.latent_channels), torch.full((1, frames), 0.5),
             torch.full((1, frames), FLOW), torch.zeros(1, frames, preset.actions),
-            torch.from_numpy(rotary_angles(preset, range(frames))),
-            torch.zeros(frames, pages * layout.page_tokens + frames * preset.tokens),
-            torch.randn(rows), torch.randn(rows), index)
+            torch.from_numpy(rotary_angles(preset, range(frames)))[:, None],
+            torch.zeros(1, frames, pages * layout.page_tokens + frames * preset.tokens),
+            torch.randn(rows), torch.randn(rows), index[:, None])
 
 
 def export(folder: Path, target: Path, quantised: bool) -> None:
@@ -52,9 +52,10 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     previous = torch.zeros(1, 4 * preset.vae_width, h, w)
     latents = torch.randn(k, h, w, preset.latent_channels)
     features = torch.randn(1, k, preset.tokens, preset.width)
+    noise = torch.randn(1, len(preset.goals), k, preset.actions)
     calls = {
         'encode': (_Call(model.vae, 'encode'), (image, previous), None),
-        'policy': (model.action_head, (features[:, 0],), None),
+        'policy': (model.action_head, (features[:, 0], noise, noise[:, 0], torch.ones(1, dtype=torch.int64)), None),
         'outcomes': (model.outcome_head, (features,), ({1: t},)),
         'decode': (_Call(model.vae, 'decode_clip'), (latents, latents[0]), (({0: t}, None),)),
     }
@@ -65,9 +66,9 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
             _export(module, inputs, target / f'{name}.onnx', shapes)
         # A block has one frame (a commit) or a chunk's, and engines have pools of any size: both stay free.
         block = example_block(preset, k)
-        window = block[5].shape[1] - k * preset.tokens
+        window = block[5].shape[2] - k * preset.tokens
         _export(_Call(model.dit, 'over_pages'), block, target / 'block.onnx',
-                ((*[{1: t}] * 5, {0: t, 1: window + preset.tokens * t}, {0: rows}, {0: rows}, None),))
+                ((*[{1: t}] * 4, {2: t}, {1: t, 2: window + preset.tokens * t}, {0: rows}, {0: rows}, None),))
     if quantised:
         for name in ('block', 'policy', 'outcomes'):
             _quantise(target / f'{name}.onnx')

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache import snapshot
 from ..cache.sequence import SequenceCache
-from ..model.rotary import rotary_angles
 from ..model.steps import FLOW, HALF, WHOLE
+from . import session_file
+from .calls import Boundary, Call, Calls, Work, run, run_unit
 from .memory import Memory
+from .noise import Noise
 from .step_times import BEFORE_DENOISING, StepTimes
-
-FILE_FORMAT = '2'  # of saved sessions
 
 
 @dataclass
@@ -34,15 +33,26 @@ class Future:
     frames: np.ndarray | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """What a session had seen by frame ``time``, whose latent is ``latent``."""
+
+    cache: SequenceCache
+    time: int
+    latent: np.ndarray
+
+
 class Session:
     """Frames come in by `observe`; `plan`, `imagine` and `what_if` look ahead from the newest one.
 
-    A call that raises leaves the session as it was. Not safe for use from two threads at once.
+    A call that raises leaves the session as it was. Not safe for use from two threads at once. The methods in -ing are
+    the same work as calls, for whoever runs many sessions' together; arrays may then be the back end's own.
     """
 
     def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0):
-        self._backend, self._memory, self._step_times, self._seed = backend, memory, step_times, seed
+        self._backend, self._memory, self._step_times = backend, memory, step_times
         self.spec = backend.preset
+        self._noise = Noise(seed, (self.spec.chunk_frames, *self.spec.latent_size, self.spec.latent_channels))
         self.timings: dict[str, float] = {}
         self._cache = memory.open()
         self.reset()
@@ -62,43 +72,73 @@ class Session:
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
         """Encodes a frame, uint8 (H, W, 3) RGB, and commits it; ``executed`` (A,), SI units, is the action that was
         executed over the step period before it."""
+        run(self.observing(frame, executed), self._backend)
+
+    def observing(self, frame: np.ndarray, executed: np.ndarray) -> Calls[None]:
+        """`observe`, as a part of a unit."""
         spec = self.spec
         if frame.shape != (*spec.image_size, 3) or frame.dtype != np.uint8:
             raise ValueError(f'frame must be uint8 {(*spec.image_size, 3)} (height, width, RGB), '
                              f'not {frame.dtype} {frame.shape}')
         executed = self._actions(np.asarray(executed)[None], 1)
         with self._measure('encode'):
-            image = np.ascontiguousarray(frame.transpose(2, 0, 1), np.float32) / np.float32(127.5) - np.float32(1.0)
-            latent, state = self._backend.encode(image, self._encoder_state)
+            latent, state = yield Call('encode', (frame, self._encoder_state))
         with self._measure('commit'):
-            features = self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
+            features = yield from self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
 
-    def plan(self, goal: str) -> np.ndarray:
-        """Command chunk (chunk_frames, A) in SI units that drives towards ``goal``, from the newest observation."""
-        if goal not in self.spec.goals:
-            raise ValueError(f'unknown goal {goal!r}; this model knows {", ".join(self.spec.goals)}')
+    def plan(self, goal: str, prefix: np.ndarray | None = None) -> np.ndarray:
+        """Command chunk (chunk_frames, A) in SI units that drives towards ``goal``, from the newest observation.
+
+        ``prefix`` (n, A): actions that will be executed before the plan can take over; the plan begins with them, and
+        goes on smoothly (real-time chunking, Black et al. 2025) if the model's policy was trained to.
+        """
+        return run(self.planning(goal, prefix), self._backend)
+
+    def planning(self, goal: str, prefix: np.ndarray | None = None) -> Calls[np.ndarray]:
+        """`plan`, as a part of a unit."""
+        spec = self.spec
+        if goal not in spec.goals:
+            raise ValueError(f'unknown goal {goal!r}; this model knows {", ".join(spec.goals)}')
         self._require_observation()
+        given = np.zeros((spec.chunk_frames, spec.actions), np.float32)
+        delay = 0 if prefix is None else len(prefix)
+        if delay:
+            if delay >= spec.chunk_frames:
+                raise ValueError(f'prefix has {delay} actions: it must leave some of the {spec.chunk_frames} to plan')
+            given[:delay] = self._actions(prefix, delay)
         with self._measure('policy'):
-            return self._backend.policy(self._features)[self.spec.goals.index(goal)]
+            # From no noise comes the most typical plan: successive ones differ by what was seen alone.
+            noise = np.zeros((len(spec.goals), *given.shape), np.float32)
+            plans = yield Call('policy', (self._features, noise, given, np.int64(delay)))
+        return plans[spec.goals.index(goal)]
 
     def imagine(self, actions: np.ndarray, steps: int = 2) -> Future:
         """The next chunk under ``actions`` (chunk_frames, A), denoised in ``steps`` steps: 2 and 1 are what the model
         was distilled for, more integrate the teacher's flow. `decode` makes the pictures."""
-        self._require_observation()
-        actions = self._actions(actions, self.spec.chunk_frames)
         before = sum(self.timings.get(part, 0.0) for part in BEFORE_DENOISING)
         start = time.perf_counter()
-        future = _run_to_end(self._denoise(self._cache, self._time, actions, steps))
+        future = run(self.imagining(actions, steps), self._backend)
+        future.latents, future.before = map(self._backend.host, (future.latents, future.before))
         self._step_times.record_tick(before + time.perf_counter() - start, steps)
         return future
 
+    def imagining(self, actions: np.ndarray, steps: int = 2) -> Calls[Future]:
+        """`imagine`, a unit for each step."""
+        self._require_observation()
+        actions = self._actions(actions, self.spec.chunk_frames)
+        return (yield from self._denoise(self._cache, self._time, actions, steps, self._latent))
+
     def decode(self, future: Future) -> np.ndarray:
         """Frames uint8 (T, H, W, 3) of an imagined future; also kept in ``future.frames``."""
+        return run(self.decoding(future), self._backend)
+
+    def decoding(self, future: Future) -> Calls[np.ndarray]:
+        """`decode`, a unit."""
+        yield Boundary('decode')
         with self._measure('decode'):
-            images = self._backend.decode(future.latents, future.before)
-            future.frames = np.clip(np.rint((images + 1.0) * 127.5), 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
+            future.frames = yield Call('decode', (future.latents, future.before))
         return future.frames
 
     def what_if(self, actions: np.ndarray, steps: int = 2) -> Generator[None, None, Future]:
@@ -108,105 +148,94 @@ class Session:
         decoded Future of T frames. It sees the session as it was when the first `next` ran. Raises OutOfPages when too
         many branches are open; they end with their generators.
         """
+        work = Work(self.branching(actions, steps))
+        yield
+        while work.boundary:
+            error, = run_unit([work], self._backend)
+            if error:
+                raise error
+            yield
+        return work.result
+
+    def moment(self) -> Moment:
+        """What `branching` can begin from later, when the session has gone on."""
+        self._require_observation()
+        return Moment(self._cache.fork(), self._time, self._latent)
+
+    def branching(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
+        """`what_if` from now or from a moment, in units; forks before the first one."""
         self._require_observation()
         total, size = len(actions), self.spec.chunk_frames
         actions = self._actions(actions, total)
-        cache, time_, latent = self._cache.fork(), self._time, self._latent
+        moment = moment or Moment(self._cache, self._time, self._latent)
+        cache, time_, latent = moment.cache.fork(), moment.time, moment.latent
         parts: list[Future] = []
-        yield
         for start in range(0, total, size):
             chunk = actions[start:start + size]
             # A last chunk that is short goes on with its last action; what it adds is cut off below.
             chunk = np.concatenate([chunk, np.repeat(chunk[-1:], size - len(chunk), 0)])
             part = yield from self._denoise(cache, time_, chunk, steps, latent)
-            yield
             parts.append(part)
-            self.decode(part)
-            yield
+            yield from self.decoding(part)
             if start + size < total:
-                self._commit(cache, part.latents, time_ + 1 + np.arange(size), chunk, observed=False)
+                yield Boundary('commit')
+                yield from self._commit(cache, part.latents, time_ + 1 + np.arange(size), chunk, observed=False)
                 time_, latent = time_ + size, part.latents[-1]
-                yield
-        return Future(actions, np.concatenate([p.latents for p in parts])[:total],
+        return Future(actions, np.concatenate([self._backend.host(p.latents) for p in parts])[:total],
                       np.concatenate([p.collision_risk for p in parts])[:total],
                       {goal: sum(p.progress[goal] for p in parts) for goal in self.spec.goals},
-                      parts[0].before, np.concatenate([p.frames for p in parts])[:total])
+                      self._backend.host(parts[0].before), np.concatenate([p.frames for p in parts])[:total])
 
     def save(self, path: str | Path) -> None:
         """Writes the session to a safetensors file."""
         self._require_observation()
-        from safetensors.numpy import save_file
-        state = {'time': np.array([self._time]), 'encoder_state': np.ascontiguousarray(self._encoder_state),
-                 'latent': np.ascontiguousarray(self._latent), 'features': np.ascontiguousarray(self._features)}
-        save_file(state | snapshot.save(self._cache), str(path),
-                  metadata={'format': FILE_FORMAT, 'model': self.spec.name})
+        state = {'encoder_state': self._encoder_state, 'latent': self._latent, 'features': self._features}
+        state = {name: self._backend.host(array) for name, array in state.items()}
+        session_file.write(path, self.spec, {'time': np.array([self._time]), **state}, self._cache)
 
     def load(self, path: str | Path) -> None:
         """Takes up a session that `save` wrote; raises ValueError, and changes nothing, when it does not fit."""
-        from safetensors import SafetensorError, safe_open
-        try:
-            with safe_open(str(path), framework='numpy') as file:
-                state = {name: file.get_tensor(name) for name in file.keys()}
-                about = file.metadata() or {}
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f'{path} is not a saved session: {error}') from error
-        if about.get('format') != FILE_FORMAT:
-            raise ValueError(f'{path} holds a session in format {about.get("format", "1")}, and this version reads '
-                             f'format {FILE_FORMAT}: load it with the version that saved it, or save a new one')
-        expected = {'time': (1,), 'features': (self.spec.tokens, self.spec.width),
-                    'latent': (*self.spec.latent_size, self.spec.latent_channels),
-                    'encoder_state': (1, 4 * self.spec.vae_width, *self.spec.latent_size)}
-        found = {name: state.pop(name) for name in expected if name in state}
-        try:
-            if {name: tensor.shape for name, tensor in found.items()} != expected:
-                raise ValueError('its tensors have other shapes')
-            snapshot.restore(self._cache, state)
-        except ValueError as error:
-            raise ValueError(f'{path} holds a session of model {about.get("model")!r}, which does not fit '
-                             f'{self.spec.name!r}: {error}') from error
-        self._time = int(found['time'][0])
-        self._encoder_state, self._latent, self._features = found['encoder_state'], found['latent'], found['features']
+        state = session_file.read(path, self.spec, self._cache)
+        self._time = int(state['time'][0])
+        self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
 
     def _denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int,
-                 before: np.ndarray | None = None) -> Generator[None, None, Future]:
-        """Denoises the chunk after frame ``newest``; yields between steps."""
+                 before: np.ndarray) -> Calls[Future]:
+        """Denoises the chunk after frame ``newest``, whose latent is ``before``; a unit for each step."""
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
         spec, count = self.spec, self.spec.chunk_frames
-        times = newest + 1 + np.arange(count)
-        rotary = rotary_angles(spec, times)
-        pages, bias = self._memory.window(cache, times, causal=False)
-        # The noise belongs to the moment, not to the call: the same session sees the same future twice.
-        noise = np.random.Generator(np.random.Philox(key=[self._seed, newest + 1]))
-        storage = self._memory.pool.storage
-        z = noise.standard_normal((count, *spec.latent_size, spec.latent_channels), np.float32)
-        row = np.full(count, {1: WHOLE, 2: HALF}.get(steps, FLOW), np.int64)
+        row = {1: WHOLE, 2: HALF}.get(steps, FLOW)
         for step in range(steps):
+            yield Boundary('denoise', step)
+            cache.require_pages()  # a tick may have come between
             tau = step / steps
             with self._measure('denoise'):
-                level = np.full(count, tau, np.float32)
-                x, features, _, _ = self._backend.block(z, level, row, actions, rotary, bias, storage, pages)
+                if step == 0:
+                    window = self._memory.window(cache, newest + 1 + np.arange(count), causal=False)
+                    z = self._draw_noise(newest + 1)
+                rate = 1.0 / (steps * (1.0 - tau)) if step + 1 < steps else 1.0
+                z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
                 if step + 1 == steps:
-                    logits, progress = self._backend.outcomes(features)
-            if step + 1 < steps:
-                z = z + (x - z) * np.float32(1.0 / (steps * (1.0 - tau)))
-                yield
-                cache.require_pages()  # a tick may have come between
-        return Future(actions, x, 1.0 / (1.0 + np.exp(-logits)), dict(zip(spec.goals, progress[-1].tolist())),
-                      self._latent if before is None else before)
+                    logits, progress = yield Call('outcomes', (features,))
+        return Future(actions, z, 1.0 / (1.0 + np.exp(-logits)), dict(zip(spec.goals, progress[-1].tolist())), before)
 
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
-                observed: bool = True) -> np.ndarray:
+                observed: bool = True) -> Calls[np.ndarray]:
         """The pass of clean frames (T, h, w, Z), which makes them a part of the cache; returns their features."""
-        count = len(times)
-        pages, bias = self._memory.window(cache, times, causal=True)
+        window = self._memory.window(cache, times, causal=True)
         with cache.stage() as staged:
-            _, features, k, v = self._backend.block(
-                latents, np.ones(count, np.float32), np.full(count, FLOW, np.int64), actions,
-                rotary_angles(self.spec, times), bias, self._memory.pool.storage, pages)
-            staged.write(int(times[0]), k, v, observed)
+            places = staged.places(int(times[0]), len(times), observed)
+            features = yield Call('commit', (latents, actions, window, places))
         self._memory.roll(cache, int(times[-1]))
         return features
+
+    def _draw_noise(self, moment: int) -> np.ndarray:
+        """Noise for a chunk that begins with frame ``moment``."""
+        if self._backend.asynchronous:  # the host has time while the device computes: for the next tick's, too
+            self._noise.draw_ahead(moment)
+            self._noise.draw_ahead(moment + 1)
+        return self._noise.draw(moment)
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:
         actions = np.asarray(actions, np.float32)
@@ -239,11 +268,3 @@ class _Measure:
             seconds = time.perf_counter() - self._start
             self._session.timings[self._part] = seconds
             self._session._step_times.record(self._part, seconds)
-
-
-def _run_to_end(work: Generator[None, None, Future]) -> Future:
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .session import Future, Session
 
 
+MAX_STEPS = 200  # of one branch that somebody else asks for
+MAX_BRANCHES = 32
+
+
 class QuestionError(ValueError):
     """A question that cannot be answered; the text says why and what to do."""
 
@@ -71,7 +75,7 @@ class Inquiry:
         self.question = question
         self.answer = Answer(stamp)
         self._running = [
-            (branch.name, session.what_if(_resolve(branch, question.goal, session)))
+            (branch.name, session.what_if(resolve(branch, question.goal, session)))
             for branch in question.branches]
         for _, units in self._running:
             _next(units)  # forks the session; the network calls begin with the second one
@@ -87,7 +91,8 @@ class Inquiry:
         return self.answer.complete
 
 
-def _resolve(branch: Branch, goal: str, session: Session) -> np.ndarray:
+def resolve(branch: Branch, goal: str, session: Session) -> np.ndarray:
+    """Return the actions of a branch, those of the model's own plan where it gives none; raises QuestionError."""
     if branch.actions is not None:
         return branch.actions
     if not goal:

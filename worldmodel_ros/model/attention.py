@@ -20,10 +20,12 @@ def frame_bias_to_tokens(bias: Tensor, tokens: int) -> Tensor:
 
 
 def gather_pages(rows: Tensor, index: Tensor) -> Tensor:
-    """Keys or values (1, H, n * page_tokens, d) of a layer, from rows (R, page_tokens, d) of a pool at index (H, n)."""
-    return rows.index_select(0, index.flatten()).reshape(1, index.shape[0], -1, rows.shape[-1])
+    """Keys or values (B, H, n * page_tokens, d) of a layer, from rows (R, page_tokens, d) of a pool at index
+    (B, H, n)."""
+    return rows.index_select(0, index.flatten()).reshape(*index.shape[:2], -1, rows.shape[-1])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S)."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S) or (B, 1, N, S);
+    faster without one."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias.to(q.dtype))

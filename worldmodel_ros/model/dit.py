@@ -39,7 +39,7 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor,
+    def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | None,
                 window: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, P, D), cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P), window k and v
         (B, H, S, d) each. Returns x and the block's own keys (rotated) and values, (B, H, T * P, d)."""
@@ -47,7 +47,7 @@ class Block(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(cond)[:, :, None].chunk(6, -1)
         qkv = self.qkv(modulate(self.norm1(x), shift1, scale1))
         q, k, v = qkv.reshape(b, t * p, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = rotate(self.q_norm(q), rotary), rotate(self.k_norm(k), rotary)
+        q, k = (rotate(part, rotary).to(v.dtype) for part in (self.q_norm(q), self.k_norm(k)))
         keys, values = (k, v) if window is None else (torch.cat([window[0], k], 2), torch.cat([window[1], v], 2))
         out = attend(q, keys, values, bias).transpose(1, 2).reshape(b, t, p, d)
         x = x + gate1 * self.proj(out)
@@ -98,26 +98,35 @@ class DiT(nn.Module):
         """
         windows = [None] * len(self.blocks) if window_k is None else zip(window_k, window_v)
         bias = frame_bias_to_tokens(frame_bias, self.preset.tokens)
-        return self._layers(latents, tau, step, action, rotary, bias, windows)
+        return self._layers(latents, tau, step, action, rotary.flatten(1, 2), bias, windows)
 
-    def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, key_bias: Tensor,
-                   rows_k: Tensor, rows_v: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass of `forward` for one session (B = 1), whose window lies in the pages of a pool.
+    def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
+                   key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor
+                   ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The pass of `forward` for B sessions, each with frames and steps of its own, whose windows lie in the pages
+        of one pool.
 
-        key_bias (T, n * page_tokens + T * P), additive, from a frame to each token of the n pages, then of the block;
-        rows_k and rows_v (R, page_tokens, d), the pool; index (L, H, n), which of its rows are the window's.
+        rotary (2, B, T, P, d / 2); key_bias (B, T, n * page_tokens + T * P), additive, from a frame to each token of
+        the n pages, then of the block, (B, 1, ...) where it is the same for all frames, or None where all is seen;
+        rows_k and rows_v (R, page_tokens, d), the pool; index (L, B, H, n), which of its rows are each window's.
         """
-        bias = key_bias.repeat_interleave(self.preset.tokens, 0)
+        bias = None
+        if key_bias is not None:
+            b, rows, keys = key_bias.shape
+            queries = latents.shape[1] * self.preset.tokens
+            bias = key_bias[:, None, :, None].expand(-1, -1, -1, queries // rows, -1).reshape(b, 1, queries, keys)
         windows = ((gather_pages(rows_k, index[layer]), gather_pages(rows_v, index[layer]))
                    for layer in range(len(self.blocks)))
-        return self._layers(latents, tau, step, action, rotary, bias, windows)
+        return self._layers(latents, tau, step, action, rotary.flatten(2, 3)[:, :, None], bias, windows)
 
-    def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor,
+    def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor | None,
                 windows: Iterable[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass itself; bias (T * P, S + T * P) between tokens, and each layer's window."""
-        cond = self.conditioning(tau, step, action)
-        x = self.embed(self.patchify(latents))
-        rotary = rotary.flatten(1, 2)
+        """The pass itself; rotary (2, ..., T * P, d / 2), bias (..., T * P, S + T * P) between tokens, and each layer's
+        window."""
+        # The layers may be in bfloat16; noise levels need more.
+        dtype = self.embed.weight.dtype
+        cond = self.conditioning(tau, step, action).to(dtype)
+        x = self.embed(self.patchify(latents).to(dtype))
         keys, values = [], []
         for block, window in zip(self.blocks, windows):
             x, k, v = block(x, cond, rotary, bias, window)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,18 +19,33 @@ def rotary_angles(preset: Preset, times: np.ndarray) -> np.ndarray:
     ``times`` (T,) are absolute frame numbers of a session. Only differences of positions reach the attention, so a
     session may run for hours: the phases are reduced in float64, and stay exact where float32 would have drifted.
     """
-    pairs = preset.head_dim // 2
-    space = pairs // 3
-    split = (pairs - 2 * space, space, space)
+    time, space = time_rotation(preset, times), space_rotation(preset)
+    shape = (2, len(time[0]), preset.tokens)
+    return np.concatenate([np.broadcast_to(time[:, :, None], (*shape, time.shape[-1])),
+                           np.broadcast_to(space[:, None], (*shape, space.shape[-1]))], -1)
+
+
+def time_rotation(preset: Preset, times: np.ndarray) -> np.ndarray:
+    """The pairs of `rotary_angles` that differ from frame to frame, which come first: float32 (2, T, pairs)."""
+    return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
+
+
+@lru_cache(maxsize=8)
+def space_rotation(preset: Preset) -> np.ndarray:
+    """The other pairs, which differ from token to token: float32 (2, P, pairs); not to be written to."""
     rows, columns = np.divmod(np.arange(preset.tokens), preset.grid[1])
-    times = np.asarray(times, np.float64)
-    angles = []
-    for count, wavelength, position in zip(
-            split, (TIME_WAVELENGTH, SPACE_WAVELENGTH, SPACE_WAVELENGTH),
-            (np.repeat(times[:, None], preset.tokens, 1), np.broadcast_to(rows, (len(times), preset.tokens)),
-             np.broadcast_to(columns, (len(times), preset.tokens)))):
-        # Wavelengths from 4 positions up, so that neighbours never alias.
-        wave = 4.0 * (wavelength / 4.0) ** (np.arange(count) / max(count - 1, 1))
-        angles.append(np.remainder(position[..., None] / wave, 1.0) * (2.0 * math.pi))
-    phase = np.concatenate(angles, -1)
+    count = _split(preset)[1]
+    return np.concatenate([_rotation(axis, count, SPACE_WAVELENGTH) for axis in (rows, columns)], -1)
+
+
+def _split(preset: Preset) -> tuple[int, int]:
+    """Pairs for time, and for each axis of space."""
+    pairs = preset.head_dim // 2
+    return pairs - 2 * (pairs // 3), pairs // 3
+
+
+def _rotation(position: np.ndarray, count: int, wavelength: float) -> np.ndarray:
+    # Wavelengths from 4 positions up, so that neighbours never alias.
+    wave = 4.0 * (wavelength / 4.0) ** (np.arange(count) / max(count - 1, 1))
+    phase = np.remainder(position[..., None] / wave, 1.0) * (2.0 * math.pi)
     return np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)

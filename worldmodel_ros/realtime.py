@@ -1,11 +1,19 @@
-"""Real-time scheduling of a node's threads."""
+"""Real-time scheduling of a process's threads."""
+from __future__ import annotations
 
 import os
+from typing import Protocol
 
-from rclpy.impl.rcutils_logger import RcutilsLogger
+
+class Logger(Protocol):
+    """A logger of Python's, or of a ROS node."""
+
+    def info(self, message: str) -> object: ...
+
+    def warning(self, message: str) -> object: ...
 
 
-def apply(logger: RcutilsLogger, priority: int, *, all_threads: bool = False) -> bool:
+def apply(logger: Logger, priority: int, *, all_threads: bool = False) -> bool:
     """
     Put the calling thread under SCHED_FIFO with `priority` (1 to 99; 0 leaves it as it is).
 

@@ -1,0 +1,229 @@
+"""How many robots one device serves in time: real ticks in real time, by scheduling policy, up to twice what fits.
+
+    python benchmarks/miss_curve.py --json benchmarks/results/miss_curve_epyc_2_cores.json
+    python benchmarks/miss_curve.py --preset base --random-weights --seconds 3 --json .../miss_curve_h100_base.json
+
+Robots tick at the model's rate with random phases. A reply is due 50 ms after the camera's stamp, less an allowance for
+what is not the service's (camera, transport, gate). The policies get the same load: fifo and edf serve everything at
+its best tier, however late; edf_ladder refuses at arrival what cannot be in time, and serves the rest at a tier that
+can.
+The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones.
+Rows are written as they come, and the plot beside the JSON file at the end. The generator is a light thread of the
+service's process; its own lateness is in every row. The step table that was measured first is for the fleet simulation.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from miss_load import Load, Times, film, row
+
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.loading import load_random
+from worldmodel_ros.engine.scheduling import EDF, EDF_LADDER, FIFO, Policy, StepTable
+from worldmodel_ros.engine.service import Service, ServiceSettings
+from worldmodel_ros.engine.what_if import Branch, Question
+from worldmodel_ros.machine import machine, versions
+
+POLICIES = {'fifo': FIFO, 'edf': EDF, 'edf_ladder': EDF_LADDER}
+LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of what two steps for every tick would need, in batches
+MIXED_LOADS = (0.6, 0.8, 1.0)
+BRANCHES, BRANCH_STEPS = 16, 8
+EPISODES, FRAMES = 6, 60
+PARTS = ('curve', 'what_if', 'mixed')
+
+
+class Bench:
+    """The engines, the drives and the result so far."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        make = load_random if options.random_weights else load
+        name = options.preset if options.random_weights else options.model
+        self.engine, self.smaller = (each and make(each, options.backend, sessions=options.max_sessions + 1)
+                                     for each in (name, options.smaller))
+        self.drives = film(self.engine.spec.image_size, EPISODES, FRAMES)
+        self.times = Times(options.budget, options.allowance)
+        self.table: StepTable | None = None
+        self.result = {
+            'command': 'python benchmarks/miss_curve.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
+            'versions': versions(), 'model': name, 'weights': 'random' if options.random_weights else 'trained',
+            'backend': self.engine.backend.name, 'times_s': asdict(self.times), 'rate_hz': self._rate,
+            'generator': 'a light thread of the same process', 'rows': [], 'what_if': {}, 'mixed_steps': []}
+
+    @property
+    def _rate(self) -> float:
+        return round(1.0 / self.engine.spec.step_period, 3)
+
+    def service(self, policy: Policy, smaller: bool = True) -> Service:
+        """``smaller``: with the tier of that name, if any. All share one step table, which is kept up to date, as that of
+        a server that has been running for a while."""
+        service = Service(self.engine, self.smaller if smaller else None,
+                          ServiceSettings(policy=policy, priority=self.options.priority), table=self.table)
+        service.start()
+        return service
+
+    def calibrate(self) -> None:
+        """Measures the step times, once for all that follows."""
+        start = time.monotonic()
+        service = self.service(EDF_LADDER)
+        service.stop()
+        self.table = service.table
+        self.result['calibration_s'] = round(time.monotonic() - start, 1)
+        self.result['capacity_sessions'] = round(self.capacity(), 2)
+        path = self.options.json and self.options.json.with_name(f'step_table_{self.options.json.stem}.json')
+        if path:
+            device = ', '.join(machine()['gpus']) or machine()['cpu']
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.table.save(path, machine=device, preset=self.engine.spec.name)
+
+    def capacity(self) -> float:
+        """Sessions that two steps for every tick would keep the device busy with, in the best batches."""
+        def rate(part: str) -> float:
+            network = f'{self.engine.spec.name}/{part}'
+            return max(size / self.table.typical(network, size) for size in range(1, self.table.largest(network) + 1))
+        return self.engine.spec.step_period / (1.0 / rate('observe') + 2.0 / rate('denoise'))
+
+    def levels(self, loads: tuple[float, ...]) -> list[int]:
+        return sorted({min(max(1, round(load * self.capacity())), self.options.max_sessions) for load in loads})
+
+    def level(self, policy: Policy, sessions: int, seed: int, smaller: bool = True,
+              meanwhile: Callable[[Service, Load], Callable] | None = None) -> dict:
+        """One row: a load on a service of its own, so that all begin alike."""
+        service = self.service(policy, smaller)
+        try:
+            robots = Load(service, self.drives, self.times, self.options.priority and self.options.priority + 1)
+            robots.open(sessions, seed)
+            robots.run(self.options.seconds, seed, meanwhile and meanwhile(service, robots))
+            return row(robots, self.options.seconds)
+        finally:
+            service.stop()
+
+    def curve(self) -> None:
+        for sessions in self.options.sessions or self.levels(LOADS):
+            for name, policy in POLICIES.items():
+                self.note('rows', {'policy': name, **self.level(policy, sessions, seed=sessions)})
+
+    def mixed(self) -> None:
+        if self.table.largest(f'{self.engine.spec.name}/denoise') == 1:
+            self.result['mixed_steps'] = 'this back end takes no batches'
+            return
+        for sessions in self.levels(MIXED_LOADS):
+            for mixed in (True, False):
+                policy = Policy('edf', ladder=True, mixed_steps=mixed)
+                self.note('mixed_steps', {'mixed': mixed, **self.level(policy, sessions, 1000 + sessions, False)})
+
+    def what_if(self) -> None:
+        """Ticks with branches asked all the time and without, and the time of branches while nothing else runs."""
+        sessions = max(1, round(0.4 * self.capacity()))
+        answers = []
+
+        def asking(service: Service, robots: Load) -> Callable[[], None]:
+            state = {}
+
+            def ask() -> None:
+                if len(robots.robots[0].ticks) < 3 or 'promise' in state and not state['promise'].done():
+                    return
+                if 'promise' in state:
+                    answers.append(state['promise'].result().complete)
+                state['promise'] = service.ask(robots.sessions[0], question(self.engine.spec, BRANCHES, 5.0))
+            return ask
+        without = self.level(EDF_LADDER, sessions, 1, False)
+        with_branches = self.level(EDF_LADDER, sessions, 1, False, asking)
+        self.result['what_if'] = {
+            'branches': BRANCHES, 'steps': BRANCH_STEPS, 'without': without, 'with': with_branches,
+            'p99_ratio': with_branches['p99_ms'] and without['p99_ms'] and round(
+                with_branches['p99_ms'] / without['p99_ms'], 3),
+            'questions_answered': len(answers), 'of_them_complete': sum(answers), 'alone': self.branches_alone()}
+        self.save()
+
+    def branches_alone(self) -> dict:
+        """Seconds of a question with one branch and with many, without ticks."""
+        service = self.service(EDF_LADDER)
+        try:
+            robots = Load(service, self.drives, Times(budget=5.0, jitter=0.0))
+            robots.open(1, seed=2)
+            robots.run(0.5, seed=2)
+            seconds = {}
+            for count in (1, BRANCHES):
+                taken = []
+                for _ in range(4):
+                    start = time.monotonic()
+                    service.ask(robots.sessions[0], question(self.engine.spec, count, 30.0)).result(60.0)
+                    taken.append(time.monotonic() - start)
+                seconds[count] = float(np.median(taken))
+            return {**{f'branches_{count}_s': round(value, 4) for count, value in seconds.items()},
+                    'ratio': round(seconds[BRANCHES] / seconds[1], 2)}
+        finally:
+            service.stop()
+
+    def note(self, part: str, measured: dict) -> None:
+        self.result[part].append(measured)
+        print(json.dumps(measured), file=sys.stderr, flush=True)
+        self.save()
+
+    def save(self) -> None:
+        if self.options.json:
+            self.options.json.parent.mkdir(parents=True, exist_ok=True)
+            self.options.json.write_text(json.dumps(self.result, indent=1) + '\n')
+
+
+def question(spec, branches: int, within: float) -> Question:
+    rng = np.random.default_rng(branches)
+    actions = rng.uniform(spec.action_low, spec.action_high, (branches, spec.actions)).astype(np.float32)
+    return Question(tuple(Branch(str(index), BRANCH_STEPS, np.tile(action, (BRANCH_STEPS, 1)))
+                          for index, action in enumerate(actions)), spec.goals[0], time.monotonic() + within)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--model', default='tiny')
+    parser.add_argument('--preset', default='base', help='size of the model, with --random-weights')
+    parser.add_argument('--random-weights', action='store_true')
+    parser.add_argument('--smaller', help='model (or preset) for the tier of that name')
+    parser.add_argument('--backend', default='auto', help='default: torch-bf16 on a GPU, onnx-int8 else')
+    parser.add_argument('--seconds', type=float, default=8.0, help='of each level')
+    parser.add_argument('--sessions', type=int, nargs='*', help='levels; default: from 0.2 to 2 times what fits')
+    parser.add_argument('--max-sessions', type=int, default=48, help='that there is memory for')
+    parser.add_argument('--budget', type=float, default=Times.budget)
+    parser.add_argument('--allowance', type=float, default=Times.allowance)
+    parser.add_argument('--priority', type=int, default=20, help='of the service, under SCHED_FIFO where permitted')
+    parser.add_argument('--parts', nargs='*', default=PARTS, choices=PARTS)
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    if options.backend == 'auto' and (options.random_weights or _on_gpu()):
+        options.backend = 'torch-bf16' if _on_gpu() else 'torch'
+    return options
+
+
+def _on_gpu() -> bool:
+    return Path('/dev/nvidiactl').exists()
+
+
+def main() -> int:
+    options = parsed()
+    bench, failed = Bench(options), 0
+    bench.calibrate()
+    for part in options.parts:
+        try:
+            getattr(bench, part)()
+        except Exception as error:  # the other parts are worth having
+            print(f'{part} failed: {type(error).__name__}: {error}', file=sys.stderr)
+            bench.result.setdefault('errors', {})[part] = f'{type(error).__name__}: {error}'
+            failed = 1
+    bench.save()
+    if options.json and bench.result['rows']:
+        from miss_plot import plot
+        plot(bench.result, options.json.with_suffix('.png'))
+    print(json.dumps({key: value for key, value in bench.result.items() if key != 'rows'}, indent=1))
+    return failed
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

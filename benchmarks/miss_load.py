@@ -1,0 +1,159 @@
+"""A load of robots for a service in real time: periodic ticks of filmed drives, and what became of each of them.
+
+The generator is one light thread of the service's process: it sleeps, hands over frames that were rendered before, and
+notes the replies; how late it was itself is a part of the result.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worldmodel_ros.engine.scheduling import Tier
+from worldmodel_ros.engine.service import Service
+from worldmodel_ros.engine.service_messages import Picture, Reply, Tick
+from worldmodel_ros.realtime import apply
+from worldmodel_ros.sim.rollout import collect
+
+FIRST_SEED = 3_500_000
+WARM_UP = 1.0  # s of each level that are not counted: windows fill, the ladder settles
+LAST_REPLIES = 1.0  # s that are waited after the last tick
+
+
+@dataclass(frozen=True)
+class Times:
+    """`budget`: camera stamp to robot; `allowance`: what of it is not the service's; `jitter`: standard deviation of
+    the time of a tick, of which no more than three are drawn. All in s."""
+
+    budget: float = 0.050
+    allowance: float = 0.015
+    jitter: float = 0.001
+
+
+@dataclass
+class Offered:
+    """One tick, and what became of it: `due` and `finish` are steady times."""
+
+    arrival: float
+    due: float
+    counted: bool
+    refused: bool = False
+    tier: Tier | None = None  # None: never answered
+    finish: float = float('inf')
+
+
+class Robot:
+    """One robot: the listener of its session."""
+
+    def __init__(self, phase: float, frames: np.ndarray, actions: np.ndarray, goal: str):
+        self.phase, self.frames, self.actions, self.goal = phase, frames, actions, goal
+        self.ticks: list[Offered] = []
+        self.arriving: tuple[int, int] | None = None  # thread and number of the tick that is being handed over
+        self.failures: list[str] = []
+
+    def replied(self, reply: Reply) -> None:
+        tick = self.ticks[reply.sequence]
+        if reply.tier is Tier.REFUSED:
+            tick.refused = self.arriving == (threading.get_ident(), reply.sequence)
+        else:
+            tick.tier, tick.finish = reply.tier, time.monotonic()
+
+    def pictured(self, picture: Picture) -> None:
+        pass
+
+    def failed(self, reason: str, error: Exception) -> None:
+        self.failures.append(reason)
+
+
+@dataclass
+class Load:
+    """Ticks of many robots at once, with random phases, against one service."""
+
+    service: Service
+    drives: dict[str, np.ndarray]
+    times: Times = field(default_factory=Times)
+    priority: int = 0  # of the thread that generates it, under SCHED_FIFO
+    robots: list[Robot] = field(default_factory=list)
+    sessions: list[int] = field(default_factory=list)
+    lateness: list[float] = field(default_factory=list)  # of this generator, s
+
+    def open(self, count: int, seed: int) -> None:
+        """So many robots; the same seed gives the same phases and drives."""
+        rng, spec = np.random.default_rng(seed), self.service.spec
+        for index in range(count):
+            frames, actions = (self.drives[name][index % len(self.drives[name])] for name in ('frames', 'actions'))
+            shift = rng.integers(len(frames))
+            self.robots.append(Robot(rng.uniform(0.0, spec.step_period), np.roll(frames, shift, 0),
+                                     np.roll(actions, shift, 0), spec.goals[index % len(spec.goals)]))
+            self.sessions.append(self.service.open(self.robots[-1], seed=index))
+
+    def run(self, seconds: float, seed: int, meanwhile=None) -> None:
+        """Offers ticks for so long, after WARM_UP. `meanwhile` is called between ticks, and must return at once."""
+        apply(logging.getLogger(__name__), self.priority)
+        rng, spec = np.random.default_rng(seed), self.service.spec
+        begin = time.monotonic() + 0.05
+        schedule = []
+        for index, robot in enumerate(self.robots):
+            first = begin + (robot.phase - begin) % spec.step_period
+            count = int((WARM_UP + seconds) / spec.step_period)
+            jitter = np.clip(rng.standard_normal(count), -3, 3) * self.times.jitter
+            schedule += [(first + k * spec.step_period + jitter[k], index, k) for k in range(count)]
+        for at, index, k in sorted(schedule):
+            while (left := at - time.monotonic()) > 0:
+                time.sleep(min(left, 0.01))
+                if meanwhile:
+                    meanwhile()
+            self._offer(index, k, at, counted=at >= begin + WARM_UP)
+        time.sleep(LAST_REPLIES)
+
+    def close(self) -> None:
+        for session in self.sessions:
+            self.service.close(session)
+
+    def counted(self) -> list[Offered]:
+        return [tick for robot in self.robots for tick in robot.ticks if tick.counted]
+
+    def _offer(self, index: int, number: int, at: float, counted: bool) -> None:
+        robot = self.robots[index]
+        # The camera's stamp is when the tick should have come: that this thread is late is the service's problem.
+        due = at + self.times.budget - self.times.allowance
+        robot.ticks.append(Offered(at, due, counted))
+        frame = number % len(robot.frames)
+        robot.arriving = threading.get_ident(), number
+        self.service.tick(self.sessions[index], Tick(robot.frames[frame], robot.actions[frame], due, number, number + 1,
+                                                     goal=robot.goal))
+        robot.arriving = None
+        self.lateness.append(time.monotonic() - at)
+
+
+def row(load: Load, seconds: float) -> dict:
+    """What became of a load: late is whatever was not refused at arrival and not answered by its deadline, whether it
+    was answered later, given up or superseded by a newer tick. Milliseconds are from arrival to reply."""
+    ticks, stats = load.counted(), load.service.stats()
+    answered = [tick for tick in ticks if tick.tier is not None]
+    late = [tick for tick in ticks if not tick.refused and tick.finish > tick.due]
+    latency = np.array([tick.finish - tick.arrival for tick in answered]) * 1e3
+    return {'sessions': len(load.robots), 'offered_hz': round(len(ticks) / seconds, 2), 'ticks': len(ticks),
+            'late_ratio': round(len(late) / len(ticks), 5),
+            'refused_ratio': round(sum(tick.refused for tick in ticks) / len(ticks), 5),
+            'never_answered_ratio': round(1 - (len(answered) + sum(tick.refused for tick in ticks)) / len(ticks), 5),
+            'tiers': dict(Counter(tick.tier.name for tick in answered)),
+            'p50_ms': _quantile(latency, 0.5), 'p99_ms': _quantile(latency, 0.99),
+            'prediction_error': stats['prediction_error'], 'step_time_error': stats['step_time_error'],
+            'frames_taken_in_later': stats['frames_taken_in_later'], 'busy': stats['busy'],
+            'generator_late_p99_ms': _quantile(np.array(load.lateness) * 1e3, 0.99),
+            'failures': [reason for robot in load.robots for reason in robot.failures][:3]}
+
+
+def film(size: tuple[int, int], episodes: int, steps: int) -> dict[str, np.ndarray]:
+    """Drives of different rooms: frames uint8 (E, T, H, W, 3) and actions (E, T, A)."""
+    arrays = collect(range(FIRST_SEED, FIRST_SEED + episodes), steps, size)
+    return {name: np.array(arrays[name]) for name in ('frames', 'actions')}
+
+
+def _quantile(values: np.ndarray, level: float) -> float | None:
+    return round(float(np.quantile(values, level)), 3) if len(values) else None

@@ -1,0 +1,400 @@
+"""The service of many sessions: what becomes of ticks, questions, failures and what is stale, on virtual time."""
+import numpy as np
+import pytest
+from small_model import SMALL
+from timed_backend import COSTS, Rig
+
+from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.scheduling import FIFO, Tier
+from worldmodel_ros.engine.service_client import Rhythm
+from worldmodel_ros.engine.service_messages import ServiceFull, SessionError
+from worldmodel_ros.engine.service_states import TRANSITIONS, Event, State, after
+from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+
+TWO_STEPS = sum(COSTS[name] for name in ('encode', 'commit', 'policy', 'outcomes')) + 2 * COSTS['denoise']
+TURN = np.tile(np.float32([0.2, 1.0]), (2 * SMALL.chunk_frames, 1))
+
+
+def question(rig, branches=2, within=1.0, **values):
+    return Question(tuple(Branch(f'b{index}', len(TURN), TURN) for index in range(branches)), 'red',
+                    rig.clock.now + within, **values)
+
+
+def test_a_tick_is_answered_with_a_plan_its_outcome_and_later_its_pictures():
+    rig = Rig()
+    session, listener = rig.open()
+    begun = rig.clock.now
+    rig.tick(session, 1)
+    rig.settle()
+    reply, = listener.replies
+    assert (reply.session, reply.sequence, reply.stamp, reply.tier, reply.reason) == (session, 1, 1, Tier.TWO_STEP, '')
+    np.testing.assert_array_equal(reply.plan, np.full((SMALL.chunk_frames, 2), rig.backend.plan))
+    np.testing.assert_allclose(reply.collision_risk, 0.5)
+    assert set(reply.progress) == set(SMALL.goals)
+    assert reply.finish - begun == pytest.approx(TWO_STEPS) and reply.predicted == pytest.approx(reply.finish, abs=1e-6)
+    assert reply.timings['total'] == pytest.approx(TWO_STEPS)
+    picture, = listener.pictures
+    assert picture.reply is reply and picture.future.frames.shape == (SMALL.chunk_frames, *SMALL.image_size, 3)
+    assert picture.seconds == pytest.approx(COSTS['decode'])
+
+
+def test_ticks_of_many_sessions_share_batches():
+    rig = Rig(sizes=(1, 2, 4), pictures=False)
+    clients = [rig.open() for _ in range(4)]
+    for session, _ in clients:
+        rig.tick(session, 1)
+    rig.settle()
+    assert [listener.replies[0].tier for _, listener in clients] == [Tier.TWO_STEP] * 4
+    assert rig.backend.batches.count(('denoise', 4)) == 2 and rig.backend.batches.count(('encode', 4)) == 1
+
+
+def test_a_tick_too_tight_for_two_steps_gets_one_and_one_for_which_nothing_fits_is_refused_at_once():
+    rig = Rig()
+    session, listener = rig.open()
+    rig.tick(session, 1, budget=TWO_STEPS - 0.003)
+    rig.settle()
+    assert listener.replies[0].tier is Tier.ONE_STEP and 'two steps' in listener.replies[0].reason
+    rig.tick(session, 2, budget=0.005)
+    assert len(listener.replies) == 2  # before anything was run
+    refusal = listener.replies[1]
+    assert refusal.tier is Tier.REFUSED and refusal.plan is None and 'ms' in refusal.reason
+    assert rig.service.stats()['refused_at_arrival'] == 1
+
+
+def test_the_frame_of_a_refused_tick_is_taken_in_when_there_is_time():
+    rig = Rig()
+    session, listener = rig.open()
+    for sequence, budget in ((1, 0.05), (2, 0.005), (3, 0.05)):
+        rig.tick(session, sequence, budget)
+        rig.run(0.1)
+    assert [reply.tier is Tier.REFUSED for reply in listener.replies] == [False, True, False]
+    assert rig.backend.batches.count(('encode', 1)) == 3 and rig.service.stats()['frames_taken_in_later'] == 1
+    assert rig.service._clients[session].twins[0].session.frames_seen == 3
+
+
+def test_a_frame_that_was_never_taken_in_leaves_its_action_in_the_mean():
+    rig, seen = Rig(), []
+    session, _ = rig.open()
+    commit = rig.backend._commit
+    rig.backend._commit = lambda latents, actions, *rest: seen.append(actions[0]) or commit(latents, actions, *rest)
+    rig.tick(session, 1)
+    rig.settle()
+    rig.tick(session, 2, budget=0.001, executed=np.array([0.1, 0.0], np.float32))
+    rig.tick(session, 3, executed=np.array([0.3, 0.4], np.float32))
+    rig.settle()
+    np.testing.assert_allclose(seen, [[0.1, 0.2], [0.2, 0.2]], atol=1e-6)
+
+
+def test_without_a_ladder_everything_is_served_however_late_and_counted():
+    rig = Rig(policy=FIFO, pictures=False)
+    clients = [rig.open() for _ in range(4)]
+    for session, _ in clients:
+        rig.tick(session, 1)
+    rig.settle()
+    replies = [listener.replies[0] for _, listener in clients]
+    assert [reply.tier for reply in replies] == [Tier.TWO_STEP] * 4
+    late = sum(index * TWO_STEPS > 0.05 for index in range(1, 5))
+    assert rig.service.stats()['late'] == late > 0
+
+
+def test_the_smaller_model_steps_in_and_sees_whole_runs_only():
+    """Its session begins anew after a gap: it never takes two frames for neighbours that are not."""
+    tight = TWO_STEPS - COSTS['denoise'] - 0.003
+    rig = Rig(smaller={name: cost / 3 for name, cost in COSTS.items()}, pictures=False)
+    session, listener = rig.open()
+    twin = rig.service._clients[session].twins[1]
+    frames = []
+    for sequence, budget in enumerate((0.05, tight, tight, 0.05, tight), 1):
+        rig.tick(session, sequence, budget)
+        rig.run(0.1)
+        frames.append(twin.session.frames_seen)
+    assert [reply.tier for reply in listener.replies[1:3]] == [Tier.SMALLER] * 2
+    assert frames[:3] == [0, 1, 2]
+    # The recovery goes by the smaller model until it is safe again: a run without a gap.
+    assert listener.replies[3].tier is Tier.SMALLER and frames[3:] == [3, 4]
+    # Meanwhile the best model takes in the frames, too, in idle time: its session stays whole, its step times fresh.
+    assert rig.service._clients[session].twins[0].session.frames_seen == 5
+    for sequence in range(6, 14):
+        rig.tick(session, sequence, 0.06)
+        rig.run(0.1)
+    assert listener.replies[-1].tier is Tier.TWO_STEP
+    seen = twin.session.frames_seen
+    rig.tick(session, 14, tight)
+    rig.run(0.1)
+    assert listener.replies[-1].tier is Tier.SMALLER and twin.session.frames_seen == 1 < seen
+
+
+def test_a_newer_tick_supersedes_one_that_was_not_begun():
+    rig = Rig(pictures=False)
+    (session, listener), (other, _) = rig.open(), rig.open()
+    rig.tick(other, 1)
+    rig.service.step()  # the device is busy with the other
+    rig.tick(session, 1)
+    rig.tick(session, 2)
+    rig.settle()
+    assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(1, Tier.REFUSED), (2, Tier.TWO_STEP)]
+    assert 'newer' in listener.replies[0].reason or 'before' in listener.replies[0].reason
+
+
+def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
+    rig = Rig(pictures=False)
+    session, listener = rig.open()
+    rig.tick(session, 5)
+    rig.settle()
+    rig.tick(session, 5)
+    assert listener.replies[-1].tier is Tier.REFUSED and 'sequence 5' in listener.replies[-1].reason
+    rig.settle()
+    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+
+
+@pytest.mark.parametrize('anew', ['reset', 'episode'])
+def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
+    rig = Rig(pictures=False)
+    session, listener = rig.open()
+
+    def begin_anew():
+        if anew == 'reset':
+            rig.service.reset(session)
+            rig.tick(session, 1)
+        else:
+            rig.tick(session, 1, episode=1)
+    rig.tick(session, 7)
+    rig.backend.meanwhile = begin_anew  # while the first unit of 7 runs
+    rig.settle()
+    reply, = listener.replies
+    assert (reply.sequence, reply.tier) == (1, Tier.TWO_STEP)
+    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+    assert rig.service.stats()['stale_dropped'] == 1
+
+
+def test_nothing_is_called_after_a_close():
+    rig = Rig()
+    session, listener = rig.open()
+    rig.tick(session, 1)
+    rig.backend.meanwhile = lambda: rig.service.close(session)
+    rig.settle()
+    assert not listener.replies and not listener.pictures
+    with pytest.raises(SessionError, match='not open'):
+        rig.tick(session, 2)
+
+
+def test_a_closed_session_makes_room_for_another():
+    rig = Rig(sessions=3)
+    numbers = [rig.open()[0] for _ in range(3)]
+    with pytest.raises(ServiceFull, match='close one'):
+        rig.open()
+    rig.service.close(numbers[1])
+    assert rig.open()[0] not in numbers
+
+
+@pytest.mark.parametrize('network', ['encode', 'commit', 'policy', 'denoise', 'outcomes'])
+def test_a_failed_tick_is_replied_to_and_the_next_frame_works(network):
+    rig = Rig(pictures=False)
+    session, listener = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    rig.backend.broken[network] = RuntimeError('out of memory')
+    rig.tick(session, 2)
+    rig.settle()
+    assert listener.replies[1].failed and listener.replies[1].tier is Tier.REFUSED
+    assert 'out of memory' in listener.replies[1].reason and 'out of memory' in listener.failures[0]
+    rig.backend.broken.clear()
+    rig.tick(session, 3)
+    rig.settle()
+    assert listener.replies[2].tier is Tier.TWO_STEP and len(listener.replies) == 3
+    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+    stats = rig.service.stats()
+    assert stats['failed'] == 1 and stats['stale_dropped'] == 0
+
+
+def test_a_session_that_fails_leaves_its_neighbours_in_the_batch_alone():
+    rig = Rig(sizes=(1, 2), pictures=False)
+    (good, fine), (bad, poor) = rig.open(), rig.open()
+    rig.backend._policy = lambda features, noise, *rest: np.full(noise.shape, next(plans), np.float32)
+    plans = iter((0.1, np.nan))
+    rig.tick(good, 1)
+    rig.tick(bad, 1)
+    rig.settle()
+    assert fine.replies[0].tier is Tier.TWO_STEP
+    assert poor.replies[0].failed and 'not finite' in poor.replies[0].reason
+
+
+def test_a_question_is_answered_branch_by_branch_in_its_order():
+    rig = Rig(sizes=(1, 2, 4, 8))
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    promise = rig.service.ask(session, question(rig, branches=8))
+    rig.settle()
+    answer = promise.result(0)
+    assert answer.complete and [name for name, _ in answer.branches] == [f'b{index}' for index in range(8)]
+    assert all(len(future.frames) == len(TURN) for _, future in answer.branches)
+    assert ('denoise', 8) in rig.backend.batches
+
+
+def test_a_question_whose_time_is_over_is_answered_with_what_there_is():
+    rig = Rig(pictures=False)
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    chunk = 2 * COSTS['denoise'] + COSTS['outcomes'] + COSTS['decode']
+    promise = rig.service.ask(session, question(rig, 3, within=2 * chunk + COSTS['commit'] + 0.001))
+    rig.run(1.0)
+    answer = promise.result(0)
+    assert not answer.complete and len(answer.branches) < 3
+    assert rig.service.stats()['what_if']['incomplete'] == 1
+
+
+@pytest.mark.parametrize('prepare, match', [
+    (lambda rig, session: None, 'observed'),
+    (lambda rig, session: (rig.tick(session, 1), rig.settle(), rig.service.reset(session)), 'observed'),
+    (lambda rig, session: (rig.tick(session, 1), rig.settle()), 'not the newest observation'),
+])
+def test_a_question_about_nothing_or_about_what_is_gone_says_so(prepare, match):
+    rig = Rig()
+    session, _ = rig.open()
+    prepare(rig, session)
+    promise = rig.service.ask(session, question(rig, stamp=99))
+    rig.settle()
+    with pytest.raises(QuestionError, match=match):
+        promise.result(0)
+
+
+def test_a_question_under_way_when_the_session_begins_anew_is_told_why():
+    rig = Rig()
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    promise = rig.service.ask(session, question(rig))
+    rig.service.step()
+    rig.service.reset(session)
+    rig.settle()
+    with pytest.raises(QuestionError, match='reset'):
+        promise.result(0)
+    assert rig.backend.batches.count(('decode', 1)) == 1  # the reply's; branches were not gone on with
+
+
+def test_a_branch_that_fails_fails_its_question_and_not_the_session():
+    rig = Rig()
+    session, listener = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    rig.backend.broken['decode'] = RuntimeError('no texture')
+    promise = rig.service.ask(session, question(rig))
+    rig.settle()
+    with pytest.raises(QuestionError, match='no texture'):
+        promise.result(0)
+    rig.backend.broken.clear()
+    rig.tick(session, 2)
+    rig.settle()
+    assert listener.replies[-1].tier is Tier.TWO_STEP
+    assert rig.service._clients[session].twins[0].session.frames_seen == 2
+
+
+def test_branches_all_the_time_delay_a_tick_by_no_more_than_is_allowed():
+    """Pre-empted between units: a tick that comes when it was expected waits for `blocking` at most."""
+    def longest(asking):
+        rig = Rig(pictures=False)
+        session, listener = rig.open()
+        promise = None
+        for sequence in range(1, 30):
+            rig.tick(session, sequence)
+            if asking and (promise is None or promise.done()):
+                promise = rig.service.ask(session, question(rig, 16, within=5.0))
+            rig.run(0.1)
+        return max(reply.timings['total'] for reply in listener.replies[3:]), rig.service.stats()['what_if']
+    alone, _ = longest(False)
+    together, counts = longest(True)
+    assert counts['complete'] >= 1
+    assert together <= 1.1 * alone
+
+
+def test_a_session_is_saved_and_loaded_in_idle_time(tmp_path):
+    rig = Rig(pictures=False)
+    (session, _), (other, _) = rig.open(), rig.open()
+    early = rig.service.save(other, tmp_path / 'nothing')
+    for sequence in (1, 2):
+        rig.tick(session, sequence)
+        rig.settle()
+    saved = rig.service.save(session, tmp_path / 'session')
+    rig.run(3.0)
+    assert saved.result(0) is None and (tmp_path / 'session').is_file()
+    with pytest.raises(ValueError, match='no frame yet'):
+        early.result(0)
+    broken = rig.service.load(other, tmp_path / 'absent')
+    rig.run(3.0)
+    with pytest.raises(ValueError, match='not a saved session'):
+        broken.result(0)
+
+
+@pytest.mark.parametrize('values, match', [
+    ({'goal': 'purple'}, 'red, green, blue, yellow'), ({'executed': np.array([np.nan, 0.0])}, 'finite'),
+    ({'prefix': np.zeros((SMALL.chunk_frames, 2))}, 'prefix'), ({'budget': np.inf}, 'due'),
+])
+def test_a_tick_that_does_not_fit_the_model_is_refused_with_the_reason(values, match):
+    rig = Rig()
+    session, _ = rig.open()
+    with pytest.raises(ValueError, match=match):
+        rig.tick(session, 1, **values)
+    rig.tick(session, 1)
+
+
+def test_every_transition_is_in_the_table_and_every_other_one_raises():
+    legal = 0
+    for state in State:
+        for event in Event:
+            if event in TRANSITIONS[state]:
+                assert after(1, state, event) is TRANSITIONS[state][event]
+                legal += 1
+            else:
+                with pytest.raises(SessionError, match='it cannot'):
+                    after(1, state, event)
+    assert legal == sum(map(len, TRANSITIONS.values()))
+    # From everywhere but the end a session can begin anew, and end.
+    for state in set(State) - {State.CLOSED}:
+        assert {Event.RESET: State.EMPTY, Event.FAIL: State.EMPTY, Event.CLOSE: State.CLOSED}.items() <= TRANSITIONS[
+            state].items()
+
+
+def test_states_follow_what_is_under_way():
+    rig = Rig(pictures=False)
+    session, _ = rig.open()
+    client = rig.service._clients[session]
+    states = [client.state]
+    rig.tick(session, 1)
+    states.append(client.state)
+    rig.service.step()
+    states.append(client.state)
+    rig.settle()
+    states.append(client.state)
+    rig.service.ask(session, question(rig))
+    rig.service.step()
+    states.append(client.state)
+    rig.tick(session, 2)
+    states.append(client.state)
+    rig.run(0.5)
+    states.append(client.state)
+    rig.service.reset(session)
+    states.append(client.state)
+    rig.service.close(session)
+    states.append(client.state)
+    assert states == [State.EMPTY, State.STARTING, State.TICKING, State.READY, State.ASKING, State.BUSY, State.READY,
+                      State.EMPTY, State.CLOSED]
+
+
+def test_a_tick_is_expected_as_early_as_the_last_ones_came():
+    rhythm = Rhythm(0.1)
+    assert rhythm.ticked(1.0) == pytest.approx(1.1)
+    assert rhythm.ticked(1.105) == pytest.approx(1.205)  # a late one says nothing about early ones
+    assert rhythm.ticked(1.2) == pytest.approx(1.295)    # 5 ms before it was due
+    assert rhythm.ticked(1.21) == pytest.approx(1.285)   # a stray one: no more than a quarter of the period
+
+
+def test_noise_is_of_its_moment_however_it_was_drawn():
+    ahead, plain = Noise(7, (4, 2)), Noise(7, (4, 2))
+    for moment in range(10):
+        ahead.draw_ahead(moment)
+        ahead.draw_ahead(moment + 1)
+        np.testing.assert_array_equal(ahead.draw(moment), plain.draw(moment))
+    assert np.abs(plain.draw(1) - plain.draw(2)).min() > 0
+    assert np.abs(plain.draw(1) - Noise(8, (4, 2)).draw(1)).min() > 0

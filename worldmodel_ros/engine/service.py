@@ -1,0 +1,306 @@
+"""Many sessions on one device: takes ticks and questions from any thread, and runs them in batches in one of its own.
+
+The scheduler decides what comes next, and knows requests by number; `Requests` knows whose they are and what becomes of
+them; the jobs know what there is to compute.
+"""
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future as Promise
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..cache.allocator import OutOfPages
+from ..realtime import apply
+from .calls import Work, run_unit
+from .engine import Engine
+from .scheduling import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
+from .service_calibration import calibrate
+from .service_client import Client
+from .service_jobs import Asked, BranchJob, CallJob, Job
+from .service_messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
+from .service_networks import Networks
+from .service_requests import Requests
+from .service_states import Event
+from .session import Session
+from .what_if import Question, QuestionError, resolve
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """
+    `sessions`: how many may be open; None for as many as the engines were made for. `pictures`: whether predictions are
+    decoded. `priority`: of the thread that runs the networks, under SCHED_FIFO; 0 for none.
+    """
+
+    sessions: int | None = None
+    policy: Policy = EDF_LADDER
+    scheduling: Settings = field(default_factory=Settings)
+    pictures: bool = True
+    priority: int = 0
+
+
+class Service:
+    """One device, and the one thread that runs its networks. The public methods may be called from any thread.
+
+    ``smaller``: an engine for the same robot, for the tier of that name. ``table``: step times that were measured
+    before; without, `start` measures them.
+    """
+
+    def __init__(self, engine: Engine, smaller: Engine | None = None, settings: ServiceSettings | None = None,
+                 clock: Callable[[], float] = time.monotonic, table: StepTable | None = None):
+        self.settings = settings or ServiceSettings()
+        engines = [engine] + [smaller] * (smaller is not None)
+        require_alike([each.spec for each in engines])
+        self.spec = engine.spec
+        self.table = table or StepTable(padded=len(engine.backend.sizes) > 1)
+        self._calibrated = table is not None
+        names = [each.spec.name for each in engines]
+        if len(set(names)) < len(names):
+            names[1] += '-smaller'
+        self._models = {name: Networks(each, name) for name, each in zip(names, engines)}
+        self._engines, self._clock = engines, clock
+        self._capacity = self.settings.sessions or min(each.sessions for each in engines)
+        self._wake = threading.Condition()
+        self._news = False  # something was handed in since the last look
+        scheduler = Scheduler(self.table, self.settings.policy, self.settings.scheduling)
+        self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures)
+        self._clients: dict[int, Client] = {}
+        self._opened = 0
+        self._questions: deque[tuple[Client, int, Question, Promise]] = deque()
+        self._thread: threading.Thread | None = None
+        self._running = False
+        self._started = self._busy = 0.0
+
+    def calibrate(self) -> None:
+        """Measures the step times, unless that has been done."""
+        if not self._calibrated:
+            for networks in self._models.values():
+                calibrate(networks, self.table, self._clock)
+            self._calibrated = True
+
+    def start(self) -> None:
+        """Starts the thread, and returns when it has calibrated; raises what prevents it."""
+        ready = Promise()
+        self._running = True
+        self._thread = threading.Thread(target=self._run, args=(ready,), name='service', daemon=True)
+        self._thread.start()
+        ready.result()
+
+    def stop(self) -> None:
+        """Closes all sessions and ends the thread after the batch in progress."""
+        for number in list(self._clients):
+            self.close(number)
+        with self._wake:
+            self._running = False
+            self._stir()
+        if self._thread:
+            self._thread.join()
+        self._thread = None
+
+    def open(self, listener: ServiceListener, seed: int = 0) -> int:
+        """The number of a new session, never used before. Raises ServiceFull."""
+        with self._wake:
+            if len(self._clients) >= self._capacity:
+                raise ServiceFull(f'{self._capacity} sessions are open, and there is room for no more: close one, or '
+                                  f'start the service for more sessions')
+            try:
+                client = Client(self._opened + 1, listener, self._engines, seed)
+            except OutOfPages as error:
+                raise ServiceFull(f'no memory is left for another session: {error}') from error
+            self._opened += 1
+            self._clients[client.number] = client
+            return client.number
+
+    def tick(self, session: int, tick: Tick) -> None:
+        """Hands over a frame; it is replied to through the listener, and where it is refused before this returns.
+
+        Raises ValueError for what does not fit the model.
+        """
+        check(tick, self.spec)
+        with self._wake:
+            client = self._client(session)
+            if not self._calibrated:
+                raise SessionError('the service has no step times: start it before the first tick')
+            self._requests.tick(client, tick, self._clock())
+            deliveries = self._requests.take_deliveries()
+            self._stir()
+        _deliver(deliveries)
+
+    def ask(self, session: int, question: Question) -> Promise:
+        """Asks a question; the promise holds a what_if.Answer, or raises QuestionError."""
+        promise = _promise()
+        with self._wake:
+            client = self._client(session)
+            self._questions.append((client, client.generation, question, promise))
+            self._stir()
+        return promise
+
+    def save(self, session: int, path: Path) -> Promise:
+        """Has a session written to a file, in idle time; the promise raises what prevents it."""
+        return self._call(session, lambda each: each.save(path), loads=False)
+
+    def load(self, session: int, path: Path) -> Promise:
+        """Has a session replaced by one from a file, in idle time; the promise raises ValueError if it does not fit."""
+        return self._call(session, lambda each: each.load(path), loads=True)
+
+    def reset(self, session: int) -> None:
+        """Forgets what was seen. What is under way comes to nothing: ticks are not replied to."""
+        self._end(session, Event.RESET, 'the session was reset')
+
+    def close(self, session: int) -> None:
+        """Frees a session."""
+        self._end(session, Event.CLOSE, 'the session was closed')
+
+    def stats(self) -> dict:
+        """What was done since the start, as JSON values."""
+        with self._wake:
+            elapsed = self._clock() - self._started
+            return {'models': list(self._models), 'backend': self._engines[0].backend.name,
+                    'sessions': len(self._clients), **self._requests.statistics.summary(),
+                    'busy': round(self._busy / elapsed, 4) if self._running and elapsed > 0 else 0.0,
+                    'step_times': self.table.to_dict('', self.spec.name)['rows'] if self._calibrated else []}
+
+    def phase(self) -> float:
+        """The best time of a new client's ticks, steady time modulo the step period [s]: amid the widest gap."""
+        with self._wake:
+            return self._requests.phase(self.spec.step_period)
+
+    def _call(self, session: int, function: Callable[[Session], Any], loads: bool) -> Promise:
+        promise = _promise()
+        with self._wake:
+            self._requests.call(CallJob(self._client(session), function, promise, loads), self._clock())
+            self._stir()
+        return promise
+
+    def _end(self, session: int, event: Event, reason: str) -> None:
+        with self._wake:
+            client = self._client(session)
+            self._requests.begin_anew(client, event, reason, self._clock())
+            if event is Event.CLOSE:
+                del self._clients[session]
+            deliveries = self._requests.take_deliveries()
+            self._stir()
+        _deliver(deliveries)
+
+    def _stir(self) -> None:
+        self._news = True
+        self._wake.notify()
+
+    def _client(self, session: int) -> Client:
+        if session not in self._clients:
+            raise SessionError(f'session {session} is not open: it was closed, or never opened')
+        return self._clients[session]
+
+    def _run(self, ready: Promise) -> None:
+        apply(LOG, self.settings.priority)  # it changes what is measured
+        try:
+            self.calibrate()
+        except Exception as error:
+            ready.set_exception(error)
+            return
+        # A collection of what start-up has left behind takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        self._started = self._clock()
+        ready.set_result(None)
+        while self._running:
+            try:
+                patience = self.step()
+            except Exception:  # of the service itself, not of a session: others must go on
+                LOG.exception('the service goes on after an error of its own')
+                continue
+            with self._wake:
+                if self._running and not self._news and patience != 0.0:
+                    self._wake.wait(patience)
+
+    def step(self) -> float | None:
+        """Does the most urgent piece of work; returns how long there is none [s], None for until more comes."""
+        patience = 0.0
+        with self._wake:
+            self._news = False
+            drawn = self._requests.next(self._clock())
+            busy = drawn and drawn[0].kind is Kind.TICK
+            asked = self._questions.popleft() if self._questions and not busy else None
+            deliveries = self._requests.take_deliveries()
+            if not (asked or drawn):
+                wake_at = self._requests.wake_at(self._clock())
+                patience = None if wake_at is None else max(0.0, wake_at - self._clock())
+        _deliver(deliveries)
+        if drawn:
+            self._execute(*drawn)
+        if asked:
+            self._begin_question(*asked)
+        return patience
+
+    def _execute(self, batch: Batch, jobs: list[Job]) -> None:
+        backend = self._models[batch.network.rpartition('/')[0]].engine.backend
+        works: dict[int, Work] = {}
+        errors: list[Exception | None] = [None] * len(jobs)
+        for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
+            job.begun = batch.begun if job.begun is None else job.begun
+            try:
+                work = job.work(entry.unit, entry.tier)
+                if work:
+                    works[index] = work
+            except Exception as error:
+                errors[index] = error
+        for index, error in zip(works, run_unit(list(works.values()), backend)):
+            errors[index] = error
+        backend.settle()
+        now = self._clock()
+        for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
+            try:
+                if errors[index] is None:
+                    job.done(entry.unit, now - batch.begun)
+            except Exception as error:
+                errors[index] = error
+        with self._wake:
+            self._busy += now - batch.begun
+            self._requests.finished(batch, jobs, errors, now)
+            deliveries = self._requests.take_deliveries()
+        _deliver(deliveries)
+
+    def _begin_question(self, client: Client, generation: int, question: Question, promise: Promise) -> None:
+        """Keeps the moment that the question is about, and hands in its branches."""
+        networks, twin = next(iter(self._models.values())), client.twins[0]
+        try:
+            if generation != client.generation or not twin.current(generation):
+                raise QuestionError('nothing has been observed yet, or the session has begun anew: ask after a tick')
+            if question.stamp and question.stamp != twin.stamp:
+                raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
+                                    f'({twin.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
+            asked, moment, branches = Asked(question, twin.stamp, promise), twin.session.moment(), []
+            for index, branch in enumerate(question.branches):
+                actions = resolve(branch, question.goal, twin.session)
+                job = BranchJob(client, asked, index, twin.session, moment, actions)
+                branches.append((job, networks.branch(len(actions), 2)))
+            with self._wake:
+                self._requests.question(client, branches, question.due, self._clock())
+        except OutOfPages as error:
+            promise.set_exception(QuestionError(f'no memory is left to imagine in: {error}'))
+        except (SessionError, ValueError) as error:  # a QuestionError is one
+            promise.set_exception(error if isinstance(error, QuestionError) else QuestionError(str(error)))
+
+
+def _deliver(deliveries: list[Callable[[], Any]]) -> None:
+    for deliver in deliveries:
+        try:
+            deliver()
+        except Exception:  # a listener's
+            LOG.exception('a listener of the service failed')
+
+
+def _promise() -> Promise:
+    """A promise that cannot be cancelled any more: who does not want it may forget it."""
+    promise: Promise = Promise()
+    promise.set_running_or_notify_cancel()
+    return promise

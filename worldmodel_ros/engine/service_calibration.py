@@ -1,0 +1,84 @@
+"""Measures how long a model's units take at each batch size, on this machine."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..cache.allocator import OutOfPages
+from .calls import Boundary, Calls, Work, run_unit
+from .scheduling import StepTable
+from .service_networks import Networks
+from .session import Session
+
+RUNS = 20  # enough for a high quantile that one interruption does not make
+PAUSE = 0.005  # s, between runs: a real-time thread that never waits would keep other processes from running
+SNAPSHOT = 0.03  # s, that saving or loading a session is expected to take
+
+
+def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] = time.monotonic) -> None:
+    """Records the times of each unit of a model at the batch sizes of its back end.
+
+    A size for which the engine has no memory is left out, and so never run.
+    """
+    table.record(networks.unit('snapshot').network, 1, SNAPSHOT)
+    for size in networks.engine.backend.sizes:
+        try:
+            _Calibration(networks, table, clock, size).run()
+        except OutOfPages:
+            if size == 1:
+                raise
+            return
+
+
+class _Calibration:
+    """Of one batch size, on noise."""
+
+    def __init__(self, networks: Networks, table: StepTable, clock: Callable[[], float], size: int):
+        self._networks, self._table, self._clock, self._size = networks, table, clock, size
+        spec = networks.engine.spec
+        rng = np.random.default_rng(size)
+        self._frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
+        self._actions = np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)
+
+    def run(self) -> None:
+        """Branches first: there may be memory for a batch of them, and not for as many sessions.
+
+        What is recorded is of full windows. Young ones, whose attention is masked, are run once: they are a case of
+        their own for whatever prepares itself at first runs.
+        """
+        open_session, window = self._networks.engine.open_session, self._networks.engine.spec.window_frames
+        session = open_session()
+        self._run([session], self._observe)
+        self._run([session] * self._size, self._branch)
+        for _ in range(window):
+            self._run([session], self._observe)
+        for run in range(-1, RUNS):
+            self._run([session] * self._size, self._branch, steps=1 + run % 2, recorded=run >= 0)
+        sessions = [session, *(open_session() for _ in range(self._size - 1))]
+        for run in range(-window, RUNS):
+            self._run(sessions, self._observe, recorded=run >= 0)
+
+    def _branch(self, session: Session, steps: int) -> Calls:
+        return session.branching(self._actions, steps)
+
+    def _observe(self, session: Session, steps: int) -> Calls[None]:
+        yield Boundary('observe')
+        yield from session.observing(self._frame, self._actions[0])
+        yield from session.planning(session.spec.goals[0])
+
+    def _run(self, sessions: Sequence[Session], calls: Callable[[Session, int], Calls], steps: int = 1,
+             recorded: bool = False) -> None:
+        """Runs the calls of all sessions to their end."""
+        backend = self._networks.engine.backend
+        works = [Work(calls(session, steps)) for session in sessions]
+        time.sleep(PAUSE)
+        while works[0].boundary:
+            part, start = works[0].boundary.unit, self._clock()
+            for error in run_unit(works, backend):
+                if error:
+                    raise error
+            backend.settle()
+            if recorded:
+                self._table.record(self._networks.unit(part).network, self._size, self._clock() - start)

@@ -1,0 +1,37 @@
+"""What one model's units are called by the scheduler, and which of them a tick or a branch is made of."""
+from __future__ import annotations
+
+from .engine import Engine
+from .scheduling import Tier, Unit
+from .scheduling.work import Route
+
+
+class Networks:
+    """``name`` stands before the units' names: tiny/observe, tiny/denoise and so on."""
+
+    def __init__(self, engine: Engine, name: str):
+        self.engine, self.name = engine, name
+
+    def unit(self, part: str) -> Unit:
+        """observe (encode, commit of one frame, policy), commit (of an imagined chunk), decode or snapshot."""
+        return Unit(f'{self.name}/{part}')
+
+    def denoise(self, steps: int) -> Route:
+        """The steps of a chunk; the last one reads the outcomes, too."""
+        return tuple(Unit(f'{self.name}/denoise', step, steps) for step in range(steps))
+
+    def tick(self, steps: int) -> Route:
+        """From a frame to a plan whose consequences were imagined."""
+        return self.unit('observe'), *self.denoise(steps)
+
+    def branch(self, frames: int, steps: int) -> Route:
+        """What Session.branching does for so many frames."""
+        chunks = -(-frames // self.engine.spec.chunk_frames)
+        one = *self.denoise(steps), self.unit('decode'), self.unit('commit')
+        return (one * chunks)[:-1]
+
+
+def routes(models: list[Networks]) -> dict[Tier, Route]:
+    """The tiers that one model can serve, or a best and a smaller one."""
+    best = {Tier.TWO_STEP: models[0].tick(2), Tier.ONE_STEP: models[0].tick(1)}
+    return best | {Tier.SMALLER: model.tick(1) for model in models[1:]}
