@@ -116,6 +116,36 @@ def test_the_command_line_carries_name_namespace_files_and_typed_values(write, t
         ('-p', 'numbers:=[1, 2]'), ('-p', 'path:=/with space'), ('-p', 'delay:=0.08')]
 
 
+def test_a_shared_process_is_no_node_and_takes_its_parameters_as_options(write):
+    def change(content):
+        content['nodes'].insert(0, {'name': 'engine', 'package': 'some_package', 'executable': 'engine',
+                                    'shared': True, 'only_with': 'server'})
+        content['arguments']['server'] = {
+            'description': 'Socket.', 'values': {True: 'auto', False: ''},
+            'parameters': {'engine': 'socket_path', 'brain': 'server'}}
+
+    description = bringup.load(write(change))
+    for value, socket in ((True, 'auto'), ('true', 'auto'), ('/run/e.sock', '/run/e.sock')):
+        engine, _, brain = description.resolve('sim', {'server': value})
+        assert engine.full_name('robot1') == '/engine'
+        assert engine.command_line('robot1') == [f'--socket-path={socket}']
+        assert brain.parameters['server'] == socket
+    for value in (False, 'false', ''):
+        nodes = description.resolve('sim', {'server': value})
+        assert [node.name for node in nodes] == ['base', 'brain'] and not nodes[1].parameters.get('server')
+
+
+def test_the_robots_of_the_package_share_an_engine_only_where_they_are_told_to():
+    description = bringup.load()
+    assert 'engine_server' not in [node.name for node in description.resolve('sim')]
+    nodes = {node.name: node for node in description.resolve(
+        'sim', {'server': 'true', 'model': 'tiny', 'server_model': 'large'})}
+    assert nodes['engine_server'].command_line() == ['--model=large', '--socket=auto']
+    assert nodes['world_model_node'].parameters['server'] == 'auto'
+    assert nodes['world_model_node'].parameters['model'] == 'tiny'
+    assert next(iter(nodes)) == 'engine_server', 'it starts first and ends last'
+
+
 @pytest.mark.parametrize('change, complaint', [
     (lambda c: c['nodes'][1].update(respwan=True), r"nodes\[1\]: key 'respwan' is unknown: .*respawn"),
     (lambda c: c['nodes'][0].pop('executable'), r"nodes\[0\]: key 'executable' is missing"),

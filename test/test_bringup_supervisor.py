@@ -100,6 +100,17 @@ def test_nodes_run_with_their_names_and_parameters_and_end_with_code_0(superviso
     assert one.pid is None and two.pid is None
 
 
+def test_a_shared_process_runs_once_for_all_robots_with_its_parameters_as_options(supervisor, tmp_path):
+    (tmp_path / 'prefix' / 'lib' / PACKAGE / 'engine').write_text('import sys, time\nprint(sys.argv[1:], flush=True)\n'
+                                                                  'time.sleep(600)\n')
+    nodes = [node('engine', shared=True, parameters={'socket': 'auto'}), node('deaf')]
+    for robot in ('robot1', 'robot2'):
+        supervisor.add(nodes, robot)
+    assert list(supervisor.processes) == ['/engine', '/robot1/deaf', '/robot2/deaf']
+    supervisor.processes['/engine'].start()
+    wait_for(logged(supervisor.processes['/engine'], "['--socket=auto']"))
+
+
 def test_a_killed_node_comes_back_where_it_is_to_and_its_segments_are_removed(supervisor):
     supervisor.add([node('plain', respawn=True, respawn_delay=0.1)])
     supervisor.start()

@@ -14,6 +14,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 import worldmodel_ros.msg
 import worldmodel_ros.srv
+from worldmodel_ros.engine.ladder import Tier
 from worldmodel_ros.msg import (
     ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture, Timings, WhatIfBranch)
 from worldmodel_ros.srv import WhatIf
@@ -88,6 +89,10 @@ def test_tiers_count_down_from_the_best_to_the_stop():
     c = ActionChunk
     tiers = [c.TIER_NONE, c.TIER_TWO_STEP, c.TIER_ONE_STEP, c.TIER_REPLAN, c.TIER_STOP]
     assert tiers == [0, 1, 2, 3, 4]
+
+
+def test_the_tiers_of_the_messages_are_those_of_the_ladder():
+    assert {name: getattr(ActionChunk, f'TIER_{name}') for name in Tier.__members__} == {t.name: t.value for t in Tier}
 
 
 @pytest.mark.parametrize('message', samples(), ids=lambda message: type(message).__name__)

@@ -260,6 +260,56 @@ def test_a_new_episode_begins_with_a_session_that_knows_nothing():
     assert rig.intervals[-1][0] is None
 
 
+def test_a_session_that_has_missed_frames_begins_anew_when_it_is_told_to():
+    rig = Rig()
+    rig.tick()
+    resets = rig.engine.sessions[0].resets
+    rig.worker.forget()
+    rig.tick()
+    assert rig.engine.sessions[0].resets == resets + 1 and rig.intervals[-1][0] is None
+    rig.tick()
+    assert rig.engine.sessions[0].resets == resets + 1 and rig.intervals[-1][0] is not None
+
+
+def test_an_observation_that_is_handed_on_to_another_engine_is_answered_once():
+    rig = Rig()
+    observation, _ = rig.frame()
+    rig.run()
+    rig.worker.submit(observation)
+    rig.run()
+    assert [answer.sequence for answer, _ in rig.answers] == [observation.sequence]
+
+
+def test_the_answer_of_an_engine_elsewhere_is_relayed_until_the_robot_must_stand():
+    rig, plan = Rig(), np.full((4, 2), 0.3, np.float32)
+    observation, _ = rig.frame()
+    assert rig.responder.relay(observation, Tier.SMALLER, observation.due, 'little time', plan)
+    answer = rig.answers[-1][0]
+    assert (answer.tier, answer.verdict, answer.reason) == (Tier.SMALLER, Verdict.DEGRADED, 'little time')
+    rig.responder.fault(observation, 'broken')
+    tiers = []
+    for _ in range(Settings().recovery_ticks + 1):
+        rig.clock.sleep(0.1)
+        observation, _ = rig.frame()
+        rig.responder.relay(observation, Tier.TWO_STEP, observation.due, '', plan)
+        tiers.append(rig.answers[-1][0].tier)
+    assert tiers == [Tier.STOP] * Settings().recovery_ticks + [Tier.TWO_STEP]
+
+
+def test_a_refusal_from_elsewhere_is_bridged_while_the_last_plan_has_actions():
+    rig, plan = Rig(), np.full((4, 2), 0.3, np.float32)
+    observation, _ = rig.frame()
+    rig.responder.relay(observation, Tier.TWO_STEP, observation.due, '', plan)
+    bridged = []
+    for _ in range(4):
+        rig.clock.sleep(0.1)
+        observation, _ = rig.frame()
+        bridged.append(rig.responder.bridge(observation, observation.due, 'no time'))
+    assert bridged == [True, True, True, False]
+    assert [answer.tier for answer, _ in rig.answers[1:]] == [Tier.REPLAN] * 3
+    assert 'no time; the last plan goes on' in rig.answers[-1][0].reason
+
+
 def test_a_plan_for_another_goal_is_not_followed():
     rig = Rig()
     rig.tick(goal='red')

@@ -1,16 +1,23 @@
 """Which scenarios there are, and the system that each of them needs."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scenarios import camera, clock, driving, fleet, lifecycle, model, strangers
+from scenarios import camera, clock, driving, fleet, lifecycle, model, server, strangers
 from scenarios.checks import Invariants
 from scenarios.rig import GATE, MODEL, NODES, START_TIMEOUT, Rig
 
 SEED = 2_000_000  # of the first room; the model was trained in those below 1000000
 
 # What a scenario is expected to kill, by the end of which the node is there again.
-KILLS = {model.model_is_killed: (MODEL,), model.gate_is_killed: (GATE,)}
+KILLS = {
+    model.model_is_killed: (MODEL,),
+    model.gate_is_killed: (GATE,),
+    server.the_server_is_killed: (server.SERVER,),
+}
+# The longest path of a socket is short, and no other run of the tests has this one.
+SOCKET = f'{os.environ.get("ROS_HOME", "/tmp")}/engine.sock'
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,7 @@ class System:
     One or several simulated robots, and what is tried on them, in this order.
 
     `arguments` are those of the launch file, and of the description that it reads. A system of several
-    robots has a namespace for each; its scenarios take as many rigs.
+    robots has a namespace for each; its scenarios take as many rigs. `shared`: processes that serve all of them.
     """
 
     name: str
@@ -27,17 +34,19 @@ class System:
     scenarios: Sequence[Callable[..., None]]
     arguments: Mapping[str, str] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ('',)
+    shared: tuple[str, ...] = ()
 
     def nodes(self) -> list[str]:
-        """Return the full names of all nodes."""
-        return [f'/{namespace}/{node}'.replace('//', '/') for namespace in self.namespaces for node in NODES]
+        """Return the full names of all nodes, and of the processes that they share."""
+        own = [f'/{namespace}/{node}'.replace('//', '/') for namespace in self.namespaces for node in NODES]
+        return [*self.shared, *own]
 
     def kills(self, scenarios: Sequence[Callable[..., None]]) -> dict[str, int]:
         """Return how often the scenarios kill each node, by its full name."""
         kills: dict[str, int] = {}
         for scenario in scenarios:
             for node in KILLS.get(scenario, ()):
-                name = f'/{self.namespaces[0]}/{node}'.replace('//', '/')
+                name = node if node in self.shared else f'/{self.namespaces[0]}/{node}'.replace('//', '/')
                 kills[name] = kills.get(name, 0) + 1
         return kills
 
@@ -85,6 +94,19 @@ SYSTEMS = (
         ),
         {'seed': str(SEED)},
         ('robot1', 'robot2'),
+    ),
+    System(
+        'two_robots_one_server',
+        'multi_robot.launch.py',
+        (
+            server.both_drive_by_one_server,
+            server.the_server_answers_questions_and_keeps_sessions,
+            server.the_server_is_killed,
+            server.the_server_hangs,
+        ),
+        {'seed': str(SEED), 'server': SOCKET},
+        ('robot1', 'robot2'),
+        (server.SERVER,),
     ),
 )
 

@@ -57,17 +57,21 @@ class LaunchedProcesses:
         kill(self.pid(node))
 
     def _on_start(self, event, context) -> None:
-        if isinstance(event.action, Node):
-            with self._lock:
-                self._pids[event.action.node_name] = event.pid
+        with self._lock:
+            self._pids[_name(event)] = event.pid
 
     def _on_exit(self, event, context) -> None:
-        if isinstance(event.action, Node):
-            with self._lock:
-                name = event.action.node_name
-                self._exit_codes.setdefault(name, []).append(event.returncode)
-                if self._pids.get(name) == event.pid:
-                    del self._pids[name]
+        with self._lock:
+            name = _name(event)
+            self._exit_codes.setdefault(name, []).append(event.returncode)
+            if self._pids.get(name) == event.pid:
+                del self._pids[name]
+
+
+def _name(event) -> str:
+    """Return the full name of a node, or, of a process that is none, its own, which launch has numbered."""
+    action = event.action
+    return action.node_name if isinstance(action, Node) else '/' + event.process_name.rpartition('-')[0]
 
 
 @launch_testing.markers.keep_alive

@@ -25,7 +25,8 @@ class NodeDescription:
     executable: str
     lifecycle: bool = False
     only_for: tuple[str, ...] = ()  # of TARGETS; empty: for all
-    only_with: str = ''           # an argument: without a value for it, the node does not run
+    only_with: str = ''           # an argument: without a value for it, or with false, the node does not run
+    shared: bool = False          # one process for all robots, and no ROS node: its parameters are options
     parameter_files: tuple[Path, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
     remappings: Mapping[str, str] = field(default_factory=dict)
@@ -35,13 +36,19 @@ class NodeDescription:
     environment: Mapping[str, str] = field(default_factory=dict)  # of this process alone
 
     def full_name(self, namespace: str = '') -> str:
-        """Return the node's name in the graph, such as /robot1/command_gate."""
-        return absolute_namespace(namespace).rstrip('/') + '/' + self.name
+        """Return the node's name in the graph, such as /robot1/command_gate; a shared one is in no namespace."""
+        return absolute_namespace('' if self.shared else namespace).rstrip('/') + '/' + self.name
 
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
         """Return this node's own variables that apply: those for which `inherited` has no value but the shared one."""
         return {name: value for name, value in self.environment.items()
                 if inherited.get(name) in (None, shared.get(name))}
+
+    def command_line(self, namespace: str = '') -> list[str]:
+        """Return the arguments that configure a process as this node, or as this shared process."""
+        if self.shared:
+            return [f'--{name.replace("_", "-")}={value}' for name, value in self.parameters.items()]
+        return self.ros_arguments(namespace)
 
     def ros_arguments(self, namespace: str = '') -> list[str]:
         """Return the command line, from --ros-args on, that configures a process as this node."""
@@ -67,6 +74,7 @@ class Argument:
     name: str
     description: str
     default: Any = None           # None: the parameter files decide
+    values: Mapping[Any, Any] = field(default_factory=dict)       # what a value stands for, where it is not itself
     parameters: Mapping[str, str] = field(default_factory=dict)   # node -> parameter
     remappings: Mapping[str, str] = field(default_factory=dict)   # node -> topic
 
@@ -104,8 +112,8 @@ class Description:
         for path in extra:
             if not path.is_file():
                 raise DescriptionError(f'parameter file {path} does not exist')
-        nodes = [node for node in self.nodes
-                 if target in (node.only_for or TARGETS) and (not node.only_with or node.only_with in given)]
+        nodes = [node for node in self.nodes if target in (node.only_for or TARGETS)
+                 and (not node.only_with or _read(given.get(node.only_with, False)) is not False)]
         parameters = parameters or {}
         for name in parameters:
             if name not in [node.name for node in nodes]:
@@ -127,12 +135,17 @@ class Description:
             if value is None:
                 continue
             if node.name in argument.parameters:
-                parameters[argument.parameters[node.name]] = (
-                    yaml.safe_load(value) if isinstance(value, str) else value)
+                meant = _read(value)
+                parameters[argument.parameters[node.name]] = argument.values.get(meant, meant)
             if node.name in argument.remappings:
                 remappings[argument.remappings[node.name]] = str(value)
         return replace(node, parameters={**parameters, **overrides}, remappings=remappings,
                        parameter_files=node.parameter_files + files)
+
+
+def _read(value: Any) -> Any:
+    """The value of an argument, which `ros2 launch name:=value` gives as text."""
+    return yaml.safe_load(value) if isinstance(value, str) else value
 
 
 def absolute_namespace(namespace: str) -> str:
@@ -187,7 +200,7 @@ class _Reader:
         where = f"{where} ({entry['name']})"
         values = dict(entry)
         for key, kind in (('name', str), ('package', str), ('executable', str), ('only_with', str),
-                          ('lifecycle', bool), ('respawn', bool), ('required', bool)):
+                          ('lifecycle', bool), ('shared', bool), ('respawn', bool), ('required', bool)):
             if key in values and not isinstance(values[key], kind):
                 raise self._error(where, f'{key} is {values[key]!r}: it must be a {kind.__name__}')
         targets = values.get('only_for', [])
@@ -212,6 +225,7 @@ class _Reader:
     def _argument(self, name: str, entry: Any, nodes: list[str]) -> Argument:
         where = f'arguments: {name}'
         self._mapping(where, entry, {f.name for f in fields(Argument)} - {'name'}, required={'description'})
+        values = self._mapping(f'{where}: values', entry.get('values') or {})
         targets = {key: self._texts(f'{where}: {key}', entry.get(key) or {})
                    for key in ('parameters', 'remappings')}
         for key, mapping in targets.items():
@@ -219,7 +233,7 @@ class _Reader:
                 if node not in nodes:
                     raise self._error(
                         f'{where}: {key}', f"'{node}' is no node here: there are {', '.join(nodes)}")
-        return Argument(name, str(entry['description']), entry.get('default'), **targets)
+        return Argument(name, str(entry['description']), entry.get('default'), values, **targets)
 
     def _environment(self, where: str, value: Any) -> dict[str, str]:
         return {name: text.replace('{config}', str(self._path.parent))

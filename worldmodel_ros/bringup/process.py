@@ -45,7 +45,7 @@ class NodeProcess:
         self.required = node.required
         self._node = node
         self._command = [sys.executable, str(find_executable(node.package, node.executable)),
-                         *node.ros_arguments(namespace)]
+                         *node.command_line(namespace)]
         self._environment = dict(environment)
         self._lock = threading.Lock()  # of starting and signalling
         self._stopping = threading.Event()

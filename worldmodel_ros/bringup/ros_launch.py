@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from importlib.util import find_spec
 from typing import Callable
 
@@ -16,6 +17,7 @@ from launch_ros.actions import LifecycleNode, Node
 
 from worldmodel_ros.bringup.description import (
     Description, DescriptionError, NodeDescription, absolute_namespace, load)
+from worldmodel_ros.bringup.paths import find_executable
 from worldmodel_ros.bringup.process import activation_command
 from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
 
@@ -65,15 +67,17 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
         actions: list[Action] = [
             SetEnvironmentVariable(name, value) for name, value in description.environment.items()
             if name not in context.environment]
+        running: set[str] = set()
         for namespace, given in robots(values):
-            actions += _robot_actions(description, target, namespace, given, context.environment)
+            actions += _robot_actions(description, target, namespace, given, context.environment, running)
         return actions
 
     return LaunchDescription([*declared, OpaqueFunction(function=start)])
 
 
-def _robot_actions(description: Description, target: str, namespace: str, values: Values,
-                   inherited: Values) -> list[Action]:
+def _robot_actions(description: Description, target: str, namespace: str, values: Values, inherited: Values,
+                   running: set[str]) -> list[Action]:
+    """Start one robot; `running`: names of the shared processes that another one has started, which is added to."""
     arguments = {argument.name: values[argument.name] for argument in description.arguments_for(target)}
     files = [values['params_file']] if values['params_file'] else []
     replay = prepare(arguments) if target == 'replay' else None
@@ -84,7 +88,14 @@ def _robot_actions(description: Description, target: str, namespace: str, values
         player.append(_ros2_bag_play(replay, namespace))
     actions: list[Action] = []
     for node in nodes:
-        action = _node_action(node, namespace, node.own_environment(inherited, description.environment))
+        if node.name in running:
+            continue
+        environment = node.own_environment(inherited, description.environment)
+        if node.shared:
+            running.add(node.name)
+            actions.append(_shared_action(node, environment))
+            continue
+        action = _node_action(node, namespace, environment)
         if node.lifecycle and values['autostart'] == 'true':
             # Registered before the process starts, or its start is missed.
             actions += _bring_to_active(node, namespace, action, player)
@@ -95,6 +106,13 @@ def _robot_actions(description: Description, target: str, namespace: str, values
 def _ros2_bag_play(replay: Replay, namespace: str) -> ExecuteProcess:
     return ExecuteProcess(cmd=replay.ros2_bag_play(namespace), name='bag_player', output='screen',
                           on_exit=Shutdown(reason='the bag has ended'))
+
+
+def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess:
+    return ExecuteProcess(
+        cmd=[sys.executable, str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
+        respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen',
+        on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
 
 def _node_action(node: NodeDescription, namespace: str, environment: Values) -> Node:

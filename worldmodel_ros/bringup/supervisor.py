@@ -53,7 +53,7 @@ class Supervisor:
 
     def add(self, nodes: Iterable[NodeDescription], namespace: str = '') -> None:
         """
-        Add one robot's nodes, without starting them.
+        Add one robot's nodes, without starting them. A shared one that another robot has brought is not added again.
 
         :raises ValueError: if a node of that name and namespace is there already.
         :raises NotInstalledError: if an executable cannot be found.
@@ -61,6 +61,8 @@ class Supervisor:
         for node in nodes:
             own = node.own_environment(self.environment, self._shared)
             process = NodeProcess(node, namespace, {**self.environment, **own}, self._log_directory)
+            if node.shared and process.name in self.processes:
+                continue
             if process.name in self.processes:
                 raise ValueError(f'{process.name} is there already: give each robot a namespace of its own')
             self.processes[process.name] = process

@@ -11,6 +11,7 @@ examples:
   worldmodel up                               the simulated robot and its world model, until Ctrl-C
   worldmodel up --target robot                world model and gate alone, for a robot that is there already
   worldmodel up --namespace left right        two robots that do not hear each other
+  worldmodel up --namespace left right --set server:=true     and that share one engine
   worldmodel up --set seed:=7 cmd_vel:=drive  values of config/bringup.yaml's arguments
   worldmodel up --parameters mine.yaml        a parameter file that wins over those in config/
 

@@ -34,6 +34,11 @@ class Observation:
     def wants_answer(self) -> bool:
         return bool(self.goal) and not self.stale
 
+    @property
+    def number(self) -> tuple[int, int]:
+        """Which one it is, whatever becomes of its image on the way."""
+        return self.episode, self.sequence
+
 
 @dataclass(frozen=True)
 class Answer:

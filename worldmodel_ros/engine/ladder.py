@@ -25,6 +25,7 @@ class Tier(enum.IntEnum):
     ONE_STEP = 2
     REPLAN = 3
     STOP = 4
+    SMALLER = 5  # by a server for several robots alone: its smaller model, one step
 
 
 class Verdict(enum.IntEnum):
@@ -83,6 +84,7 @@ class Counts:
     replan: int = 0
     stop: int = 0
     late: int = 0
+    smaller: int = 0
 
     def served(self, tier: Tier) -> None:
         if tier is not Tier.NONE:
@@ -138,6 +140,22 @@ class Ladder:
             reason = f'one step would be ready only {-missing:.1f} ms before the limit'
         planned = now + predict(0)
         return self._bridge(has_plan, min(planned, limit), limit, reason, fresh=planned <= limit)
+
+    def relay(self, tier: Tier, now: float, due: float, reason: str) -> Decision:
+        """
+        Take what the ladder of an engine elsewhere has decided and done: it is answered with, unless the robot is
+        kept standing until the model has been good again.
+        """
+        limit = due - self.settings.reserve
+        self._climb(dict.fromkeys(STEPS, True))
+        if self._best is Tier.STOP:
+            return Decision(Tier.STOP, now, limit, True, self._recovering())
+        self._bridging = False
+        return Decision(tier, now, limit, True, reason)
+
+    def bridge(self, now: float, reason: str) -> Decision:
+        """An engine elsewhere has no time for an observation: have the last plan go on, which has an action for it."""
+        return self._bridge(True, now, now, reason)
 
     def finished(self, decision: Decision, at: float) -> None:
         """

@@ -25,6 +25,8 @@ class Responder:
         self._lock = threading.Lock()
         self._ladder = Ladder(settings)
         self._plan = LastPlan(step_period)
+        self._newest: tuple[int, int] | None = None  # number of the newest observation
+        self._course: tuple[int, str] | None = None  # its episode and goal, which the plan is for
         self._open: Observation | None = None  # the one that is to be answered and is not yet
         self._finish = 0.0  # predicted, of the newest observation
         self._planned = 0.0  # when it had a plan
@@ -54,11 +56,22 @@ class Responder:
             return replace(self._ladder.counts)
 
     def open(self, observation: Observation) -> None:
-        """Take an observation as the one that is to be answered. One that still was is not any more."""
+        """
+        Take an observation as the one that is to be answered. One that still was is not any more.
+
+        Opened again, when one engine hands it on to another, it stays what it is: answered or not.
+        """
         with self._lock:
+            if observation.number == self._newest:
+                return
+            self._newest = observation.number
             if self._open:
                 self._answer(
                     self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
+            course = observation.episode, observation.goal
+            if course != self._course:
+                self._course = course
+                self._plan.forget()
             self._open = observation if observation.wants_answer else None
             self._finish = observation.due
             self._decision = None
@@ -78,14 +91,13 @@ class Responder:
         """
         with self._lock:
             limit = observation.due - self.settings.reserve
-            if observation.stale:
-                self._report(observation, Verdict.STALE_INPUT, observation.stale)
-                return None
-            if not observation.goal:
-                self._report(observation, Verdict.IDLE, 'no goal')
+            if not observation.wants_answer:
+                self._pass_over(observation)
+                if observation.stale:
+                    return None
                 tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), None)
                 return tier and Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
-            if self._open is not observation:
+            if not self._is_open(observation):
                 return None
             decision = self._ladder.decide(
                 begun, observation.due, predict, self._plan.has_action(observation.stamp))
@@ -100,9 +112,7 @@ class Responder:
         Take the plan (T, A) of an observation: what the monitor falls back to from now on, if it was in time.
         """
         with self._lock:
-            self._planned = self._clock()
-            if self._planned <= decision.limit:
-                self._plan.remember(plan, observation.stamp)
+            self._remember(observation, plan)
             if decision.tier is Tier.REPLAN:
                 self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
 
@@ -113,6 +123,43 @@ class Responder:
             answered = self._answer(observation, decision.tier, verdict, decision.reason, plan)
             self._ladder.finished(decision, self._planned if decision.tier is Tier.STOP else self._clock())
             return answered
+
+    def relay(self, observation: Observation, tier: Tier, finish: float, reason: str, plan: np.ndarray) -> bool:
+        """
+        Answer with the plan (T, A) that an engine elsewhere has made, by a ladder of its own; return whether it came
+        in time. `finish`: when that ladder had expected to have it.
+        """
+        with self._lock:
+            self._remember(observation, plan)
+            in_time = self._planned <= observation.due - self.settings.reserve
+            if self._is_open(observation):
+                self._finish = finish
+                decision = self._ladder.relay(tier, self._planned, observation.due, reason)
+                standing = decision.tier is Tier.STOP
+                verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
+                self._answer(observation, decision.tier, verdict, decision.reason, None if standing else plan)
+                self._ladder.finished(decision, self._planned)
+            return in_time
+
+    def bridge(self, observation: Observation, finish: float, reason: str) -> bool:
+        """
+        An engine elsewhere refuses an observation: answer with the last plan. Return False, without an answer, where
+        that has no action left, or the robot is kept standing.
+        """
+        with self._lock:
+            if not self._is_open(observation):
+                return True
+            if self._ladder.best is Tier.STOP or not self._plan.has_action(observation.stamp):
+                return False
+            self._finish = finish
+            decision = self._ladder.bridge(self._clock(), reason)
+            self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+            return True
+
+    def pass_over(self, observation: Observation) -> None:
+        """Report an observation that wants no answer: it is stale, or there is no goal."""
+        with self._lock:
+            self._pass_over(observation)
 
     def overdue(self) -> None:
         """The newest observation must be answered now: do it without the model, if that has not answered."""
@@ -130,7 +177,7 @@ class Responder:
         with self._lock:
             self._ladder.fault(reason)
             self._plan.forget()
-            if self._open is observation:
+            if self._is_open(observation):
                 self._answer(observation, Tier.STOP, Verdict.INVALID, reason)
             else:
                 self._report(observation, Verdict.INVALID, reason)
@@ -146,13 +193,29 @@ class Responder:
             self._listener.answered(replace(answer, counts=replace(self._ladder.counts)))
 
     def forget_plan(self) -> None:
-        """Drop the plan: it was for another goal, or another past."""
+        """Drop the plan: it was for another past."""
         with self._lock:
             self._plan.forget()
 
+    def _is_open(self, observation: Observation) -> bool:
+        return self._open is not None and self._open.number == observation.number
+
+    def _remember(self, observation: Observation, plan: np.ndarray) -> None:
+        """Take a plan as the last one, if it has come in time, and nobody has asked for another goal meanwhile."""
+        self._planned = self._clock()
+        in_time = self._planned <= observation.due - self.settings.reserve
+        if in_time and (observation.episode, observation.goal) == self._course:
+            self._plan.remember(plan, observation.stamp)
+
+    def _pass_over(self, observation: Observation) -> None:
+        if observation.stale:
+            self._report(observation, Verdict.STALE_INPUT, observation.stale)
+        else:
+            self._report(observation, Verdict.IDLE, 'no goal')
+
     def _answer(self, observation: Observation, tier: Tier, verdict: Verdict, reason: str,
                 plan: np.ndarray | None = None) -> bool:
-        if self._open is not observation:
+        if not self._is_open(observation):
             return False
         self._open = None
         actions = self._plan.rest(observation.stamp) if tier is Tier.REPLAN else plan

@@ -47,8 +47,23 @@ class Worker:
         self._running = False
         self._thread: threading.Thread | None = None
         self._episode: int | None = None
+        self._anew = False  # the session is to begin anew, though the episode goes on
         self._committed: int | None = None  # stamp of the session's newest observation, ns
-        self._goal = ''
+
+    @property
+    def backend(self) -> str:
+        """What runs the networks."""
+        return self._engine.backend.name
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Size (H, W) that observations must have [pixels]."""
+        return self._engine.spec.image_size
+
+    @property
+    def trouble(self) -> str:
+        """Why another engine drives than was wanted; there is no other one here."""
+        return ''
 
     def start(self) -> None:
         """Start the thread."""
@@ -77,6 +92,11 @@ class Worker:
             self._expected = observation.received + self._engine.spec.step_period
             self._stir()
         return dropped
+
+    def forget(self) -> None:
+        """Begin anew with the next observation: what came before it was seen by somebody else."""
+        with self._wake:
+            self._anew = True
 
     def ask(self, question: Question) -> Promise:
         """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
@@ -141,13 +161,11 @@ class Worker:
             self._fail(observation, error)
 
     def _begin(self, observation: Observation) -> None:
-        if observation.episode != self._episode:
+        with self._wake:
+            anew, self._anew = self._anew or observation.episode != self._episode, False
+        if anew:
             self._session.reset()
             self._episode, self._committed = observation.episode, None
-            self._responder.forget_plan()
-        if observation.goal != self._goal:
-            self._goal = observation.goal
-            self._responder.forget_plan()
 
     def _look_ahead(self, observation: Observation, decision: Decision, begun: float) -> None:
         start = self._clock()

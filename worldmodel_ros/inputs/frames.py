@@ -28,11 +28,11 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """The images of one camera, in the order of their receipt."""
+    """The images of one camera, in the order of their receipt, at a `size` (H, W) [pixels] that may be changed."""
 
     def __init__(self, step_period: float, size: tuple[int, int]) -> None:
-        """`step_period` [s] and `size` (H, W) [pixels] are those of the model."""
-        self._size = size
+        """`step_period` [s] and `size` are those of the model."""
+        self.size = size
         self._pacer, self._frozen = FramePacer(step_period), FrozenCamera()
 
     @property
@@ -60,7 +60,7 @@ class Frames:
         if pace is Pace.BETWEEN:
             self._pacer.take(stamp, pace)
             return Frame(pace)
-        image = images.read(message, self._size)
+        image = images.read(message, self.size)
         was_frozen = self._frozen.frozen
         if self._frozen.update(
                 message.data, moving, now, settings.frozen_timeout, settings.frozen_recovery):

@@ -13,8 +13,9 @@ from rclpy.duration import Duration
 from rclpy.node import Node
 from std_srvs.srv import Trigger
 
+from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
-from worldmodel_ros.nodes import diagnostics, realtime
+from worldmodel_ros.nodes import diagnostics
 from worldmodel_ros.nodes.command_gate_parameters import (
     PARAMETERS, axis_names, inconsistency, make_limits, make_motion, make_policy)
 from worldmodel_ros.nodes.command_output import make_output

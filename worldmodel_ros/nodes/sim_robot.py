@@ -17,7 +17,8 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from visualization_msgs.msg import MarkerArray
 
-from worldmodel_ros.nodes import diagnostics, qos, realtime, sim_robot_messages as messages
+from worldmodel_ros import realtime
+from worldmodel_ros.nodes import diagnostics, qos, sim_robot_messages as messages
 from worldmodel_ros.nodes.images import to_jpeg
 from worldmodel_ros.nodes.parameters import Param, Parameters
 from worldmodel_ros.nodes.sim_robot_faults import FAULTS, MAX_CLOCK_OFFSET, spoil

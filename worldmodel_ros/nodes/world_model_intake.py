@@ -55,6 +55,15 @@ class Intake:
         """Whether the camera shows the same picture again and again although the robot moves."""
         return self._frames.frozen
 
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Size (H, W) of the images that are handed on [pixels]."""
+        return self._frames.size
+
+    @image_size.setter
+    def image_size(self, size: tuple[int, int]) -> None:
+        self._frames.size = size
+
     def next_sequence(self) -> int:
         """Return the next number within the episode."""
         self._sequence += 1

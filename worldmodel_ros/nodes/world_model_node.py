@@ -22,6 +22,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
+from worldmodel_ros import realtime
 from worldmodel_ros.engine.answers import Answer, Prediction
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.ladder import NS, Counts, Tier, Verdict
@@ -29,7 +30,7 @@ from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.inputs import images
 from worldmodel_ros.inputs.ticks import ExecutedActions
-from worldmodel_ros.nodes import diagnostics, realtime
+from worldmodel_ros.nodes import diagnostics
 from worldmodel_ros.nodes.parameters import Parameters
 from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED
 from worldmodel_ros.nodes.spin import run
@@ -41,6 +42,8 @@ from worldmodel_ros.nodes.world_model_parameters import (
 from worldmodel_ros.nodes.world_model_services import Context, SlowServices
 from worldmodel_ros.nodes.world_model_statistics import Statistics
 from worldmodel_ros.nodes.world_model_timer import OneShot
+from worldmodel_ros.nodes.world_model_worker import make_worker
+from worldmodel_ros.serve.failover import FailoverWorker
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -74,7 +77,7 @@ class WorldModelNode(LifecycleNode):
         self.refusals = diagnostics.Refusals()
         self._load_engine = load_engine or _load
         self._engine: Any = None
-        self._worker: Worker | None = None
+        self._worker: Worker | FailoverWorker | None = None
         self._faults = Faults()
         self._settings = Parameters(
             self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
@@ -131,7 +134,8 @@ class WorldModelNode(LifecycleNode):
         self._trouble = ''
         self._outputs.start()
         self._responder = Responder(self, ladder_settings(settings), spec.step_period)
-        self._worker = Worker(self._engine, self._executed.mean, self._responder, self)
+        self._worker = make_worker(
+            self, settings['server'], self._engine, self._executed.mean, self._responder, self)
         result = super().on_activate(state)
         self._worker.start()
         self._activated = time.monotonic()
@@ -223,6 +227,7 @@ class WorldModelNode(LifecycleNode):
     def _on_image(self, message: Image | CompressedImage) -> None:
         if self._worker is None:
             return
+        self._intake.image_size = self._worker.image_size
         sound, observation = self._intake.take(message)
         if sound:
             self._camera_timer.arm(self._settings['camera_timeout_s'])
@@ -321,7 +326,8 @@ class WorldModelNode(LifecycleNode):
     def _report(self) -> diagnostics.Report:
         if self._engine is None:
             return diagnostics.Report(diagnostics.STALE, 'not configured', self.refusals.values())
-        values = {'model': self._engine.spec.name, 'backend': self._engine.backend.name, 'goal': self._goal,
+        backend = self._worker.backend if self._worker else self._engine.backend.name
+        values = {'model': self._engine.spec.name, 'backend': backend, 'goal': self._goal,
                   'warmup_s': self._warm_up, 'messages_skipped': self._outputs.skipped,
                   **self._statistics.values(time.monotonic(), self._engine.spec.step_period),
                   **self.refusals.values()}
@@ -330,6 +336,9 @@ class WorldModelNode(LifecycleNode):
         best = self._responder.best
         if self._trouble:
             return diagnostics.Report(diagnostics.ERROR, self._trouble, values)
+        if self._worker.trouble:
+            return diagnostics.Report(
+                diagnostics.WARN, f'driving with the own model: {self._worker.trouble}', values)
         if best is not Tier.TWO_STEP:
             return diagnostics.Report(diagnostics.WARN, f'degraded to {best.name.lower()}', values)
         doing = f'driving to {self._goal}' if self._goal else 'no goal'

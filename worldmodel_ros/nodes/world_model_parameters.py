@@ -1,16 +1,27 @@
 """The parameters of the world model node, and what they mean for the engine."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
 from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.nodes.parameters import Param
+from worldmodel_ros.transport.address import AddressError, socket_path
 
 BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
 TRANSPORTS = ('raw', 'compressed')
 _LADDER, _FRAMES = Settings(), FrameSettings()
+
+
+def _socket_refusal(server: str) -> str | None:
+    try:
+        socket_path(server)
+    except AddressError as error:
+        return str(error)
+    return None
+
 
 # Changing these would need another engine or other subscriptions.
 _FIXED_WHILE_CONFIGURED = (
@@ -19,6 +30,8 @@ _FIXED_WHILE_CONFIGURED = (
           choices=BACKENDS),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine',
           low=1, high=256),
+    Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
+          'empty for none; while it is away, the node drives with its own model', check=_socket_refusal),
     Param('image_transport', 'raw',
           'raw takes camera/image_raw, compressed takes camera/image_raw/compressed', choices=TRANSPORTS),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes'),
@@ -69,12 +82,15 @@ def parameters(configured: Callable[[], bool],
     `configured` tells whether the node has an engine by now; `goal_refusal` returns why a goal cannot be set,
     or None.
     """
-    def fixed(value: Any) -> str | None:
-        if not configured():
-            return None
-        return 'fixed while the node is configured: deactivate and clean it up, set it, configure it again'
+    def fixed(param: Param) -> Param:
+        def check(value: Any) -> str | None:
+            if configured():
+                return 'fixed while the node is configured: deactivate and clean it up, set it, configure it again'
+            return param.check(value) if param.check else None
 
-    return (*(Param(**{**vars(param), 'check': fixed}) for param in _FIXED_WHILE_CONFIGURED),
+        return replace(param, check=check)
+
+    return (*map(fixed, _FIXED_WHILE_CONFIGURED),
             Param('goal', '',
                   'what to drive to: one of the goals of the model; empty: look, and command nothing',
                   check=goal_refusal),

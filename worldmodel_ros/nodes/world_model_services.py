@@ -21,14 +21,12 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 
 from worldmodel_ros.engine.maneuvers import NAMES, maneuver, path
-from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+from worldmodel_ros.engine.what_if import MAX_BRANCHES, MAX_STEPS, Branch, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes import world_model_messages as messages
 from worldmodel_ros.srv import SessionFile, WhatIf
 
-MAX_STEPS = 200          # of one branch
-MAX_BRANCHES = 32
 _FILE_TIMEOUT = 5.0      # s
 _GRACE = 1.0             # s, for the engine to notice that a question's time is over
 _SUFFIX = '.safetensors'

@@ -63,7 +63,7 @@ class Statistics:
                 'latency_p50_ms': float(p50), 'latency_p99_ms': float(p99), 'latency_max_ms': float(largest),
                 'observation_age_ms': self._age * 1e3,
                 'observation_age_max_ms': self._oldest * 1e3, 'two_step': counts.two_step,
-                'one_step': counts.one_step, 'replan': counts.replan, 'stop': counts.stop,
+                'one_step': counts.one_step, 'smaller': counts.smaller, 'replan': counts.replan, 'stop': counts.stop,
                 'dropped_images': self.dropped}
             self._oldest = 0.0
             return values

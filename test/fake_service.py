@@ -1,0 +1,154 @@
+"""
+A service without a model, behind a real server: its calls, with answers, delays and failures that a test chooses.
+"""
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from concurrent.futures import Future as Promise
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from fake_engine import future
+
+from worldmodel_ros.engine.scheduling import Tier
+from worldmodel_ros.engine.service_messages import Picture, Reply, ServiceFull, SessionError, check
+from worldmodel_ros.engine.what_if import Answer, QuestionError
+from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.serve.server import Server
+from worldmodel_ros.transport.address import ListeningSocket
+
+PLAN = np.float32([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4]])
+
+
+class FakeService:
+    """`answer` says what a tick gets: 'plan', 'refusal', 'failure', 'nan' or 'nothing'; after `delay` s."""
+
+    def __init__(self, spec=TINY, sessions=2):
+        self.spec, self.sessions = spec, sessions
+        self.answer, self.delay, self.tier = 'plan', 0.0, Tier.TWO_STEP
+        self.ticks, self.listeners, self.closed, self.episodes = [], {}, [], []
+        self._numbers = itertools.count(1)
+        self._thread = ThreadPoolExecutor(1)
+
+    def open(self, listener, seed=0):
+        if len(self.listeners) >= self.sessions:
+            raise ServiceFull(f'{self.sessions} sessions are open')
+        number = next(self._numbers)
+        self.listeners[number] = listener
+        return number
+
+    def close(self, number):
+        del self.listeners[number]
+        self.closed.append(number)
+
+    def tick(self, number, tick):
+        if number not in self.listeners:
+            raise SessionError(f'session {number} is closed')
+        check(tick, self.spec)
+        self.ticks.append(tick)
+        if self.answer == 'refusal' or not tick.answer:
+            self._reply(number, tick, Tier.REFUSED, None, 'two steps would finish 12.3 ms late')
+        elif self.answer != 'nothing':
+            self._thread.submit(self._serve, number, tick)
+
+    def ask(self, number, question):
+        promise = Promise()
+        self._thread.submit(self._answer, promise, question)
+        return promise
+
+    def save(self, number, path):
+        return self._thread.submit(path.write_bytes, b'session')
+
+    def load(self, number, path):
+        def load():
+            if path.read_bytes() != b'session':
+                raise ValueError(f'{path} is not a saved session')
+        return self._thread.submit(load)
+
+    def stats(self):
+        return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners)}
+
+    def stop(self):
+        self._thread.shutdown(cancel_futures=True)
+
+    def _serve(self, number, tick):
+        time.sleep(self.delay)
+        if self.answer == 'failure':
+            self._reply(number, tick, Tier.REFUSED, None, 'OutputError: the plan is not finite', failed=True)
+            return
+        plan = PLAN * np.nan if self.answer == 'nan' else PLAN
+        reply = self._reply(number, tick, self.tier, plan, '' if self.tier is Tier.TWO_STEP else 'little time')
+        listener = self.listeners.get(number)
+        if listener and reply:
+            imagined = future(plan)
+            imagined.frames = np.full((len(plan), *self.spec.image_size, 3), 128, np.uint8)
+            listener.pictured(Picture(reply, imagined, 0.005))
+
+    def _reply(self, number, tick, tier, plan, reason, failed=False):
+        now = time.monotonic()
+        reply = Reply(number, tick.sequence, tick.stamp, tick.episode, tier, plan, reason, now + 0.001, now, 0.002,
+                      {'observe': 0.003, 'denoise': 0.004, 'total': 0.009}, np.zeros(4, np.float32), {}, failed)
+        listener = self.listeners.get(number)
+        if listener:
+            listener.replied(reply)
+        return reply
+
+    def _answer(self, promise, question):
+        if question.stamp < 0:
+            promise.set_exception(QuestionError('older ones are not kept'))
+            return
+        branches = []
+        for branch in question.branches:
+            actions = np.zeros((branch.steps, 2), np.float32) if branch.actions is None else branch.actions
+            imagined = future(actions)
+            imagined.frames = np.full((branch.steps, *self.spec.image_size, 3), len(branches), np.uint8)
+            branches.append((branch.name, imagined))
+        promise.set_result(Answer(77, branches, complete=True))
+
+
+class Serving:
+    """A server at a path, in a thread of this process; it can die as a process does, and come back."""
+
+    def __init__(self, path, service=None):
+        self.path, self.service = path, service or FakeService()
+        self.server = None
+        self.start()
+
+    def start(self):
+        self._listening = ListeningSocket(self.path)
+        self._listening.listen()
+        self.server = Server(self.service, self._listening)
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        self._over = True
+        self._thread.join()
+        if self.server:
+            self.server.close()
+            self._listening.close()
+            self.server = None
+
+    def hang(self):
+        """Stop to take in messages; connections stay open."""
+        self._over = True
+        self._thread.join()
+
+    def _run(self):
+        while not self._over:
+            self.server.run(0.01)
+
+
+@contextlib.contextmanager
+def serving(path, service=None):
+    """Run a server to the end of the block."""
+    running = Serving(path, service)
+    try:
+        yield running
+    finally:
+        running.stop()
+        running.service.stop()

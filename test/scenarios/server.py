@@ -1,0 +1,132 @@
+"""Two robots on one engine: both drive by it, and neither stops when it dies or hangs."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from builtin_interfaces.msg import Duration
+
+from scenarios.rig import MODEL, ROBOT, START_TIMEOUT, Rig, answers, nanoseconds, stands
+from worldmodel_ros.msg import ActionChunk
+from worldmodel_ros.srv import SessionFile, WhatIf
+
+SERVER = '/engine_server'
+BACK = 60.0  # s, to load the model, calibrate, and be tried
+PERIOD = 0.1  # s, of the cameras
+APART = (0.035, 0.065)  # s between the pictures of two cameras, so that one core has time for both in turn
+LONGEST_PAUSE = 0.5  # s between two commands that move a robot; on an idle machine it is one tick, 0.1 s
+WINDOWS = 5  # of 2 s each, in one of which a busy machine must let both be driven as they should be
+MODEL_TIERS = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP)
+
+
+def both_drive_by_one_server(rig: Rig, other: Rig) -> None:
+    spread_cameras(rig, other)
+    for one in (rig, other):
+        wait_for_server(one, START_TIMEOUT)
+    for one in (rig, other):
+        one.drive()
+    for _ in range(WINDOWS):
+        start = rig.watch(2.0)
+        faults = [fault for one in (rig, other) for fault in _faults_of_driving(one, start)]
+        if not faults:
+            return
+    raise AssertionError('; '.join(faults))
+
+
+def the_server_answers_questions_and_keeps_sessions(rig: Rig, other: Rig) -> None:
+    rig.drive()
+    request = WhatIf.Request(names=['left', 'right', 'policy'], horizon=0.8, deadline=Duration(sec=4))
+    answer = rig.call(WhatIf, f'{MODEL}/what_if', request, attempt=6.0)
+    assert answer.success and [branch.name for branch in answer.branches] == request.names, answer.message
+    assert all(len(branch.frames) == len(branch.collision_risk) == 8 for branch in answer.branches)
+    file = SessionFile.Request(path='of_the_server.safetensors')
+    saved = rig.call(SessionFile, f'{MODEL}/save_session', file, attempt=6.0)
+    assert saved.success and Path(saved.message).is_file(), saved.message
+    loaded = rig.call(SessionFile, f'{MODEL}/load_session', file, attempt=6.0)
+    assert loaded.success, loaded.message
+
+
+def the_server_is_killed(rig: Rig, other: Rig) -> None:
+    for pause in kill_while_driving(rig, other).pauses:
+        assert pause <= LONGEST_PAUSE, f'nothing moved a robot for {pause * 1e3:.0f} ms'
+    for one in (rig, other):
+        wait_for_server(one, BACK)
+
+
+class Loss(NamedTuple):
+    """When the server was killed, and the longest time for which each robot then had no command to move [s]."""
+
+    at: float
+    pauses: list[float]
+
+
+def kill_while_driving(*rigs: Rig) -> Loss:
+    """Kill the server while it drives, and see what the robots do in the next 2 s."""
+    for rig in rigs:
+        rig.drive()
+    rigs[0].watch(0.5)
+    start = time.monotonic()
+    rigs[0].processes.kill(SERVER)
+    rigs[0].watch(2.0)
+    pauses = [_longest_pause(rig, start) for rig in rigs]
+    for rig in rigs:
+        assert 'of the server' not in rig.next_report(MODEL)['backend'], 'a dead server drives'
+    return Loss(start, pauses)
+
+
+def the_server_hangs(rig: Rig, other: Rig) -> None:
+    for one in (rig, other):
+        one.drive()
+    rig.watch(0.5)
+    pid, start = rig.processes.pid(SERVER), time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        rig.watch(1.5)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for one in (rig, other):
+        pause = _longest_pause(one, start)
+        assert pause <= LONGEST_PAUSE, f'nothing moved {one.namespace} for {pause * 1e3:.0f} ms'
+
+
+def _faults_of_driving(rig: Rig, start: float) -> list[str]:
+    """What is wrong with how a robot has been driven since `start`, by the server."""
+    faults = []
+    backend = rig.next_report(MODEL)['backend']
+    if 'of the server' not in backend:
+        faults.append(f'{rig.namespace} is driven by {backend}')
+    commands = [r for r in rig.observer.since('cmd_vel', start) if answers(r.message) and not stands(r.message)]
+    if len(commands) < 15:
+        faults.append(f'{len(commands)} commands moved {rig.namespace} in 2 s')
+    tiers = [r.message.tier for r in rig.observer.since('deadline_status', start)]
+    by_model = sum(tier in MODEL_TIERS for tier in tiers)
+    if by_model < 0.5 * len(tiers):
+        faults.append(f'{by_model} of {len(tiers)} ticks of {rig.namespace} were answered by the model itself')
+    if not rig.observer.since('predicted_future', start):
+        faults.append(f'no pictures of {rig.namespace} come from the server')
+    return faults
+
+
+def spread_cameras(rig: Rig, other: Rig) -> None:
+    """Have the second camera begin anew until its pictures come between those of the first."""
+    for attempt in range(30):
+        stamps = [nanoseconds(one.wait_for('camera/image_raw', lambda m: True, 'an image').message.header.stamp)
+                  for one in (rig, other)]
+        if APART[0] <= (stamps[1] - stamps[0]) * 1e-9 % PERIOD <= APART[1]:
+            return
+        # Any other rate makes the camera begin anew; the difference is no drift that could be noticed.
+        other.try_to_set(ROBOT, camera_rate_hz=1.0 / PERIOD * (1.0 + 1e-7 * (attempt + 1)))
+        other.watch(0.15)
+    raise AssertionError('the cameras could not be spread')
+
+
+def _longest_pause(rig: Rig, start: float) -> float:
+    moving = [start, *(r.at for r in rig.observer.since('cmd_vel', start) if not stands(r.message)), time.monotonic()]
+    return max(later - earlier for earlier, later in zip(moving, moving[1:]))
+
+
+def wait_for_server(rig: Rig, timeout: float) -> None:
+    """Wait until the server drives a robot."""
+    rig.wait(lambda: 'of the server' in rig.report(MODEL).get('backend', ''), 'the server to drive', timeout)

@@ -1,0 +1,202 @@
+"""The server: whatever comes over a connection, the other robots go on, and nothing of it stays behind."""
+import os
+import socket
+import time
+
+import numpy as np
+import pytest
+from fake_service import PLAN, FakeService, serving
+
+from worldmodel_ros.engine.ladder import Tier
+from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
+from worldmodel_ros.transport import messages, pictures
+from worldmodel_ros.transport.address import connect
+from worldmodel_ros.transport.codec import pack
+from worldmodel_ros.transport.connection import Connection, ConnectionLost
+
+
+@pytest.fixture
+def served(tmp_path):
+    with serving(tmp_path / 'engine.sock') as running:
+        yield running
+
+
+def wait_for(condition, timeout=5.0):
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, 'waited in vain'
+        time.sleep(0.002)
+    return value
+
+
+def send_tick(link, number=1, slot=0, value=9, **changes):
+    link.slots.write(slot, number, np.full((64, 64, 3), value, np.uint8))
+    fields = dict(stamp=5, episode=1, goal='red', due=time.monotonic() + 1.0, answer=True, executed=np.zeros(2))
+    link.connection.send(messages.Tick(number, slot, **{**fields, **changes}))
+
+
+def receive(link):
+    message, descriptor = link.connection.receive(5.0)
+    return message, None if descriptor is None else pictures.take(descriptor)
+
+
+def closed(link):
+    with pytest.raises(ConnectionLost):
+        while link.connection.receive(5.0):
+            pass
+    link.connection.close()
+    return True
+
+
+def test_a_frame_goes_in_and_its_plan_and_pictures_come_out(served):
+    link = open_link(served.path, '/robot', TINY)
+    assert link.spec == TINY and link.backend == 'fake'
+    send_tick(link, number=1, slot=3, value=200)
+    planned, _ = receive(link)
+    assert (planned.number, planned.tier, planned.reason) == (1, Tier.TWO_STEP, '')
+    assert np.array_equal(planned.plan, PLAN)
+    imagined, frames = receive(link)
+    assert isinstance(imagined, messages.Imagined) and frames.shape == (4, 64, 64, 3) and (frames == 128).all()
+    taken = served.service.ticks[0]
+    assert (taken.image == 200).all() and (taken.goal, taken.sequence, taken.stamp) == ('red', 1, 5)
+    link.connection.close()
+
+
+def test_the_smaller_models_tier_arrives_by_its_name(served):
+    from worldmodel_ros.engine import scheduling
+    served.service.tier = scheduling.Tier.SMALLER
+    link = open_link(served.path, '/robot', TINY)
+    send_tick(link)
+    planned, _ = receive(link)
+    assert planned.tier == Tier.SMALLER and planned.reason == 'little time'
+    link.connection.close()
+
+
+def test_a_refusal_and_a_failure_come_back_with_their_reasons(served):
+    link = open_link(served.path, '/robot', TINY)
+    served.service.answer = 'refusal'
+    send_tick(link, 1)
+    refused, _ = receive(link)
+    assert isinstance(refused, messages.Refused) and '12.3 ms late' in refused.reason
+    served.service.answer = 'failure'
+    send_tick(link, 2)
+    failed, _ = receive(link)
+    assert isinstance(failed, messages.Failed) and 'not finite' in failed.reason
+    link.connection.close()
+
+
+def test_questions_are_answered_branch_by_branch(served):
+    link = open_link(served.path, '/robot', TINY)
+    branches = (messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)),
+                messages.Branch('policy', 8, np.zeros((0, 0))))
+    link.connection.send(messages.Question(4, 'red', time.monotonic() + 1.0, 0, branches))
+    for name, steps in (('left', 3), ('policy', 8)):
+        branch, frames = receive(link)
+        assert (branch.name, len(branch.actions), frames.shape) == (name, steps, (steps, 64, 64, 3))
+    end, _ = receive(link)
+    assert (end.number, end.stamp, end.complete, end.refusal) == (4, 77, True, '')
+    link.connection.send(messages.Question(5, 'red', time.monotonic() + 1.0, -1, branches))
+    end, _ = receive(link)
+    assert end.refusal == 'older ones are not kept'
+    link.connection.close()
+
+
+@pytest.mark.parametrize('changes, refusal', [
+    ({'executed': np.zeros(3)}, '2 finite numbers'), ({'executed': np.full(2, np.nan)}, '2 finite numbers'),
+    ({'due': float('nan')}, 'due must be'), ({'goal': 'purple'}, "'purple'; this model knows red"),
+    ({'slot': 200}, 'no slot 200'), ({'slot': 1}, 'torn, or stale')])
+def test_a_tick_that_makes_no_sense_ends_its_connection_and_no_other(served, changes, refusal):
+    good, bad = (open_link(served.path, name, TINY) for name in ('/good', '/bad'))
+    fields = dict(number=1, slot=0, stamp=5, episode=1, goal='red', due=1e9, answer=True, executed=np.zeros(2))
+    bad.slots.write(0, 1, np.zeros((64, 64, 3), np.uint8))
+    bad.connection.send(messages.Tick(**{**fields, **changes}))
+    rejected, _ = receive(bad)
+    assert isinstance(rejected, messages.Rejected) and refusal in rejected.reason
+    assert closed(bad)
+    send_tick(good)
+    assert isinstance(receive(good)[0], messages.Planned)
+    good.connection.close()
+
+
+@pytest.mark.parametrize('data, refusal', [
+    (b'nonsense', 'no message of this protocol'), (b'', None), (pack(messages.Hello('x'))[:-1], 'truncated'),
+    (pack(messages.Answered(1, 2, True, '')), 'before Hello'),
+    (pack(messages.Hello('x'))[:4] + b'\x63\x00' + pack(messages.Hello('x'))[6:], 'speaks version 99')])
+def test_a_stranger_is_refused_with_the_reason(served, data, refusal):
+    connection = Connection(connect(served.path, 1.0))
+    connection._socket.send(data)
+    if refusal:
+        message, _ = connection.receive(5.0)
+        assert isinstance(message, messages.Rejected) and refusal in message.reason
+    with pytest.raises(ConnectionLost):
+        connection.receive(5.0)
+    connection.close()
+    assert ask_status(served.path)['robots'] == []
+
+
+def test_a_robot_that_dies_frees_its_session_and_its_memory(served):
+    before = len(os.listdir('/proc/self/fd'))
+    for _ in range(5):  # two sessions are all there are
+        link = open_link(served.path, '/robot', TINY)
+        send_tick(link)
+        receive(link)
+        link.connection.close()
+        wait_for(lambda: not served.service.listeners)
+    assert len(served.service.closed) == 5
+    del link
+    wait_for(lambda: len(os.listdir('/proc/self/fd')) <= before)
+
+
+def test_more_robots_than_there_are_sessions_are_told_so(served):
+    links = [open_link(served.path, f'/robot{k}', TINY) for k in range(2)]
+    with pytest.raises(Unavailable, match='2 sessions are open'):
+        open_link(served.path, '/robot3', TINY)
+    for link in links:
+        link.connection.close()
+
+
+def test_a_robot_that_does_not_read_is_let_go(served):
+    link = open_link(served.path, '/robot', TINY)
+    link.connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    served.service.answer = 'refusal'
+    with pytest.raises(ConnectionLost):
+        for number in range(1, 200_000):
+            send_tick(link, number)
+            time.sleep(0.0)
+            if number % 100 == 0:
+                wait_for(lambda: len(served.service.ticks) >= number or not served.service.listeners)
+    wait_for(lambda: not served.service.listeners)
+    link.connection.close()
+
+
+def test_the_server_refuses_a_descriptor_that_it_did_not_ask_for(served):
+    link = open_link(served.path, '/robot', TINY)
+    null = os.open('/dev/null', os.O_RDONLY)
+    link.connection.send(messages.StatusRequest(), null)
+    os.close(null)
+    rejected, _ = receive(link)
+    assert 'no memory is taken' in rejected.reason and closed(link)
+
+
+def test_a_front_end_refuses_the_server_of_another_robot(tmp_path):
+    from dataclasses import replace
+    arm = replace(TINY, name='arm', action_names=('joint1', 'joint2'))
+    with serving(tmp_path / 'engine.sock', FakeService(arm)) as running:
+        with pytest.raises(Unavailable, match='another robot: action_names'):
+            open_link(running.path, '/robot', TINY)
+        wait_for(lambda: not running.service.listeners)
+        larger = replace(arm, image_size=(256, 256), width=1024)
+        open_link(running.path, '/robot', larger).connection.close()
+
+
+def test_the_status_tells_of_each_robot(served):
+    link = open_link(served.path, '/robot1/world_model_node', TINY)
+    send_tick(link)
+    receive(link)
+    status = ask_status(served.path)
+    robot, = status['robots']
+    assert (robot['robot'], robot['pid']) == ('/robot1/world_model_node', os.getpid())
+    assert (robot['ticks'], robot['two_step']) == (1, 1)
+    assert status['service']['backend'] == 'fake' and status['pid'] == os.getpid()
+    link.connection.close()

@@ -1,0 +1,70 @@
+"""`worldmodel serve`: one engine for all robots of this machine."""
+from __future__ import annotations
+
+import argparse
+
+_EXAMPLES = """\
+examples:
+  worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
+  worldmodel serve --model base --smaller tiny     and a smaller model for those for which there is no time
+  worldmodel serve --status                        what a running server does, as JSON
+  worldmodel up --namespace left right --set server:=true     server and two robots together
+
+A robot's node uses it with the parameter server:=auto, or the path given as --socket. While no server is there, each
+node drives with its own model. No ROS runs in this process.
+"""
+
+
+_DESCRIPTION = 'Runs the model for the world model nodes of this machine, each with a session of its own.'
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    _add_arguments(subparsers.add_parser(
+        'serve', help='run one engine for several robots of this machine', description=_DESCRIPTION, epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter))
+
+
+def main() -> int:
+    """Run the subcommand as a program of its own, which is how the bring-up starts it."""
+    parser = argparse.ArgumentParser('engine_server', description=_DESCRIPTION)
+    _add_arguments(parser)
+    return _run(parser.parse_args())
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--model', default='tiny', help='name of a shipped model, or folder of a trained one '
+                        '(default: tiny)')
+    parser.add_argument('--smaller', default='', metavar='MODEL', help='second model, for answers for which the first '
+                        'one has no time (default: none)')
+    parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
+                        help='what runs the networks (default: auto)')
+    parser.add_argument('--sessions', type=int, default=8, metavar='N', help='robots at a time (default: 8)')
+    parser.add_argument('--socket', default='auto', metavar='PATH',
+                        help='where to listen (default: auto, this user\'s own)')
+    parser.add_argument('--threads', type=int, default=1, metavar='N',
+                        help='threads of one network call on a CPU (default: 1)')
+    parser.add_argument('--realtime-priority', type=int, default=20, metavar='P',
+                        help='SCHED_FIFO priority where that is permitted, 1 to 99, or 0 for none (default: 20)')
+    parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    import json
+    import sys
+
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    from worldmodel_ros.serve.link import Unavailable, ask_status
+    from worldmodel_ros.serve.process import Options, serve
+    from worldmodel_ros.transport.address import AddressError, socket_path
+    try:
+        path = socket_path(chosen.socket)
+        if chosen.status:
+            print(json.dumps(ask_status(path), indent=1))
+            return 0
+        return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
+                                   chosen.realtime_priority))
+    except (AddressError, ModelError, Unavailable, ValueError) as error:
+        print(f'worldmodel serve: {error}', file=sys.stderr)
+        return 1

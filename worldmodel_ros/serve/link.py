@@ -1,0 +1,91 @@
+"""The front end's handshake with the server: is it there, and does it serve this robot?"""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..model.presets import Preset
+from ..transport import messages
+from ..transport.address import AddressError, connect
+from ..transport.codec import MessageError
+from ..transport.connection import Connection, ConnectionLost
+from ..transport.frames import FrameSlots
+
+HANDSHAKE_TIMEOUT = 0.5  # s
+# What a command means, and when: it must be the same for the model of the server and for the one that steps in.
+_OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
+
+
+class Unavailable(RuntimeError):
+    """There is no server for this robot; the text says why."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """An open session on a server."""
+
+    connection: Connection
+    slots: FrameSlots
+    spec: Preset
+    backend: str
+
+
+def open_link(server: Path, robot: str, own: Preset) -> Link:
+    """
+    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`.
+
+    Raises Unavailable.
+    """
+    connection = None
+    try:
+        connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
+        connection.send(messages.Hello(robot))
+        received = connection.receive(HANDSHAKE_TIMEOUT)
+        if received is None:
+            raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
+        return _agree(connection, *received, own)
+    except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
+        if connection:
+            connection.close()
+        raise Unavailable(str(error)) from error
+
+
+def ask_status(server: Path) -> dict:
+    """Return the status of the server at a socket. Raises Unavailable."""
+    connection = None
+    try:
+        connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
+        connection.send(messages.StatusRequest())
+        received = connection.receive(HANDSHAKE_TIMEOUT)
+        if received is None:
+            raise Unavailable(f'the server at {server} did not answer within {HANDSHAKE_TIMEOUT:g} s')
+        return json.loads(received[0].json)
+    except (AddressError, ConnectionLost, MessageError) as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        if connection:
+            connection.close()
+
+
+def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset) -> Link:
+    if not isinstance(message, messages.Welcome) or descriptor is None:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise Unavailable(message.reason if isinstance(message, messages.Rejected)
+                          else f'it answered with {type(message).__name__}')
+    try:
+        spec = Preset.from_dict(json.loads(message.spec))
+        for name in _OF_THE_ROBOT:
+            if getattr(spec, name) != getattr(own, name):
+                raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
+                                  f'and of this robot\'s own model {own.name} {getattr(own, name)}')
+    except (ValueError, TypeError) as error:
+        os.close(descriptor)
+        raise Unavailable(f'its model cannot be understood: {error}') from error
+    except Unavailable:
+        os.close(descriptor)
+        raise
+    return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
+                message.backend)

@@ -1,0 +1,171 @@
+"""
+What the front end of a robot and the engine's server say to each other, version 1.
+
+Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
+answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
+SessionFile by one Done. Pictures travel as memory beside the message (pictures.py), frames in slots (frames.py).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .codec import f64, flag, floats, i64, many, message, text, u8, u32, u64
+
+# --- from the front end ---
+
+
+@message(1)
+class Hello:
+    """The first message of a robot; answered by Welcome or Rejected."""
+
+    robot: str = text()  # full name of its node
+
+
+@message(2)
+class Tick:
+    """An observation. From now on until its answer the slot belongs to the server."""
+
+    number: int = u64()      # rises by one
+    slot: int = u8()         # where the frame is; it carries `number`
+    stamp: int = i64()       # of the observation, ns
+    episode: int = u64()
+    goal: str = text()       # empty: nothing is commanded
+    due: float = f64()       # by when the front end must have the answer, s
+    answer: bool = flag()    # False: the frame is only to be taken in
+    executed: np.ndarray = floats()  # (A,), mean since the previous tick, SI units
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One sequence to be imagined; `actions` (T, A), or (0, 0) for the model's own plan of `steps`."""
+
+    name: str = text()
+    steps: int = u32()
+    actions: np.ndarray = floats()
+
+
+@message(3)
+class Question:
+    """What if? As engine.what_if.Question."""
+
+    number: int = u64()
+    goal: str = text()
+    due: float = f64()
+    stamp: int = i64()
+    branches: tuple[Branch, ...] = many(Branch)
+
+
+@message(4)
+class SessionFile:
+    """Have the session saved to a file, or loaded from one."""
+
+    number: int = u64()
+    load: bool = flag()
+    path: str = text()  # absolute
+
+
+@message(5)
+class StatusRequest:
+    """Asks for Status; needs no Hello before it."""
+
+
+# --- from the server ---
+
+
+@message(65)
+class Welcome:
+    """The session is open. The memory of the slots comes with it."""
+
+    model: str = text()
+    backend: str = text()
+    spec: str = text()   # JSON of the model's preset
+    slots: int = u8()
+
+
+@message(66)
+class Rejected:
+    """No session; the connection is closed after this."""
+
+    reason: str = text()
+
+
+@message(67)
+class Planned:
+    """The answer to a tick."""
+
+    number: int = u64()
+    tier: int = u8()               # ladder.Tier
+    predicted: float = f64()       # finish that the scheduler expected, s
+    finish: float = f64()          # real one, s
+    reason: str = text()           # why not the best tier
+    plan: np.ndarray = floats()    # (T, A), the first action is for now
+
+
+@message(68)
+class Refused:
+    """The tick was not served: there is no time for it, or a newer one came first."""
+
+    number: int = u64()
+    predicted: float = f64()       # when it would have been finished, s
+    reason: str = text()
+
+
+@message(69)
+class Failed:
+    """The model failed on the tick; the session begins anew with the next one."""
+
+    number: int = u64()
+    reason: str = text()
+
+
+@message(70)
+class Imagined:
+    """What the tick's plan is expected to lead to; the pictures come with it."""
+
+    number: int = u64()
+    tier: int = u8()
+    actions: np.ndarray = floats()         # (T, A)
+    collision_risk: np.ndarray = floats()  # (T,)
+    progress: np.ndarray = floats()        # one for each goal of the spec, m
+    timings: np.ndarray = floats()         # TIMINGS, s
+
+
+TIMINGS = ('queue', 'encode', 'commit', 'policy', 'denoise', 'decode', 'total', 'predicted')  # of answers.Prediction
+
+
+@message(71)
+class ImaginedBranch:
+    """One branch of the answer to a question; the pictures come with it."""
+
+    number: int = u64()
+    name: str = text()
+    actions: np.ndarray = floats()
+    collision_risk: np.ndarray = floats()
+    progress: np.ndarray = floats()
+
+
+@message(72)
+class Answered:
+    """The end of the answer to a question. With a `refusal` there is none."""
+
+    number: int = u64()
+    stamp: int = i64()      # of the observation that was branched from, ns
+    complete: bool = flag()
+    refusal: str = text()
+
+
+@message(73)
+class Done:
+    """A session has been saved or loaded, or, with a `refusal`, not."""
+
+    number: int = u64()
+    refusal: str = text()
+
+
+@message(74)
+class Status:
+    """The server's state as JSON."""
+
+    json: str = text()
