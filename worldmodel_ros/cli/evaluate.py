@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from worldmodel_ros.cli import arguments
+from worldmodel_ros.cli import arguments, evaluate_quality
 
 _EXAMPLES = """\
 examples:
@@ -26,13 +26,18 @@ The same frames give the same windows, bit for bit. No ROS is needed.
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand, whose own subcommands are what can be evaluated."""
     parser = subparsers.add_parser(
-        'evaluate', help='judge a model on a recorded drive, and write a report',
-        description='Judges models on recorded data.', epilog=_EXAMPLES,
+        'evaluate', help='judge a model on a recorded drive, or on rooms that nobody trained on',
+        description='Judges models on recorded drives and on simulated rooms.', epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_bag(parser.add_subparsers(metavar='WHAT', required=True).add_parser(
+    kinds = parser.add_subparsers(metavar='WHAT', required=True)
+    add_bag(kinds.add_parser(
         'bag', help='a rosbag2 recording: a folder, or one .mcap or .db3 file',
         description='Runs a model along a recorded drive and compares what it foresees with what came.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
+    evaluate_quality.add_quality(kinds.add_parser(
+        'quality', help='freshly simulated rooms that no training has seen',
+        description='Judges a model on simulated rooms that no training has seen; prints one JSON object.',
+        epilog=evaluate_quality.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +54,8 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--step-times', type=Path, metavar='FILE',
                         help='times that the deadline is replayed with (default: measured here, 10 s)')
     parser.add_argument('--limit', type=arguments.positive, metavar='SECONDS', help='only the first part of each drive')
+    parser.add_argument('--skip', type=arguments.positive, metavar='SECONDS', default=0.0,
+                        help='only what comes after, such as the part that `worldmodel finetune` held out')
     parser.set_defaults(run=_run)
 
 
@@ -103,8 +110,8 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
                     measured = measure(engine, model, progress=progress)
                 measured.save(chosen.out / f'step_times{mark}.json')
             with Progress(bag.name) as progress:
-                evaluations.append(evaluate_bag(Task(bag, model, chosen.config, chosen.limit), engine, measured,
-                                                chosen.out / f'windows{mark}.jsonl', progress))
+                task = Task(bag, model, chosen.config, chosen.limit, chosen.skip)
+                evaluations.append(evaluate_bag(task, engine, measured, chosen.out / f'windows{mark}.jsonl', progress))
     summary = write_results(chosen.out, evaluations, {
         'command': shlex.join(['worldmodel', *sys.argv[1:]]), 'machine': machine(), 'versions': versions(),
         'time': datetime.now(timezone.utc).isoformat(timespec='seconds')})

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """`model`: as it was named. `config`: YAML that says what the topics are. `seconds`: of the drive; None: all."""
+    """`model`: as it was named. `config`: YAML that says what the topics are. `seconds`: where the drive's part ends,
+    None for its end, and `skip` where it begins [s]."""
 
     bag: Path
     model: str
     config: Path | None = None
     seconds: float | None = None
+    skip: float = 0.0
 
 
 def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Path,
@@ -46,7 +48,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
     """
     with open_bag(task.bag) as bag:
         mapping = find_mapping(bag, engine.spec, task.config)
-        drive = read_drive(bag, mapping, engine.spec, seconds=task.seconds)
+        drive = read_drive(bag, mapping, engine.spec, seconds=task.seconds, skip=task.skip)
         has_actions = mapping.action_topic is not None and bag.topics[mapping.action_topic].count != 0
         columns, highlights, digest = Columns(engine.spec), Highlights(), hashlib.sha256()
         arrivals: list[Arrival] = []
@@ -59,8 +61,9 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
                 digest.update(line)
         findings = by_severity([*_of_the_files(bag), *drive.health.findings()])
         path = task.bag.resolve()
+        part = (f'only what comes after {task.skip:g} s',) if task.skip else ()
         subject = Subject(path.name, str(path), task.model, engine.backend.name,
-                          _in_words(mapping, engine.spec.action_names))
+                          (*_in_words(mapping, engine.spec.action_names), *part))
         return Evaluation(
             subject, engine.spec, columns, highlights, replay(engine.spec, arrivals, measured, Budget.from_config()),
             drive.health.to_dict(), findings, has_actions, digest.hexdigest())

@@ -1,112 +1,95 @@
-"""Drives simulated robots by a model, without ROS: how often, and how soon, the goal is reached.
-
-    python -m worldmodel_ros.evaluate.closed_loop --episodes 40 --backend onnx-int8
-"""
+"""Drives simulated robots to a goal, without ROS: by the expert, by a model's policy, or by what a model imagines."""
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..engine.planning import Planner
 from ..safety.limits import TwistLimiter
+from ..sim.expert import expert_action
 from ..sim.scene import COLOURS, GOAL_DISTANCE
 from ..sim.world import LIMITS, World
-from .pictures import is_moving, psnr
+from .quality.drives import execute
 
-FIRST_SEED = 2_000_000  # training uses seeds below one million
-COMMAND_DELAY = 0.03  # s from a frame to the command that answers it, as over ROS on two cores
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+SECONDS = 30.0  # that a robot has to reach its goal
+PERIOD = 0.1    # s, between two commands
+
+# Called once a tick with the world, its newest picture, the command that was executed before it, and the goal; returns
+# the commands (K, 2) for this tick and those after it, before any limits.
+Driver = Callable[[World, np.ndarray, tuple[float, float], str], np.ndarray]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Episode:
+    """`seconds`: to the goal, or all that were driven; `start_distance` in m; `contacts`: steps with one.
+
+    `jumps` (2,): mean absolute difference (m/s, rad/s) between the command of a tick and what the tick before had
+    planned for the same moment; None for drivers without a plan.
+    """
+
     seed: int
     goal: str
-    start_distance: float  # m
-    seconds: float  # to the goal, or all that were driven
+    start_distance: float
+    seconds: float
     reached: bool
-    collisions: int  # steps with a contact
-    psnr_db: float | None  # of the predicted chunk while the robot moved
-    psnr_copy_last_db: float | None
+    contacts: int
+    jumps: tuple[float, float] | None
 
 
-def drive(engine, seed: int, seconds: float = 30.0, steps: int = 2) -> Episode:
-    """One episode towards a goal drawn from ``seed``, with ``steps`` denoising steps a tick."""
-    spec = engine.spec
-    world = World(seed=seed, image_size=spec.image_size)
-    rng = np.random.default_rng(seed)
-    goal = COLOURS[int(rng.integers(len(COLOURS)))]
-    session, limiter = engine.open_session(), TwistLimiter(LIMITS)
-    executed, collisions, start = (0.0, 0.0), 0, world.goal_distance(goal)
-    frames, predicted = [], []
-    for tick in range(round(seconds / spec.step_period)):
-        if world.goal_distance(goal) < GOAL_DISTANCE:
-            break
-        frames.append(world.render())
-        session.observe(frames[-1], np.asarray(executed))
-        future = session.imagine(session.plan(goal), steps)
-        predicted.append((session.decode(future), executed))
-        command = limiter.limit(tuple(future.actions[0].tolist()), executed, spec.step_period).twist
-        world.step(executed, COMMAND_DELAY)
-        hit = world.collided
-        world.step(command, spec.step_period - COMMAND_DELAY)
-        collisions += hit or world.collided
+def expert(world: World, frame: np.ndarray, executed: tuple[float, float], goal: str) -> np.ndarray:
+    """The rule that knows the true state."""
+    return expert_action(world, goal)[None]
+
+
+def policy(engine: Engine, steps: int) -> Driver:
+    """The tick as it is deployed: plan, and check the plan by imagining it in so many steps."""
+    session = engine.open_session()
+
+    def drive(world: World, frame: np.ndarray, executed: tuple[float, float], goal: str) -> np.ndarray:
+        session.observe(frame, np.asarray(executed))
+        return session.imagine(session.plan(goal), steps).actions
+    return drive
+
+
+def planner(engine: Engine) -> Driver:
+    """The best of several imagined branches."""
+    session = engine.open_session()
+    planner = Planner(session)
+
+    def drive(world: World, frame: np.ndarray, executed: tuple[float, float], goal: str) -> np.ndarray:
+        session.observe(frame, np.asarray(executed))
+        return planner.choose(goal).future.actions
+    return drive
+
+
+def drivers(engine: Engine) -> Mapping[str, Callable[[], Driver]]:
+    """What makes each driver anew, by name."""
+    return {'expert': lambda: expert, 'two_step': lambda: policy(engine, 2), 'one_step': lambda: policy(engine, 1),
+            'planner': lambda: planner(engine)}
+
+
+def drive(seed: int, driver: Driver, image_size: tuple[int, int], seconds: float | None = None) -> Episode:
+    """One episode towards a goal drawn from `seed`; it has SECONDS, or so many `seconds`."""
+    seconds = SECONDS if seconds is None else seconds
+    world, limiter = World(seed=seed, image_size=image_size), TwistLimiter(LIMITS)
+    goal = COLOURS[int(np.random.default_rng(seed).integers(len(COLOURS)))]
+    distance, executed, contacts = world.goal_distance(goal), (0.0, 0.0), 0
+    plans: list[np.ndarray] = []
+    while len(plans) < round(seconds / PERIOD) and world.goal_distance(goal) >= GOAL_DISTANCE:
+        plans.append(driver(world, world.render(), executed, goal))
+        command = limiter.limit(tuple(plans[-1][0].tolist()), executed, PERIOD).twist
+        contacts += execute(world, executed, command, PERIOD)
         executed = command
-    ours, copy = _prediction(frames, predicted)
-    return Episode(seed, goal, round(start, 2), round(len(frames) * spec.step_period, 2),
-                   world.goal_distance(goal) < GOAL_DISTANCE, int(collisions), ours, copy)
+    return Episode(seed, goal, distance, len(plans) * PERIOD, world.goal_distance(goal) < GOAL_DISTANCE, contacts,
+                   _jumps(plans))
 
 
-def _prediction(frames: list[np.ndarray], predicted: list[tuple[np.ndarray, tuple[float, float]]]
-                ) -> tuple[float | None, float | None]:
-    """Mean PSNR (dB) of predicted frames and of copying the last one; each tick's command led to its frame."""
-    ours, copy = [], []
-    for tick, (future, _) in enumerate(predicted):
-        for later, picture in enumerate(future[:len(frames) - tick - 1], tick + 1):
-            if is_moving(*predicted[later][1]):
-                ours.append(psnr(picture, frames[later]))
-                copy.append(psnr(frames[tick], frames[later]))
-    return (round(float(np.mean(ours)), 2), round(float(np.mean(copy)), 2)) if ours else (None, None)
-
-
-def summarise(episodes: list[Episode]) -> dict:
-    reached = [e.seconds for e in episodes if e.reached]
-    seen = [e for e in episodes if e.psnr_db is not None]
-    return {'episodes': len(episodes), 'reached': len(reached), 'success': round(len(reached) / len(episodes), 3),
-            'median_s': round(float(np.median(reached)), 1) if reached else None,
-            'steps_with_contact': round(sum(e.collisions for e in episodes) / len(episodes), 2),
-            'psnr_db': round(float(np.mean([e.psnr_db for e in seen])), 2),
-            'psnr_copy_last_db': round(float(np.mean([e.psnr_copy_last_db for e in seen])), 2)}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.evaluate.closed_loop',
-                                     description=__doc__.splitlines()[0])
-    parser.add_argument('--model', default='tiny', help='shipped model or folder (default: tiny)')
-    parser.add_argument('--backend', default='auto', help='auto, torch, onnx or onnx-int8')
-    parser.add_argument('--episodes', type=int, default=40)
-    parser.add_argument('--first-seed', type=int, default=FIRST_SEED, help='training uses seeds below 1000000')
-    parser.add_argument('--seconds', type=float, default=30.0, help='limit of an episode (default: 30)')
-    parser.add_argument('--steps', type=int, default=2, help='denoising steps a tick (default: 2)')
-    parser.add_argument('--json', type=Path, help='file for all episodes and the summary')
-    options = parser.parse_args(arguments)
-
-    from ..engine import load
-    engine = load(options.model, options.backend)
-    episodes = []
-    for seed in range(options.first_seed, options.first_seed + options.episodes):
-        episodes.append(drive(engine, seed, options.seconds, options.steps))
-        print(episodes[-1], file=sys.stderr, flush=True)
-    result = {'command': 'python -m worldmodel_ros.evaluate.closed_loop ' + ' '.join(arguments or sys.argv[1:]),
-              'model': options.model, 'backend': engine.backend.name, 'steps': options.steps, **summarise(episodes)}
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps({**result, 'rows': [asdict(e) for e in episodes]}, indent=1) + '\n')
-    return 0
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())
+def _jumps(plans: list[np.ndarray]) -> tuple[float, float] | None:
+    pairs = [np.abs(new[0] - old[1]) for old, new in zip(plans, plans[1:]) if len(old) > 1]
+    return tuple(np.mean(pairs, 0).tolist()) if pairs else None

@@ -56,8 +56,7 @@ def _prediction(evaluation: Evaluation) -> tuple[str, str, list[str]]:
 def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
     """By the gain over copying the last picture, in both measures: a grey blur has a good PSNR and a bad SSIM."""
     by = f'{_signed(psnr, 1, " dB")} in PSNR, {_signed(ssim, 2)} in SSIM'
-    advice = ['Do not let it drive here. Fine-tune it on drives like this one first: `worldmodel export` writes the '
-              'bag in the form that training takes.']
+    advice = ['Do not let it drive here. Fine-tune it on drives like this one first: `worldmodel finetune`.']
     strange = [f'Even its autoencoder alone redraws this camera\'s pictures with only {known:.1f} dB (familiar places: '
                f'{FAMILIAR_DB:.0f} dB and more): the place, or the camera, is unlike all that it was trained on.']
     better = _low(psnr) > 0.0 and _low(ssim) > 0.0

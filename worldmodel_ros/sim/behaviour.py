@@ -27,6 +27,11 @@ class Expert:
         self._burst = 0
         self._noise = np.zeros(2)
 
+    @property
+    def goal(self) -> int:
+        """Which of COLOURS it drives to at present."""
+        return self._goal
+
     def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
         rng = self._rng
         if not expert[self._goal].any():

@@ -214,6 +214,13 @@ class World:
         self.collided = bool(snapshot[1])
         self._update_positions()
 
+    def move_robot(self, pose: tuple[float, float, float]) -> None:
+        """Puts the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
+        x, y, yaw = pose
+        self._data.qpos[_BASE_QPOS:_BASE_QPOS + 2] = x, y
+        self._data.qpos[_BASE_QPOS + 3:_BASE_QPOS + 7] = math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)
+        self._update_positions()
+
     def fork(self) -> 'World':
         """An independent world in the same state; it shares what never changes in an episode."""
         fork = copy.copy(self)

@@ -1,0 +1,93 @@
+"""`worldmodel evaluate quality`: what is a model worth on rooms that nobody trained or tuned on?"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from worldmodel_ros.cli import arguments
+
+EXAMPLES = """\
+examples:
+  worldmodel evaluate quality --seeds 5000000:5000020                  the shipped model; about 20 minutes on two cores
+  worldmodel evaluate quality --seeds 5000000:5000020 --model out/tiny/final --json quality.json --pictures out/quality
+  worldmodel evaluate quality --seeds 5000000:5000006 --parts horizons,what_if --json -
+
+Prints one JSON object. The same seeds, model and machine give the same numbers, with any number of workers.
+"""
+
+
+def add_quality(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate quality`, and what runs it."""
+    parser.add_argument('--seeds', required=True, metavar='A:B',
+                        help='rooms to judge on, from A up to but not including B; none that training may use')
+    parser.add_argument('--model', default='tiny', metavar='M', help='shipped model or folder of a trained one (tiny)')
+    parser.add_argument('--teacher', metavar='M',
+                        help='checkpoint of the 32-step teacher (default: the model\'s own flow)')
+    parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
+                        help='what runs the networks on the robot (default: auto)')
+    parser.add_argument('--parts', default='horizons,what_if,drift,closed_loop', metavar='NAMES',
+                        help='what to judge (default: horizons,what_if,drift,closed_loop)')
+    parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
+    parser.add_argument('--drift-seconds', type=arguments.positive, default=600.0, metavar='S',
+                        help='length of a dream (default: 600)')
+    parser.add_argument('--json', default='-', metavar='FILE',
+                        help='file for the result; -: standard output (default)')
+    parser.add_argument('--pictures', type=Path, metavar='DIR',
+                        help='folder for strips of what came and what was foreseen')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.evaluate.quality.seeds import QualityError
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    try:
+        return _evaluate(chosen)
+    except (ModelError, QualityError) as error:
+        print(f'worldmodel evaluate quality: {error}', file=sys.stderr)
+        return 1
+
+
+def _evaluate(chosen: argparse.Namespace) -> int:
+    import contextlib
+    import json
+    import shlex
+    import time
+
+    from worldmodel_ros.evaluate.progress import Progress
+    from worldmodel_ros.evaluate.quality.run import evaluate
+    from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+    from worldmodel_ros.evaluate.quality.task import Task
+    from worldmodel_ros.machine import machine, versions
+    parts = tuple(part.strip() for part in chosen.parts.split(',') if part.strip())
+    task = Task(parse_seeds(chosen.seeds), chosen.model, chosen.teacher, chosen.backend, parts,
+                drift_seconds=chosen.drift_seconds)
+    if chosen.json != '-':
+        Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    # What exporters and the like have to say must not get into the JSON.
+    with contextlib.redirect_stdout(sys.stderr), Progress('quality', sys.stderr) as progress:
+        report, strips = evaluate(task, max(1, chosen.workers or len(os.sched_getaffinity(0))), progress)
+    report |= {'wall_s': round(time.monotonic() - began, 1), 'machine': machine(), 'versions': versions(),
+               'command': shlex.join(['worldmodel', *sys.argv[1:]])}
+    text = json.dumps(report, indent=1, allow_nan=False)
+    if chosen.json == '-':
+        print(text)
+    else:
+        Path(chosen.json).write_text(text + '\n')
+    if chosen.pictures:
+        _write_strips(chosen.pictures, strips)
+    return 1 if report['failed'] else 0
+
+
+def _write_strips(folder: Path, strips: dict) -> None:
+    """Each as a PNG; small pictures are enlarged so that people can look at them."""
+    import numpy as np
+    from PIL import Image
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in strips.items():
+        picture = Image.fromarray(np.concatenate([np.concatenate(list(row), 1) for row in rows]))
+        scale = max(1, 128 // rows.shape[2])
+        size = scale * picture.width, scale * picture.height
+        picture.resize(size, Image.Resampling.NEAREST).save(folder / f'{name}.png')

@@ -1,0 +1,117 @@
+"""Ten minutes of imagination without a look: does what is seen after minutes still look like a room, and still obey?
+
+The commands are those of a true drive of that length from goal to goal in the same room. Its own pictures are measured
+too: a robot that ends at a bare wall sees less there, in truth as in imagination.
+"""
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import torch
+
+from ...engine.maneuvers import maneuver
+from .drives import Drive, drive_branch, record_drive
+from .horizons import CONTEXT
+from .images import rms, sharpness, shift
+from .imagination import TWO_STEP, Imagination, Memory
+
+SECONDS = 600.0
+ENDS = 0.2                             # share of the way that counts as its beginning, and as its end
+PICTURES = (0.0, 60.0, 120.0, 300.0, 600.0)  # s, of the strip
+MIX = {'expert': 1.0}
+FORKS = ('left', 'right')
+_FORKS = 12                            # at each end
+_BINS = 6                              # a channel, of the histogram of colours
+
+
+def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
+    """How the end of a dream compares with its beginning, and the same of the true drive.
+
+    `imagined` and `true` of the record: see `_Observer.compare`. Beside it a strip of pictures, uint8
+    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
+    """
+    spec = model.spec
+    steps = round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
+    drive = record_drive(seed, CONTEXT + steps, spec.image_size, MIX)
+    truth, dream = _Observer(steps, drive.actions[CONTEXT:]), _Observer(steps, drive.actions[CONTEXT:])
+    shown = [min(steps, round(at / spec.step_period)) for at in PICTURES if at <= seconds]
+    between_forks = max(1, round(ENDS * steps / _FORKS / spec.chunk_frames)) * spec.chunk_frames
+    strip = {0: (drive.frames[CONTEXT - 1],) * 2}
+    memory = model.observe(drive.frames[None, :CONTEXT], drive.actions[None, :CONTEXT], (0,))
+    for begin in range(0, steps, spec.chunk_frames):
+        if begin % between_forks == 0:
+            dream.fork(begin, _imagined_fork(model, memory))
+            truth.fork(begin, _true_fork(drive, CONTEXT - 1 + begin, model))
+        actions = drive.actions[None, CONTEXT + begin:CONTEXT + begin + spec.chunk_frames]
+        before = memory.latent
+        latents, memory = model.roll(memory, actions, TWO_STEP)
+        for i, imagined in enumerate(model.decode(latents[0], torch.cat([before, latents[0, :-1]]))):
+            true = drive.frames[CONTEXT + begin + i]
+            dream.see(imagined)
+            truth.see(true)
+            if begin + i + 1 in shown:
+                strip[begin + i + 1] = true, imagined
+    record = {'seed': seed, 'seconds': steps * spec.step_period, 'imagined': dream.compare(), 'true': truth.compare()}
+    return record, np.stack([strip[step] for step in shown], 1)
+
+
+def _imagined_fork(model: Imagination, memory: Memory) -> float:
+    """How much the pictures differ, root mean square, to which a chunk to the left and one to the right lead."""
+    actions = np.stack([maneuver(name, model.spec.chunk_frames) for name in FORKS])
+    latents, _ = model.roll(memory.branches(len(FORKS)), actions, TWO_STEP)
+    return rms(*model.decode(latents[:, -1], latents[:, -2]))
+
+
+def _true_fork(drive: Drive, frame: int, model: Imagination) -> float:
+    commands = [maneuver(name, model.spec.chunk_frames) for name in FORKS]
+    return rms(*(drive_branch(drive, frame, command, model.spec.step_period).frames[-1] for command in commands))
+
+
+class _Observer:
+    """Measures a stream of frames at its beginning and at its end."""
+
+    def __init__(self, steps: int, actions: np.ndarray) -> None:
+        self._turns = actions[:, 1]
+        self._part = round(ENDS * steps)
+        self._ends = {'first': range(self._part), 'last': range(steps - self._part, steps)}
+        self._rows: dict[str, list[np.ndarray]] = {name: [] for name in self._ends}
+        self._histogram = {name: np.zeros(_BINS ** 3) for name in self._ends}
+        self._shifts: dict[str, list[tuple[float, float]]] = {name: [] for name in self._ends}
+        self._forks: dict[str, list[float]] = {name: [] for name in self._ends}
+        self._step, self._last = 0, None
+
+    def fork(self, step: int, difference: float) -> None:
+        """Take how much left and right differed from before this step on."""
+        for name, steps in self._ends.items():
+            if step in steps:
+                self._forks[name].append(difference)
+
+    def see(self, frame: np.ndarray) -> None:
+        grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY).astype(np.float32)
+        for name, steps in self._ends.items():
+            if self._step in steps:
+                pixels = frame.reshape(-1, 3)
+                self._rows[name].append(np.array([sharpness(frame), *pixels.mean(0), *pixels.std(0)]))
+                cells = (pixels // (256 // _BINS + 1)).astype(int) @ (1, _BINS, _BINS ** 2)
+                self._histogram[name] += np.bincount(cells, minlength=_BINS ** 3)
+                if self._last is not None:
+                    self._shifts[name].append((float(self._turns[self._step]), shift(self._last, grey)))
+        self._step, self._last = self._step + 1, grey
+
+    def compare(self) -> dict:
+        """`sharpness`: mean; `colours`: mean and standard deviation of each channel;
+        `response`: pixels that the picture moves sideways for each rad/s of turn; `fork`: difference of what a chunk to
+        the left and one to the right lead to, root mean square. Each at the beginning and the end.
+        `histogram_distance`: between the two, from 0 to 1."""
+        statistics = {name: np.mean(rows, 0) for name, rows in self._rows.items()}
+        histograms = [h / h.sum() for h in self._histogram.values()]
+        return {name: {'sharpness': float(values[0]), 'colours': values[1:].tolist(),
+                       'response': _slope(self._shifts[name]), 'fork': float(np.mean(self._forks[name]))}
+                for name, values in statistics.items()} | {
+            'histogram_distance': float(np.abs(histograms[0] - histograms[1]).sum() / 2)}
+
+
+def _slope(pairs: list[tuple[float, float]]) -> float:
+    """Least squares through the origin, of shifts over turns."""
+    turns, shifts = np.array(pairs).T
+    return float((turns * shifts).sum() / max(float((turns * turns).sum()), 1e-9))

@@ -1,0 +1,140 @@
+"""Simulated drives with the whole truth beside the pictures, and what other commands would have led to."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...safety.limits import TwistLimiter
+from ...sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
+from ...sim.rollout import PERIOD, array_shapes, drive_episode
+from ...sim.scene import CAMERA_X, COLOURS, Scene
+from ...sim.world import LIMITS, World
+from ..pictures import is_moving
+
+COMMAND_DELAY = 0.03  # s from a frame to the command that answers it, as over ROS on two cores
+NO_GOAL = -1
+MOVING_SHARE = 0.5    # of the steps to a horizon; with less, copying the last frame is nearly perfect
+
+
+@dataclass(frozen=True)
+class Drive:
+    """T frames of one seed's room, 0.1 s apart.
+
+    frames uint8 (T, H, W, 3); actions float32 (T, 2), m/s and rad/s, executed in the period before each frame; poses
+    (T, 3), x and y in m and yaw in rad; bearings and distances (T, 4), rad in the axes of base_link (positive to the
+    left) and m, from the camera to each object's centre; visible bool (T, 4); goals int (T,), which of COLOURS the
+    driver drives to from each frame on, NO_GOAL where it has none. `snapshots`: the world at each frame.
+    """
+
+    seed: int
+    driver: str
+    scene: Scene
+    frames: np.ndarray
+    actions: np.ndarray
+    poses: np.ndarray
+    bearings: np.ndarray
+    distances: np.ndarray
+    visible: np.ndarray
+    goals: np.ndarray
+    snapshots: tuple[np.ndarray, ...]
+
+    def goal(self, start: int, steps: int) -> int:
+        """Which of COLOURS the driver drives to from frame `start` on, for so many steps at least; or NO_GOAL."""
+        goals = set(self.goals[start:start + steps].tolist())
+        return goals.pop() if len(goals) == 1 else NO_GOAL
+
+    def is_moving(self, start: int, steps: int) -> bool:
+        """Whether the robot really moves in most of the `steps` steps after frame `start`; one that is commanded to
+        drive on into a wall does not."""
+        x, y, yaw = np.diff(self.poses[start:start + steps + 1], axis=0).T / PERIOD
+        turns = np.remainder(yaw * PERIOD + np.pi, 2 * np.pi) - np.pi
+        moves = [is_moving(*motion) for motion in zip(np.hypot(x, y).tolist(), (turns / PERIOD).tolist())]
+        return sum(moves) > MOVING_SHARE * steps
+
+
+def objects_from_camera(world: World) -> np.ndarray:
+    """Bearing (rad, in the axes of base_link) and distance (m, horizontal) of each object from the camera, (4, 2)."""
+    x, y, yaw = world.pose
+    dx, dy, _ = world.scene.camera_offset
+    ahead = CAMERA_X + dx
+    eye = (x + math.cos(yaw) * ahead - math.sin(yaw) * dy, y + math.sin(yaw) * ahead + math.cos(yaw) * dy)
+    found = []
+    for colour in COLOURS:
+        px, py = world.position(colour)
+        found.append((math.remainder(math.atan2(py - eye[1], px - eye[0]) - yaw, math.tau),
+                      math.hypot(px - eye[0], py - eye[1])))
+    return np.array(found)
+
+
+def record_drive(seed: int, frames: int, image_size: tuple[int, int], mix: Mapping[str, float] = DEFAULT_MIX
+                 ) -> Drive:
+    """Drives a seed's room by the drivers that training data is collected with; `mix`: their names and weights."""
+    arrays = {name: np.zeros(shape[1:], dtype)
+              for name, (shape, dtype) in array_shapes(1, frames, image_size).items() if len(shape) > 1}
+    world, witness = World(seed, image_size), _Witness()
+    driver = drive_episode(world, seed, mix, arrays, {name: witness.beside(make) for name, make in DRIVERS.items()})
+    objects = np.stack(witness.objects)
+    return Drive(seed, driver, world.scene, arrays['frames'], arrays['actions'], arrays['poses'], objects[..., 0],
+                 objects[..., 1], arrays['visible'], np.array(witness.goals), tuple(witness.snapshots))
+
+
+class _Witness:
+    """Notes the world's whole state whenever a driver is asked, which is at every frame."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[np.ndarray] = []
+        self.objects: list[np.ndarray] = []
+        self.goals: list[int] = []
+
+    def beside(self, make: Callable[[np.random.Generator], Driver]) -> Callable[[np.random.Generator], Driver]:
+        """A driver's maker whose drivers are watched."""
+        def watched(rng: np.random.Generator) -> Driver:
+            driver = make(rng)
+
+            def drive(world: World, expert: np.ndarray) -> np.ndarray:
+                self.snapshots.append(world.snapshot())
+                self.objects.append(objects_from_camera(world))
+                command = driver(world, expert)
+                self.goals.append(getattr(driver, 'goal', NO_GOAL))
+                return command
+            return drive
+        return watched
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What would have followed frame t of a drive: `actions` (K, 2), as the robot executes them; pictures, poses and
+    `collided` (K,) after each."""
+
+    actions: np.ndarray
+    frames: np.ndarray
+    poses: np.ndarray
+    collided: np.ndarray
+
+
+def drive_branch(drive: Drive, start: int, commands: np.ndarray, period: float) -> Branch:
+    """Really drives `commands` (K, 2) from frame `start` on, each for `period` s, within the robot's accelerations."""
+    world = World(drive.seed, drive.frames.shape[1:3])
+    world.restore(drive.snapshots[start])
+    limiter, previous = TwistLimiter(LIMITS), tuple(drive.actions[start].tolist())
+    actions, frames, poses, collided = [], [], [], []
+    for command in commands.tolist():
+        twist = limiter.limit(command, previous, period).twist
+        hit = execute(world, previous, twist, period)
+        actions.append(twist)
+        frames.append(world.render())
+        poses.append(world.pose)
+        collided.append(hit)
+        previous = twist
+    return Branch(np.array(actions, np.float32), np.stack(frames), np.array(poses), np.array(collided))
+
+
+def execute(world: World, previous: tuple[float, float], command: tuple[float, float], period: float) -> bool:
+    """One period, which begins under the command before; whether anything was hit."""
+    world.step(previous, COMMAND_DELAY)
+    hit = world.collided
+    world.step(command, period - COMMAND_DELAY)
+    return hit or world.collided

@@ -1,0 +1,68 @@
+"""What if: is the imagined future that is most like a true one that of the branch which was really driven?"""
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from ...engine.maneuvers import NAMES, maneuver
+from ..pictures import psnr
+from .drives import Branch, Drive, drive_branch
+from .horizons import CONTEXT, HORIZONS, starts, steps_of
+from .images import rms
+from .imagination import ONE_STEP, TWO_STEP, Imagination
+
+HORIZON = 1.0  # s
+SAMPLERS = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
+# Branches are told apart if the robot ends in places so far from each other: m, and m a rad of yaw.
+DECISIVE, _METRES_PER_RADIAN = 0.05, 0.5
+
+
+def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
+    """One record for each moving start, sampler and branch that the truth tells from all others: see `_ranks`."""
+    spec = model.spec
+    steps = steps_of(HORIZON, spec.step_period)
+    moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period)) if drive.is_moving(s, steps)]
+    if not moments:
+        return []
+    truth = {start: {name: drive_branch(drive, start, maneuver(name, steps), spec.step_period) for name in NAMES}
+             for start in moments}
+    memory = model.observe(np.stack([drive.frames[s - CONTEXT + 1:s + 1] for s in moments]),
+                           np.stack([drive.actions[s - CONTEXT + 1:s + 1] for s in moments]),
+                           tuple(range(len(moments)))).branches(len(NAMES))
+    # The sequences that the robot really executed, not those that were asked for.
+    actions = np.stack([truth[start][name].actions for start in moments for name in NAMES])
+    actions = np.concatenate([actions, np.repeat(actions[:, -1:], -steps % spec.chunk_frames, 1)], 1)
+    records = []
+    for sampler_name, sampler in SAMPLERS.items():
+        latents, _ = model.roll(memory, actions, sampler)
+        pictures = model.decode(latents[:, steps - 1], latents[:, steps - 2])
+        for i, start in enumerate(moments):
+            imagined = dict(zip(NAMES, pictures[i * len(NAMES):(i + 1) * len(NAMES)]))
+            records += [{'seed': drive.seed, 'start': start, 'way': sampler_name, **ranks}
+                        for ranks in _ranks(imagined, truth[start])]
+    return records
+
+
+def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[dict]:
+    """For each true branch that differs from all others: which imagined picture is nearest to its last one.
+
+    `sensitivity`: how much the imagined branches differ from each other, root mean square, over how much the true ones
+    do; 1 is as much, 0 a model that does not heed the action.
+    """
+    pairs = list(combinations(truth, 2))
+    true_difference = np.mean([rms(truth[a].frames[-1], truth[b].frames[-1]) for a, b in pairs])
+    sensitivity = np.mean([rms(imagined[a], imagined[b]) for a, b in pairs]) / max(true_difference, 1e-6)
+    found = []
+    for name, branch in truth.items():
+        if min(_apart(branch.poses[-1], other.poses[-1]) for n, other in truth.items() if n != name) < DECISIVE:
+            continue
+        scores = {n: psnr(picture, branch.frames[-1]) for n, picture in imagined.items()}
+        found.append({'branch': name, 'nearest': max(scores, key=scores.__getitem__), 'psnr_db': scores,
+                      'sensitivity': float(sensitivity)})
+    return found
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    turn = abs(np.remainder(a[2] - b[2] + np.pi, 2 * np.pi) - np.pi)
+    return float(np.hypot(*(a[:2] - b[:2]))) + _METRES_PER_RADIAN * float(turn)

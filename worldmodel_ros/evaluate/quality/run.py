@@ -1,0 +1,164 @@
+"""The whole evaluation: independent jobs, each of one room and one part, in as many processes as are wanted.
+
+A job's result depends on its seed, the model and the machine alone, never on how jobs were shared out.
+"""
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from . import summary
+from .horizons import gain
+from .seeds import QualityError
+from .task import DEFINITIONS, PARTS, Task
+
+STARTS = 5        # a drive
+STRIPS = 3        # rooms that are shown, of the first and of the worst
+DRIFT_SEEDS = 4   # the first ones: a dream takes as long as all the rest of a room
+
+
+@dataclass(frozen=True)
+class Job:
+    part: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job found, and strips of pictures by name, uint8 (rows, columns, H, W, 3)."""
+
+    records: list[dict]
+    strips: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def evaluate(task: Task, workers: int = 1, progress: Callable[[float], None] = lambda share: None
+             ) -> tuple[dict, dict[str, np.ndarray]]:
+    """The numbers, and strips of pictures by name. Raises ModelError and QualityError.
+
+    A job that fails otherwise costs its own numbers alone: `failed` names it, with what went wrong.
+    """
+    models = _open(task)  # also where a model is exported, once, before the workers need it
+    jobs = _jobs(task)
+    results: dict[Job, Result | Exception] = {}
+    for job, result in _run(task, jobs, workers):
+        results[job] = result
+        progress(len(results) / len(jobs))
+    done = {job: results[job] for job in jobs if isinstance(results[job], Result)}
+    records = {part: [r for job, result in done.items() if job.part == part for r in result.records]
+               for part in PARTS}
+    report = {'seeds': f'{task.seeds.start}:{task.seeds.stop}', 'episodes': len(task.seeds), 'model': task.model,
+              'teacher': task.teacher or f'{task.model}, its flow in 32 steps',
+              'backend': models.engine.backend.name, 'definitions': DEFINITIONS,
+              'failed': [{**asdict(job), 'error': repr(result)} for job, result in results.items()
+                         if isinstance(result, Exception)]}
+    if 'horizons' in task.parts:
+        report |= {'horizons': summary.horizons(records['horizons']),
+                   'by_driver': summary.by_driver(records['horizons'])}
+    if 'what_if' in task.parts:
+        report |= summary.what_if(records['what_if'])
+    if 'drift' in task.parts:
+        report['drift'] = summary.drift(records['drift'])
+    if 'closed_loop' in task.parts:
+        report['closed_loop'] = summary.closed_loop(records['closed_loop'])
+    return report, _chosen_strips(done)
+
+
+def _chosen_strips(done: dict[Job, Result]) -> dict[str, np.ndarray]:
+    """Every dream, the first rooms as they come, and the moments at which the model did worst of all."""
+    rooms = [(min(gain(result.records, r['start']) for r in result.records), job, result)
+             for job, result in done.items() if job.part == 'horizons']
+    strips = {f'dream_{job.seed}': result.strips['dream'] for job, result in done.items() if job.part == 'drift'}
+    strips |= {f'first_{job.seed}': result.strips['first'] for _, job, result in rooms[:STRIPS]}
+    worst = sorted(rooms, key=lambda room: room[0])[:STRIPS]
+    return strips | {f'worst_{job.seed}': result.strips['worst'] for _, job, result in worst}
+
+
+def _jobs(task: Task) -> list[Job]:
+    """The longest ones first, so that no worker ends long after the others."""
+    seeds = {part: task.seeds for part in task.parts} | {'drift': task.seeds[:DRIFT_SEEDS]}
+    order = [part for part in ('drift', 'horizons', 'closed_loop', 'what_if') if part in task.parts]
+    return [Job(part, seed) for part in order for seed in seeds[part]]
+
+
+def _run(task: Task, jobs: list[Job], workers: int) -> Iterator[tuple[Job, Result | Exception]]:
+    if workers == 1:
+        yield from ((job, _attempt(task, job)) for job in jobs)
+        return
+    with ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context('spawn')) as pool:
+        running = {pool.submit(_attempt, task, job): job for job in jobs}
+        try:
+            for done in as_completed(running):
+                try:
+                    yield running[done], done.result()
+                except BrokenProcessPool as error:  # a process was killed, for its memory perhaps
+                    yield running[done], error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _attempt(task: Task, job: Job) -> Result | Exception:
+    try:
+        return _work(task, job)
+    except QualityError:
+        raise
+    except Exception as error:  # whatever it is, the other rooms are judged, and this one is named
+        traceback.print_exc()
+        return error
+
+
+def _work(task: Task, job: Job) -> Result:
+    from ..closed_loop import drive, drivers
+    from .drift import drift_record
+    from .drives import record_drive
+    from .horizons import drive_frames, horizon_records
+    from .ranking import ranking_records
+    models = _open(task)
+    spec = models.engine.spec
+    if job.part == 'drift':
+        record, strip = drift_record(job.seed, models.student, task.drift_seconds)
+        return Result([record], {'dream': strip})
+    if job.part == 'closed_loop':
+        return Result([{'driver': name, **asdict(drive(job.seed, make(), spec.image_size))}
+                       for name, make in drivers(models.engine).items()])
+    recorded = record_drive(job.seed, drive_frames(spec.step_period, STARTS), spec.image_size)
+    if job.part == 'what_if':
+        return Result(ranking_records(recorded, models.student))
+    # On a GPU robots run the very network that the other numbers are of.
+    deployed = None if models.engine.backend.name in ('torch-cpu', 'torch-cuda') else models.engine
+    return Result(*horizon_records(recorded, models.student, models.teacher, deployed))
+
+
+@dataclass(frozen=True)
+class _Models:
+    engine: object
+    student: object
+    teacher: object
+
+
+@lru_cache(maxsize=1)
+def _open(task: Task) -> _Models:
+    """The task's models, once a process."""
+    import torch
+
+    from ...engine import load
+    from ...engine.loading import model_folder
+    from ...model import checkpoint
+    from .imagination import Imagination
+    torch.set_num_threads(1)  # processes share the cores, and sums must not depend on how
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    engine = load(task.model, task.backend)
+    student = Imagination(checkpoint.load(model_folder(task.model), device))
+    teacher = student
+    if task.teacher:
+        teacher = Imagination(checkpoint.load(model_folder(task.teacher), device))
+        if teacher.spec.image_size != student.spec.image_size or teacher.spec.step_period != student.spec.step_period:
+            raise QualityError(f'teacher {task.teacher} sees other pictures than model {task.model}: give one of the '
+                               'same image_size and step_period')
+    return _Models(engine, student, teacher)
