@@ -1,5 +1,6 @@
 """Networks: streaming equals the clip, committing frame by frame equals training's one pass, checkpoints are checked."""
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.steps import FLOW, HALF
+from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train import clips
 
 
@@ -72,11 +74,12 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
     cache, storage = memory.open(), memory.pool.storage
 
     def block(latents, times, levels, rows, causal):
-        pages, bias = memory.window(cache, times, causal)
+        window = memory.window(cache, times, causal)
         out = model.dit.over_pages(
             torch.from_numpy(latents)[None], torch.full((1, len(times)), levels), torch.full((1, len(times)), rows),
-            torch.from_numpy(actions[times])[None], torch.from_numpy(rotary_angles(SMALL, times)), torch.from_numpy(bias),
-            *map(torch.from_numpy, storage.rows()), torch.from_numpy(storage.row_index(pages)))
+            torch.from_numpy(actions[times])[None], torch.from_numpy(rotary_angles(SMALL, times))[:, None],
+            torch.from_numpy(window.bias())[None], *map(torch.from_numpy, storage.rows()),
+            torch.from_numpy(storage.row_index(window.pages))[:, None])
         return [part.numpy() for part in out]
 
     for frame in range(frames):
@@ -94,7 +97,7 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
 
 def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
     """Only differences of times reach the attention, to the precision of float32."""
-    backend = TorchBackend(small_checkpoint(tmp_path), 1)
+    backend = TorchBackend(checkpoint.load(small_checkpoint(tmp_path)))
     frames = np.random.default_rng(1).integers(0, 256, (9, *SMALL.image_size, 3), dtype=np.uint8)
     plans = []
     for age in (0, 10 * 3600 * 24 * SMALL.window_frames):
@@ -103,7 +106,7 @@ def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):
         for frame in frames:
             session.observe(frame, np.array([0.3, -0.5]))
         plans.append(session.plan('blue'))
-    np.testing.assert_allclose(plans[0], plans[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(*plans, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path, model):
@@ -115,7 +118,6 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path, model):
 
 
 def test_no_checkpoint_file_exceeds_16_mib(tmp_path):
-    from worldmodel_ros.model.world_model import WorldModel
     checkpoint.save(WorldModel(TINY), tmp_path / 'm', {})
     sizes = [file.stat().st_size for file in (tmp_path / 'm').glob('*.safetensors')]
     assert len(sizes) > 1 and max(sizes) < 16 * 1024 * 1024
@@ -146,6 +148,33 @@ def test_a_truncated_weight_file_is_refused_by_name(tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelError, match=file.name):
         checkpoint.load(folder)
+
+
+def test_a_description_from_before_the_flow_policy_still_means_the_regression(tmp_path):
+    old = WorldModel(replace(SMALL, policy='regression', head_features=0))
+    checkpoint.save(old, tmp_path, {}, dtype=torch.float32)
+    content = json.loads((tmp_path / 'model.json').read_text())
+    del content['preset']['policy'], content['preset']['head_features']
+    (tmp_path / 'model.json').write_text(json.dumps(content))
+    loaded = checkpoint.load(tmp_path)
+    features = torch.randn(1, SMALL.tokens, SMALL.width)
+    assert torch.equal(loaded.action_head(features), old.eval().action_head(features))
+
+
+def test_training_starts_from_a_model_of_other_heads_but_not_of_another_size(tmp_path, model):
+    checkpoint.save(model, tmp_path / 'm', {}, dtype=torch.float32)
+    begun = WorldModel(replace(SMALL, policy='regression'))
+    assert checkpoint.start_from(begun, tmp_path / 'm') == ['action_head']
+    for part in ('vae', 'dit', 'outcome_head'):
+        for name, tensor in getattr(model, part).state_dict().items():
+            assert torch.equal(tensor, getattr(begun, part).state_dict()[name]), (part, name)
+    with pytest.raises(ModelError, match='dit has another shape'):
+        checkpoint.start_from(WorldModel(replace(SMALL, depth=3)), tmp_path / 'm')
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(ValueError, match='regression, flow'):
+        replace(SMALL, policy='guess')
 
 
 def test_a_preset_survives_its_description():

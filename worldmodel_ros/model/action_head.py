@@ -1,4 +1,10 @@
-"""Heads that read the DiT's features: the policy's command chunk, and what an imagined chunk would lead to."""
+"""Heads that read the DiT's features: the policy's command chunk, and what an imagined chunk would lead to.
+
+Two policies have one signature. The regression answers with the mean command; the flow (flow matching in x-prediction,
+as of the pictures) draws one of several plausible chunks, and continues a chunk that is already being executed:
+training-time action conditioning for real-time chunking (Black et al. 2025), where the first actions of a chunk are
+given clean, each action having a noise level of its own.
+"""
 from __future__ import annotations
 
 import torch
@@ -6,13 +12,12 @@ from torch import Tensor, nn
 
 from .presets import Preset
 
+FLOW_STEPS = 5  # Euler steps of the flow policy, in its small MLP alone
 
-class ActionHead(nn.Module):
-    """Command chunk for every goal from the features of the newest observed frame.
 
-    One learned query per goal attends to the frame's tokens; the frame's own action conditioning is already in the
-    features, so the head knows how fast the robot moves.
-    """
+class _Policy(nn.Module):
+    """What both policies share: one learned query per goal attends to the frame's tokens; the frame's own action
+    conditioning is already in the features, so the head knows how fast the robot moves."""
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -20,23 +25,100 @@ class ActionHead(nn.Module):
         self.preset = preset
         self.goals = nn.Parameter(torch.randn(len(preset.goals), d) * 0.02)
         self.read = nn.MultiheadAttention(d, preset.heads, batch_first=True)
-        self.tokens = nn.Linear(preset.tokens * d, d)
-        self.mlp = nn.Sequential(nn.Linear(2 * d, 2 * d), nn.SiLU(), nn.Linear(2 * d, 2 * d), nn.SiLU(),
-                                 nn.Linear(2 * d, preset.chunk_frames * preset.actions))
+        self.squeeze = _squeeze(preset)
+        self.tokens = nn.Linear(preset.tokens * (preset.head_features or d), d)
         low, high = torch.tensor(preset.action_low), torch.tensor(preset.action_high)
         self.register_buffer('centre', (high + low) / 2, persistent=False)
         self.register_buffer('half_range', (high - low) / 2, persistent=False)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """features (B, P, D) to actions in SI units (B, goals, chunk_frames, A), inside the action's range."""
-        b, p, d = features.shape
-        query = self.goals.expand(b, -1, -1)
+    def look(self, features: Tensor) -> Tensor:
+        """Features (B, P, D) of a frame to what each goal's plan is made of, (B, goals, 2 D)."""
+        query = self.goals.expand(features.shape[0], -1, -1)
         read = self.read(query, features, features, need_weights=False)[0] + query
         # Where a thing is in the picture matters as much as what it is: the flattened tokens keep the places.
-        places = self.tokens(features.reshape(b, p * d))[:, None].expand(-1, query.shape[1], -1)
-        out = self.mlp(torch.cat([read, places], -1))
-        out = out.reshape(b, query.shape[1], self.preset.chunk_frames, self.preset.actions)
-        return self.centre + self.half_range * torch.tanh(out)
+        places = self.tokens(self.squeeze(features).flatten(1))[:, None].expand(-1, query.shape[1], -1)
+        return torch.cat([read, places], -1)
+
+    def given(self, delay: Tensor) -> Tensor:
+        """Which actions of a chunk are given by its prefix: delay (B,) to bool (B, 1, K, 1)."""
+        return (torch.arange(self.preset.chunk_frames, device=delay.device) < delay[:, None])[:, None, :, None]
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Actions in SI units to [-1, 1]."""
+        return (actions - self.centre) / self.half_range
+
+
+class RegressionPolicy(_Policy):
+    """The mean command chunk for every goal."""
+
+    def __init__(self, preset: Preset):
+        super().__init__(preset)
+        d = preset.width
+        self.mlp = nn.Sequential(nn.Linear(2 * d, 2 * d), nn.SiLU(), nn.Linear(2 * d, 2 * d), nn.SiLU(),
+                                 nn.Linear(2 * d, preset.chunk_frames * preset.actions))
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Features (B, P, D) to chunks (B, goals, K, A) in (-1, 1)."""
+        preset = self.preset
+        return torch.tanh(self.mlp(self.look(features))).unflatten(-1, (preset.chunk_frames, preset.actions))
+
+    def forward(self, features: Tensor, noise: Tensor | None = None, prefix: Tensor | None = None,
+                delay: Tensor | None = None) -> Tensor:
+        """See FlowPolicy.forward; the noise is not used, and the prefix only replaces what it covers."""
+        plan = self.centre + self.half_range * self.predict(features)
+        return plan if prefix is None else torch.where(self.given(delay), prefix[:, None], plan)
+
+
+class FlowPolicy(_Policy):
+    """A command chunk for every goal, denoised from noise in a few Euler steps of a small MLP over the whole chunk.
+
+    Zero noise gives the most typical chunk, which differs least from tick to tick; other noise gives alternatives."""
+
+    def __init__(self, preset: Preset):
+        super().__init__(preset)
+        d, chunk = preset.width, preset.chunk_frames * preset.actions
+        self.context = nn.Sequential(nn.Linear(2 * d, d), nn.SiLU(), nn.Linear(d, d))
+        self.enter = nn.Linear(chunk + preset.chunk_frames, d)  # noisy actions, and the level of each
+        self.mlp = nn.Sequential(nn.SiLU(), nn.Linear(d, d), nn.SiLU(), nn.Linear(d, d))
+        self.out = nn.Sequential(nn.SiLU(), nn.Linear(d, chunk))
+
+    def predict(self, context: Tensor, noisy: Tensor, level: Tensor) -> Tensor:
+        """Clean chunks (B, goals, K, A) from noisy ones, normalised; context (B, goals, D), level (B, goals, K), 1 is
+        clean."""
+        x = context + self.enter(torch.cat([noisy.flatten(-2), level], -1))
+        return self.out(x + self.mlp(x)).unflatten(-1, noisy.shape[-2:])
+
+    def forward(self, features: Tensor, noise: Tensor | None = None, prefix: Tensor | None = None,
+                delay: Tensor | None = None) -> Tensor:
+        """Command chunks in SI units (B, goals, K, A), inside the actions' range.
+
+        features (B, P, D) of the newest observed frame; noise (B, goals, K, A), standard normal, zero where not given;
+        prefix (B, K, A) in SI units, of which the first delay (B,) actions, int64, are under way already: the chunks
+        begin with them and continue them. Without prefix and delay all actions are free.
+        """
+        preset, b = self.preset, features.shape[0]
+        shape = (b, len(preset.goals), preset.chunk_frames, preset.actions)
+        z = features.new_zeros(shape) if noise is None else noise
+        if prefix is None:
+            prefix = features.new_zeros(b, preset.chunk_frames, preset.actions)
+            delay = torch.zeros(b, dtype=torch.int64, device=features.device)
+        given = self.given(delay).expand(shape)
+        prefix = prefix[:, None].expand(shape)
+        clean = self.normalised(prefix)
+        context = self.context(self.look(features))
+        known = given[..., 0].to(z.dtype)
+        for step in range(FLOW_STEPS):
+            tau = step / FLOW_STEPS
+            z = torch.where(given, clean, z)
+            x = self.predict(context, z, torch.maximum(known, torch.full_like(known, tau)))
+            z = z + (x - z) * (1.0 / (FLOW_STEPS * (1.0 - tau)))
+        plan = self.centre + self.half_range * z.clamp(-1.0, 1.0)
+        return torch.where(given, prefix, plan)
+
+
+def action_head(preset: Preset) -> RegressionPolicy | FlowPolicy:
+    """The policy that a preset names."""
+    return {'regression': RegressionPolicy, 'flow': FlowPolicy}[preset.policy](preset)
 
 
 class OutcomeHead(nn.Module):
@@ -45,9 +127,16 @@ class OutcomeHead(nn.Module):
     def __init__(self, preset: Preset):
         super().__init__()
         d = preset.width
-        self.net = nn.Sequential(nn.Linear(preset.tokens * d, d), nn.SiLU(), nn.Linear(d, 1 + len(preset.goals)))
+        self.squeeze = _squeeze(preset)
+        self.net = nn.Sequential(nn.Linear(preset.tokens * (preset.head_features or d), d), nn.SiLU(),
+                                 nn.Linear(d, 1 + len(preset.goals)))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features (B, T, P, D) to contact logits (B, T) and progress since the observation (B, T, goals)."""
-        out = self.net(features.flatten(2))
+        out = self.net(self.squeeze(features).flatten(2))
         return out[..., 0], out[..., 1:]
+
+
+def _squeeze(preset: Preset) -> nn.Module:
+    """Fewer features per token, so that a layer over the flattened tokens does not grow with their product."""
+    return nn.Linear(preset.width, preset.head_features) if preset.head_features else nn.Identity()

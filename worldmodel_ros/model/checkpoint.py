@@ -41,16 +41,39 @@ def load(folder: Path, device: str = 'cpu') -> WorldModel:
     Raises ModelError when the folder, its description or a tensor is missing or does not fit.
     """
     preset = read_description(folder).preset
+    model = WorldModel(preset)
+    try:
+        model.load_state_dict(_read_weights(folder))
+    except RuntimeError as error:
+        raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: {error}') from error
+    return model.eval().requires_grad_(False).to(device)
+
+
+def start_from(model: WorldModel, folder: Path) -> list[str]:
+    """Gives a model that is to be trained the weights of a checkpoint; returns the names of the parts that stay as they
+    are, since the checkpoint has them in another form: heads, which are soon trained anew.
+
+    Raises ModelError when the checkpoint cannot be read, or when its VAE or DiT does not fit.
+    """
+    preset, state, fresh = read_description(folder).preset, _read_weights(folder), []
+    for name, part in model.named_children():
+        try:
+            part.load_state_dict({key.removeprefix(f'{name}.'): tensor for key, tensor in state.items()
+                                  if key.startswith(f'{name}.')})
+        except RuntimeError as error:
+            if not name.endswith('_head'):
+                raise ModelError(f'{folder}, of preset {preset.name!r}, is no start for a {model.preset.name!r}: its '
+                                 f'{name} has another shape; name a checkpoint of the same size') from error
+            fresh.append(name)
+    return fresh
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint, floating-point ones as float32."""
     state: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob('weights-*.safetensors')):
         try:
             state.update(load_file(str(file)))
         except Exception as error:  # safetensors raises its own and OS errors; each means the same here
             raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
-    model = WorldModel(preset)
-    try:
-        model.load_state_dict({name: tensor.float() if tensor.is_floating_point() else tensor
-                               for name, tensor in state.items()})
-    except RuntimeError as error:
-        raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: {error}') from error
-    return model.eval().requires_grad_(False).to(device)
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}

@@ -58,6 +58,14 @@ class Encoder(nn.Module):
         mean, logvar = self.out(x).permute(0, 2, 3, 1).chunk(2, -1)
         return mean, logvar.clamp(-12.0, 4.0), features
 
+    def clip(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Clips (B, T, 3, H, W) as streams, all frames in one batch: mean and log-variance (B, T, h, w, Z)."""
+        features = self.down(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        before = torch.cat([features[:, :1], features[:, :-1]], 1)
+        x = self.out(self.mix(features.flatten(0, 1), before.flatten(0, 1))).permute(0, 2, 3, 1)
+        mean, logvar = x.unflatten(0, images.shape[:2]).chunk(2, -1)
+        return mean, logvar.clamp(-12.0, 4.0)
+
 
 class Decoder(nn.Module):
     """Latents (B, h, w, Z) and the last features (B, C, h, w) to images (B, 3, H, W) in [-1, 1] and new features."""
@@ -83,6 +91,7 @@ class VAE(nn.Module):
 
     def __init__(self, preset: Preset):
         super().__init__()
+        self.preset = preset
         self.encoder = Encoder(preset)
         self.decoder = Decoder(preset)
         self.register_buffer('latent_mean', torch.zeros(preset.latent_channels))
@@ -93,15 +102,22 @@ class VAE(nn.Module):
         mean, _, features = self.encoder(image, previous)
         return (mean - self.latent_mean) / self.latent_std, features
 
+    def encode_clips(self, images: Tensor) -> Tensor:
+        """Clips (B, T, 3, H, W), each from the start of a stream, to normalised latents (B, T, h, w, Z)."""
+        return (self.encoder.clip(images)[0] - self.latent_mean) / self.latent_std
+
     def decode(self, latent: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Normalised latents (B, h, w, Z) to images (B, 3, H, W) in [-1, 1] and features."""
         return self.decoder(latent * self.latent_std + self.latent_mean, previous)
 
     def decode_clip(self, latents: Tensor, before: Tensor) -> Tensor:
-        """Decodes (T, h, w, Z) that follow the latent ``before`` (h, w, Z), all frames in one batch: (T, 3, H, W).
+        """Decodes (T, h, w, Z) that follow the latent ``before`` (h, w, Z), all frames in one batch: (T, 3, H, W)."""
+        return self.decode_after(latents, torch.cat([before[None], latents[:-1]]))
+
+    def decode_after(self, latents: Tensor, past: Tensor) -> Tensor:
+        """Decodes (B, h, w, Z), each of which follows its own latent of ``past`` (B, h, w, Z), to (B, 3, H, W).
 
         The decoder's state is a function of the last latent alone, so a known past makes the frames independent.
         """
-        previous = self.decoder.inp(((torch.cat([before[None], latents[:-1]])) * self.latent_std
-                                     + self.latent_mean).permute(0, 3, 1, 2))
+        previous = self.decoder.inp((past * self.latent_std + self.latent_mean).permute(0, 3, 1, 2))
         return self.decode(latents, previous)[0]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from .action_head import ActionHead, OutcomeHead
+from .action_head import OutcomeHead, action_head
 from .dit import DiT
 from .presets import Preset
 from .vae import VAE
@@ -17,5 +17,5 @@ class WorldModel(nn.Module):
         self.preset = preset
         self.vae = VAE(preset)
         self.dit = DiT(preset)
-        self.action_head = ActionHead(preset)
+        self.action_head = action_head(preset)
         self.outcome_head = OutcomeHead(preset)
