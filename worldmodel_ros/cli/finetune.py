@@ -1,0 +1,126 @@
+"""`worldmodel finetune`: adapt a model to the camera and the motion of one's own robot, and say what it was worth."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from worldmodel_ros.cli import arguments
+
+_EXAMPLES = """\
+examples:
+  worldmodel finetune drive --out out/mine                      the last quarter is held out and judges the result
+  worldmodel finetune lap --config config/evaluate/donkeycar.yaml --out out/donkeycar
+                                                                the file that `worldmodel evaluate bag` takes, too
+  worldmodel finetune monday tuesday --held-out-bag friday --out out/mine
+                                                                another drive judges
+  worldmodel finetune data/drives --out out/mine                a LeRobot dataset (v3.0) instead of bags
+  worldmodel replay drive --model out/mine                      look at the result live; nothing is driven
+
+In --out: the model; finetune.json with all numbers, before and after; the losses (*.jsonl); and for each bag
+report-BAG/report.html, both models compared on what was held out.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'finetune', help='adapt a model to recordings of one\'s own robot',
+        description='Adapts a model to the camera and the motion of a robot that was recorded, and compares it with '
+                    'what it was, on a part of the recording that it never learned from.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('recordings', nargs='+', type=Path, metavar='BAG',
+                        help='rosbag2 folder or file, or folder of a LeRobot dataset')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder of the model that is made')
+    parser.add_argument('--config', type=Path, metavar='FILE',
+                        help='which topics are the camera and the actions, of all bags (default: guess)')
+    parser.add_argument('--model', default='tiny', help='shipped model or folder to start from (default: tiny)')
+    judging = parser.add_mutually_exclusive_group()
+    judging.add_argument('--held-out', type=_share, default=0.25, metavar='SHARE',
+                         help='the end of each recording that judges, and is not learned from (default: 0.25)')
+    judging.add_argument('--held-out-bag', type=Path, nargs='+', default=[], metavar='BAG',
+                         help='recordings that judge instead: all of the others is learned from')
+    time = parser.add_mutually_exclusive_group()
+    time.add_argument('--minutes', type=arguments.positive, help='of learning (default: 2 on a GPU, 20 on a CPU)')
+    time.add_argument('--steps', type=_count, nargs=2, metavar=('VAE', 'DIT'),
+                      help='exactly so many steps instead: repeatable on one machine')
+    parser.add_argument('--no-mirror', action='store_true',
+                        help='do not learn from mirrored drives: for a camera or robot whose two sides differ')
+    parser.add_argument('--device', default='auto', choices=('auto', 'cpu', 'cuda'),
+                        help='where to learn (default: auto)')
+    parser.add_argument('--seed', type=int, default=0, help='of everything that is drawn (default: 0)')
+    parser.add_argument('--no-report', action='store_true', help='without the HTML reports, which take a minute')
+    parser.set_defaults(run=_run)
+
+
+def _share(text: str) -> float:
+    value = arguments.positive(text)
+    if value >= 1.0:
+        raise argparse.ArgumentTypeError(f'{text}: give a share between 0 and 1, such as 0.25')
+    return value
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number of steps, 1 or more')
+    return int(text)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.evaluate.bag.problems import BagError
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    from worldmodel_ros.train.finetune.recording import RecordingError
+    from worldmodel_ros.train.lerobot import DatasetError
+    try:
+        bags = _finetune(chosen)
+    except (BagError, DatasetError, ModelError, RecordingError) as error:
+        print(f'worldmodel finetune: {error}', file=sys.stderr)
+        return 1
+    return 0 if chosen.no_report else max([_report(chosen, *bag) for bag in bags], default=0)
+
+
+def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
+    """Make the model; return the bags that judge it, with the seconds to be skipped of each."""
+    import json
+    import time
+
+    import torch
+
+    from worldmodel_ros.machine import machine, versions
+    from worldmodel_ros.engine.loading import model_folder
+    from worldmodel_ros.model import checkpoint
+    from worldmodel_ros.model.checkpoint_description import read_description
+    from worldmodel_ros.train import lerobot
+    from worldmodel_ros.train.finetune import recording, run, split, summary
+    from worldmodel_ros.train.finetune.options import FineTuning
+    began = time.monotonic()
+    device = chosen.device if chosen.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
+    description = read_description(model_folder(chosen.model))
+    preset = description.preset
+    options = FineTuning.on(device, chosen.minutes, steps=tuple(chosen.steps) if chosen.steps else None,
+                            mirror=not chosen.no_mirror, seed=chosen.seed)
+    recordings, held_out = ([recording.read(path, preset, chosen.config) for path in paths]
+                            for paths in (chosen.recordings, chosen.held_out_bag))
+    parts = split.split(recordings, preset, options.clip_frames(preset), chosen.held_out, held_out)
+    for note in dict.fromkeys(note for r in (*recordings, *held_out) for note in r.notes):
+        print(f'note: {note}', file=sys.stderr)
+    model = checkpoint.load(model_folder(chosen.model), device)
+    result = run.fine_tune(model, parts, options, chosen.out, lambda what: print(what, flush=True))
+    provenance = {'fine_tuned': {'from': chosen.model, 'split': result['split'], 'options': result['options'],
+                                 'autoencoder': result['autoencoder'], 'dit': result['dit']},
+                  'continues': [description.provenance]}
+    checkpoint.save(model, chosen.out, provenance)
+    accelerator = torch.cuda.get_device_name() if device == 'cuda' else 'cpu'
+    result |= {'model': str(chosen.model), 'device': accelerator, 'machine': machine(), 'versions': versions(),
+               'seconds': round(time.monotonic() - began, 1)}
+    (chosen.out / 'finetune.json').write_text(json.dumps(result, indent=1, allow_nan=False) + '\n')
+    print(summary.in_words(result))
+    return [(part.path, part.start) for part in parts.held_out if not lerobot.is_dataset(part.path)]
+
+
+def _report(chosen: argparse.Namespace, bag: Path, skip: float) -> int:
+    """`worldmodel evaluate bag` of both models on what was held out; returns its exit code."""
+    from worldmodel_ros.cli import main as command
+    given = ['--config', str(chosen.config)] if chosen.config else []
+    return command(['evaluate', 'bag', str(bag), *given, '--model', chosen.model, '--model', str(chosen.out),
+                    *(['--skip', f'{skip:g}'] if skip else []), '--out', str(chosen.out / f'report-{bag.stem}')])

@@ -1,0 +1,69 @@
+"""What fine-tuning learns from: recorded drives, in variants, with what really came as the target of every step."""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...model.steps import HALF
+from ..batches import Batch, expand, mix
+from ..data import Episodes
+from ..sampler import Sampler
+from ..self_forcing import SelfForcingObjective
+from ..student import StudentObjective
+from ..vae import VaeObjective
+from .augment import Light, mirrored
+
+
+class VariedClips(VaeObjective):
+    """Reconstruction of clips, half of them mirrored, each in a light of its own."""
+
+    mirror = True
+
+    def draw(self, rng: np.random.Generator, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        clip, noise = super().draw(rng, generator)
+        clip = Light(len(clip), generator)(clip)
+        if self.mirror:
+            clip = mirrored(clip, torch.rand(len(clip), device=clip.device, generator=generator) < 0.5)
+        return clip, noise
+
+
+class _TruthAsTarget(StudentObjective):
+    """All kinds of steps learn from what really came.
+
+    A teacher that has seen half a minute of a place knows less than the recording itself, and what regresses the truth
+    answers with the mean of what may come, which is what fewest steps can give.
+    """
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        z = mix(batch.noise, batch.target, batch.tau)
+        half_way = Sampler(self.averaged, batch).euler(batch.noise, torch.zeros_like(batch.tau), 0.5, HALF)
+        return torch.where(expand(batch.halfway), half_way, z), batch.target
+
+
+class Recorded(_TruthAsTarget):
+    """On recorded frames as context."""
+
+
+class Imagined(_TruthAsTarget, SelfForcingObjective):
+    """On what the model itself imagined from them, a chunk or more later."""
+
+
+class RecordedAndImagined:
+    """Recorded context until `settled` of the training is done, from then on imagined context in every second step."""
+
+    def __init__(self, recorded: Recorded, imagined: Imagined, settled: float) -> None:
+        self.recorded, self.imagined, self.settled = recorded, imagined, settled
+        self.done = 0.0  # share of the training
+        self._turn = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.recorded.parameters()
+
+    def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
+        self._turn = not self._turn and self.done >= self.settled
+        return (self.imagined if self._turn else self.recorded).draw(rng, generator)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.recorded.loss(batch)

@@ -1,0 +1,150 @@
+"""Recordings as arrays: every picture of a bag or a dataset, and chains of pictures that are one step apart."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...evaluate.bag.drive import read_drive
+from ...evaluate.bag.guess import find_mapping
+from ...evaluate.bag.problems import BagError
+from ...evaluate.bag.source import open_bag
+from ...inputs.frames import FrameSettings
+from ...inputs.ticks import NS
+from ...model.presets import Preset
+from .. import lerobot
+
+# As the live node's pacer: a step may be so much shorter than the model's, and with more than _LATE periods a picture
+# is missing.
+_EARLY = FrameSettings().tick_tolerance
+_LATE = 1.5
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be fine-tuned on: says which, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """N pictures of a camera, as many as it gave.
+
+    frames uint8 (N, H, W, 3), at the model's size; stamps (N,) [s], rising within an episode; received (N,) in s since
+    the first picture's receipt, never falling; executed float32 (N, A), SI units, the mean action since the picture
+    before (of an episode's first: over one step before it); episode int (N,): no step leads from one to another.
+    `notes` are for the reader of the result.
+    """
+
+    path: Path
+    frames: np.ndarray
+    stamps: np.ndarray
+    received: np.ndarray
+    executed: np.ndarray
+    episode: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """From the first picture to the last."""
+        return float(self.received[-1])
+
+
+@dataclass(frozen=True)
+class Chain:
+    """T pictures one step of the model apart: frames uint8 (T, H, W, 3), actions float32 (T, A), the mean that was
+    executed over the step before each picture, and times (T,) of receipt, as of the recording."""
+
+    frames: np.ndarray
+    actions: np.ndarray
+    times: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
+    """
+    Return all pictures of a rosbag2 recording, or of a LeRobot dataset.
+
+    A bag is read as `worldmodel evaluate bag` reads it, with the same file of `config`, but that no picture between two
+    ticks is left out. Raises RecordingError, BagError or DatasetError.
+    """
+    return _read_dataset(path, preset) if lerobot.is_dataset(path) else _read_bag(path, preset, config)
+
+
+def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
+    with open_bag(path) as bag:
+        mapping = find_mapping(bag, preset, config)
+        if mapping.action_topic is None or not bag.topics[mapping.action_topic].count:
+            raise RecordingError(
+                f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
+                'that it executes beside the camera, or name their topic in the file of --config')
+        # A tolerance of a whole step makes every picture a tick.
+        drive = read_drive(bag, mapping, preset, FrameSettings(tick_tolerance=preset.step_period))
+        ticks = list(drive)
+        if not ticks:
+            raise RecordingError(f'{path} has no picture that can be used:\n' + '\n'.join(
+                finding.text for finding in drive.health.findings()))
+        if not drive.health.actions:
+            raise RecordingError(f'{path}: not one of the actions in {mapping.action_topic} can be read:\n' + '\n'.join(
+                finding.text for finding in drive.health.findings()))
+        began = next(iter(bag.messages([mapping.image_topic]))).log_ns
+        notes = (*mapping.notes, *(problem.text for problem in bag.problems))
+        stamps, logs = (np.array([getattr(t, name) for t in ticks]) for name in ('stamp_ns', 'log_ns'))
+        # Where time was set back, what was held out must not come before what is trained on.
+        received = np.maximum.accumulate((logs - began) / NS)
+        return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
+                         np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), notes)
+
+
+def _read_dataset(path: Path, preset: Preset) -> Recording:
+    """The episodes follow each other in time, with a second between two."""
+    episodes = lerobot.load([path], 'cpu', preset, clip_frames=1)
+    longest = episodes.frames.shape[1]
+    lengths = [longest] * len(episodes) if episodes.lengths is None else episodes.lengths.tolist()
+    starts = np.cumsum([0.0, *(length * preset.step_period + 1.0 for length in lengths[:-1])])
+    times = np.concatenate([start + preset.step_period * np.arange(n) for start, n in zip(starts, lengths)])
+    return Recording(
+        path, np.concatenate([episodes.frames[k, :n].numpy() for k, n in enumerate(lengths)]), times, times,
+        np.concatenate([episodes.actions[k, :n].numpy() for k, n in enumerate(lengths)]),
+        np.repeat(np.arange(len(lengths)), lengths))
+
+
+def chains(recording: Recording, preset: Preset, start: float, end: float) -> list[Chain]:
+    """Return the pictures received from `start` until `end` [s] as chains, which have each picture at most once.
+
+    A camera of 20 Hz gives a model of 10 Hz two chains, which differ in their phase: a clip may begin at any picture.
+    """
+    chosen = np.flatnonzero((recording.received >= start) & (recording.received < end))
+    parts = (index[part] for episode in np.unique(recording.episode[chosen])
+             for index in [chosen[recording.episode[chosen] == episode]]
+             for part in _parts(recording.stamps[index], preset.step_period))
+    return [Chain(recording.frames[part], _actions(recording, part, preset.step_period), recording.received[part])
+            for part in parts]
+
+
+def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
+    """Yield indices into rising stamps: parts of steps that a live node would take, none of them in two parts."""
+    used = np.zeros(len(stamps), bool)
+    following = np.searchsorted(stamps, stamps + period - _EARLY - 1e-6)  # stamps in s carry rounding errors
+    for first in range(len(stamps)):
+        part, k = [], first
+        while k < len(stamps) and not used[k] and (not part or stamps[k] - stamps[part[-1]] <= _LATE * period):
+            used[k] = True
+            part.append(k)
+            k = following[k]
+        if len(part) > 1:
+            yield np.array(part)
+
+
+def _actions(recording: Recording, part: np.ndarray, period: float) -> np.ndarray:
+    """Mean actions (T, A) over the steps that end at the pictures `part` (T,), float32."""
+    stamps, first = recording.stamps, part[0]
+    while first > 0 and recording.episode[first - 1] == recording.episode[part[0]] and (
+            stamps[part[0]] - stamps[first] < period - _EARLY):
+        first -= 1
+    actions = [recording.executed[now] if before == now else np.average(
+        recording.executed[before + 1:now + 1], 0, np.diff(stamps[before:now + 1]))
+        for before, now in zip([first, *part[:-1]], part)]
+    return np.stack(actions).astype(np.float32)

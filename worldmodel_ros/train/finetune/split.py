@@ -1,0 +1,98 @@
+"""What of a recording is trained on, what decides when to stop, and what judges the result."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...model.presets import Preset
+from .recording import Chain, Recording, RecordingError, chains
+
+VALIDATION_SHARE = 0.12  # of what may be trained on: its end, which decides when to stop
+HORIZON_STEPS = 10       # that the longest judged prediction looks ahead
+LEAST_VALIDATION = 2 * HORIZON_STEPS
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was received from `start` until `end`, in s since the recording's first picture."""
+
+    recording: Recording
+    start: float
+    end: float
+
+    @property
+    def path(self) -> Path:
+        return self.recording.path
+
+    def chains(self, preset: Preset, least: int = 1) -> list[Chain]:
+        """The part's pictures; chains of fewer than `least` frames are left out."""
+        return [chain for chain in chains(self.recording, preset, self.start, self.end) if len(chain) >= least]
+
+    def to_dict(self) -> dict:
+        count = int(((self.recording.received >= self.start) & (self.recording.received < self.end)).sum())
+        return {'path': str(self.path), 'start_s': round(self.start, 3), 'end_s': round(self.end, 3), 'pictures': count}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Parts of all recordings. `gap_s` lies unused before what is held out, so that no window reaches from what is
+    trained on to what judges. A validation part begins with a window that is trained on; what follows it counts."""
+
+    training: Sequence[Part]
+    validation: Sequence[Part]
+    held_out: Sequence[Part]
+    gap_s: float
+
+    def to_dict(self) -> dict:
+        return {'gap_s': round(self.gap_s, 3), **{name: [part.to_dict() for part in getattr(self, name)]
+                                                  for name in ('training', 'validation', 'held_out')}}
+
+
+def judged_frames(preset: Preset) -> int:
+    """Frames of the shortest chain that something can be judged on: a window with the frame before it, which the
+    autoencoder's state comes from, and the pictures that follow it."""
+    return 1 + preset.window_frames + HORIZON_STEPS
+
+
+def split(recordings: Sequence[Recording], preset: Preset, clip_frames: int, share: float = 0.25,
+          held_out: Sequence[Recording] = ()) -> Split:
+    """Hold out the last `share` of each recording, with a gap before it; or `held_out`, and nothing of the others.
+
+    Raises RecordingError where a part is too short to be trained on or judged.
+    """
+    if not held_out and not 0.0 < share < 1.0:
+        raise RecordingError(f'a share of {share} cannot be held out: choose one between 0 and 1, such as 0.25')
+    period = preset.step_period
+    gap = 0.0 if held_out else (preset.window_frames + preset.chunk_frames) * period
+    context = (1 + preset.window_frames) * period
+    training, validation, judged = [], [], []
+    for recording in recordings:
+        # Tenths of a second, so that `--skip` of `worldmodel evaluate bag` says exactly the same.
+        border = recording.seconds + period if held_out else round((1.0 - share) * recording.seconds, 1)
+        end = border - gap
+        middle = end - max(VALIDATION_SHARE * end, LEAST_VALIDATION * period)
+        training.append(Part(recording, 0.0, middle))
+        validation.append(Part(recording, max(0.0, middle - context), end))
+        if not held_out:
+            judged.append(Part(recording, border, recording.seconds + period))
+    judged += [Part(recording, 0.0, recording.seconds + period) for recording in held_out]
+    result = Split(training, validation, judged, gap)
+    _check(result, preset, clip_frames, share)
+    return result
+
+
+def _check(parts: Split, preset: Preset, clip_frames: int, share: float) -> None:
+    """One recording that is long enough makes up for others that are too short to be drawn from."""
+    judged = judged_frames(preset)
+    for what, part, least in (('training', parts.training, clip_frames), ('validation', parts.validation, judged),
+                              ('judging', parts.held_out, judged)):
+        if any(p.chains(preset, least) for p in part):
+            continue
+        found = ', '.join(f'{p.path} has {max(0.0, p.end - p.start):.1f} s' for p in part)
+        learned = (clip_frames + LEAST_VALIDATION) * preset.step_period + parts.gap_s
+        needed = max(learned / (1.0 - share), judged * preset.step_period / share) if parts.gap_s else learned
+        raise RecordingError(
+            f'too short: {what} needs {least * preset.step_period:.1f} s without a break, and {found} for it. '
+            f'Record at least {needed + 1.0:.0f} s in one go, better some minutes'
+            + (', or hold another bag out (--held-out-bag)' if parts.gap_s else ''))

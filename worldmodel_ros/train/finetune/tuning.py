@@ -1,0 +1,72 @@
+"""A loop that stops where it stops paying: steps under a schedule, with a look at other drives on the way."""
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..config import Schedule
+from ..log import Log
+from ..optim import Optimiser
+from ..ranks import Ranks
+
+CHECKS = 12    # looks at the validation part, evenly spread over the schedule
+PATIENCE = 4   # looks without a better result after which the training ends, once half of it is done
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a loop went: `scores` [dB] are (step, score of the averaged weights); those of `best_step` were kept."""
+
+    steps: int
+    seconds: float
+    best_step: int
+    scores: tuple[tuple[int, float], ...]
+    stopped_early: bool
+
+    def to_dict(self) -> dict:
+        return {'steps': self.steps, 'seconds': round(self.seconds, 1), 'best_step': self.best_step,
+                'stopped_early': self.stopped_early,
+                'validation_db': [{'step': step, 'psnr_db': round(score, 3)} for step, score in self.scores]}
+
+
+def tune(module: nn.Module, averaged: nn.Module, objective, schedule: Schedule, log: Log, score: Callable[[], float],
+         seed: int) -> Tuned:
+    """Train `module` by an objective (`draw`, `loss`, `parameters`) and leave it with the best averaged weights seen.
+
+    `score` judges `averaged`, more is better; where no step makes it better, the weights stay as they were. The
+    objective is told in `done` which share of the schedule is over.
+    """
+    device = next(module.parameters()).device
+    generator, rng = torch.Generator(device).manual_seed(seed), np.random.default_rng(seed)
+    optimiser = Optimiser(module, averaged, objective.parameters(), schedule, Ranks(device))
+    scores, best, step, begin = [(0, score())], copy.deepcopy(averaged.state_dict()), 0, time.monotonic()
+    limit = None if schedule.max_minutes is None else 60.0 * schedule.max_minutes
+    done, stopped, waited, best_step = 0.0, False, 0, 0
+    while done < 1.0 and not stopped:
+        objective.done = done
+        optimiser.set_rate(done)
+        batch = objective.draw(rng, generator)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+            loss, values = objective.loss(batch)
+        optimiser.update(loss, step)
+        log.add(step, values)
+        step += 1
+        before, done = done, max(step / schedule.steps, (time.monotonic() - begin) / limit if limit else 0.0)
+        if int(done * CHECKS) > int(before * CHECKS):
+            scores.append((step, score()))
+            best_step = max(scores, key=lambda pair: pair[1])[0]
+            if best_step == step:
+                best, waited = copy.deepcopy(averaged.state_dict()), 0
+            else:
+                waited += 1
+            stopped = 0.5 <= done < 1.0 and waited >= PATIENCE
+    log.close(step)
+    module.load_state_dict(best)
+    averaged.load_state_dict(best)
+    return Tuned(step, time.monotonic() - begin, best_step, tuple(scores), stopped)
