@@ -38,15 +38,17 @@ THIRD_PARTY = {
     'pyarrow': ('pyarrow', None),
     'rosbags': ('rosbags', None),
     'safetensors': ('safetensors', None),
+    'tensorboard': ('tensorboard', None),
     'torch': ('torch', None),
+    'tqdm': ('tqdm', None),
     'triton': ('triton', None),
     'yaml': ('pyyaml', 'python3-yaml'),
     'zstandard': ('zstandard', None),
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
-# For CUDA GPUs, where torch brings it: an extra.
-GPU_ONLY = {'triton'}
+# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, and what shows a training's progress.
+EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train'}
 
 
 def requirements(lines):
@@ -98,11 +100,11 @@ def test_all_files_name_one_version():
 
 def test_every_import_from_elsewhere_is_declared_for_pip_and_for_rosdep():
     pip, keys = dependencies(), run_time_keys()
-    gpu = requirements(PROJECT['project']['optional-dependencies']['gpu'])
+    extras = {name: requirements(lines) for name, lines in PROJECT['project']['optional-dependencies'].items()}
     undeclared = []
     for name, files in sorted(imported().items()):
         by_pip, by_rosdep = THIRD_PARTY.get(name, (f'ros-jazzy-{name}'.replace('_', '-'), name))
-        if name not in DISTRIBUTION_ONLY and by_pip not in (gpu if name in GPU_ONLY else pip):
+        if name not in DISTRIBUTION_ONLY and by_pip not in (extras[EXTRAS[name]] if name in EXTRAS else pip):
             undeclared.append(f'{by_pip} in pyproject.toml, for {sorted(files)}')
         if by_rosdep and by_rosdep not in keys:
             undeclared.append(f'{by_rosdep} in package.xml, for {sorted(files)}')

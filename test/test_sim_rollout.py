@@ -90,13 +90,6 @@ def test_the_data_holds_collisions_and_reverse_driving():
     assert sum((e['actions'][:, 0] < -0.05).sum() for e in episodes) > 10
 
 
-def test_the_command_stores_one_file_an_array(tmp_path):
-    assert rollout.main(['--episodes', '2', '--steps', '5', '--size', '32', '48', '--workers', '1',
-                         '--first-seed', '1000000', '--out', str(tmp_path / 'data')]) == 0
-    assert np.load(tmp_path / 'data/frames.npy').shape == (2, 5, 32, 48, 3)
-    assert np.load(tmp_path / 'data/seeds.npy').tolist() == [1_000_000, 1_000_001]
-
-
 def test_an_unknown_driver_is_refused_with_the_choices():
     with pytest.raises(ValueError, match='tourist.*expert, smooth, steps, ram'):
         rollout.collect([0], 5, mix={'tourist': 1.0})

@@ -9,7 +9,7 @@ examples:
   worldmodel export drive --out data/drive               one bag, as a LeRobot dataset (v3.0)
   worldmodel export monday tuesday --out data/week       several bags, one dataset
   worldmodel export lap --config config/evaluate/donkeycar.yaml --out data/lap
-  worldmodel train --data data/week --init worldmodel_ros/weights/tiny --out out/finetuned
+  worldmodel train --config config/train/recorded.yaml --data data/week --out out/mine
 """
 
 

@@ -8,8 +8,9 @@ _BACKEND = os.environ.setdefault('MUJOCO_GL', 'osmesa').strip().lower()
 os.environ.setdefault('LP_NUM_THREADS', '0')
 _PACKAGES = {'osmesa': 'libosmesa6', 'egl': 'libegl1'}
 
-if _BACKEND == 'osmesa' and find_spec('triton'):
-    # Mesa's renderer and Triton both bring LLVM along, and Triton's crashes the process when it is loaded after Mesa's.
+if find_spec('triton'):
+    # Mesa's renderer (OSMesa, and EGL without a GPU) and Triton both bring LLVM along, and Triton's crashes the process
+    # when it is loaded after Mesa's.
     # PyTorch loads Triton, where it is installed, whenever it exports or compiles a model.
     import triton  # noqa: F401
 

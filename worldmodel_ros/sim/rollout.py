@@ -1,23 +1,18 @@
-"""Collects training episodes from many worlds in parallel: pictures, actions, the expert's, and true state.
+"""Drives episodes and collects them: pictures, actions, the expert's, and true state.
 
-As a command, writing one .npy file for each array:
-`python -m worldmodel_ros.sim.rollout --episodes 2000 --steps 150 --out data/`
+`train.simulate` keeps them as a dataset; `collect` holds a few in memory.
 """
-import argparse
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 import multiprocessing
 import os
 from pathlib import Path
-import sys
 import tempfile
-import time
 
 import numpy as np
 
 from worldmodel_ros.safety.limits import TwistLimiter
-from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS
+from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
@@ -50,8 +45,7 @@ def array_shapes(
 
 
 def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), workers: int | None = None,
-            mix: Mapping[str, float] = DEFAULT_MIX, out: Path | None = None,
-            progress: bool = False) -> dict[str, np.ndarray]:
+            mix: Mapping[str, float] = DEFAULT_MIX) -> dict[str, np.ndarray]:
     """Drives one episode of `steps` frames for each seed and returns their arrays, E episodes of T frames.
 
     frames         uint8 (E, T, H, W, 3): the camera; frame 0 is before any action
@@ -67,32 +61,30 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
 
     A command begins a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends
     on its seed, the mix and the size alone. `size` is (height, width). `workers` are processes, by default as
-    many as cores. The arrays are memory-mapped files: in the folder `out` (kept, one .npy each), or unnamed
-    and gone with the arrays. Raises ValueError for an unknown driver in the mix.
+    many as cores. The arrays are memory-mapped files without a name, gone with the arrays. Raises ValueError
+    for an unknown driver in the mix.
     """
     seeds = np.asarray(seeds, np.int64)
-    unknown = set(mix) - set(DRIVERS)
-    if unknown or not mix:
-        raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')
+    check_mix(mix)
     workers = min(workers or os.cpu_count() or 1, max(1, len(seeds)))
-    with contextlib.ExitStack() as stack:
-        folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory(prefix='rollout-')))
-        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='rollout-') as name:
+        folder = Path(name)
         for name, (shape, dtype) in array_shapes(len(seeds), steps, size).items():
             np.lib.format.open_memmap(folder / f'{name}.npy', 'w+', dtype, shape)
         arrays = _open_arrays(folder)
         arrays['seeds'][:] = seeds
-        began, done = time.monotonic(), 0
         with ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _start_worker,
                                  (folder, size)) as pool:
-            jobs = [pool.submit(_fill_episode, i, dict(mix)) for i in range(len(seeds))]
-            for job in as_completed(jobs):
-                job.result()
-                done += 1
-                if progress and (done % 50 == 0 or done == len(jobs)):
-                    rate = done * steps / (time.monotonic() - began)
-                    print(f'{done}/{len(jobs)} episodes, {rate:.0f} frames/s', file=sys.stderr, flush=True)
+            for _ in pool.map(_fill_episode, range(len(seeds)), [dict(mix)] * len(seeds)):
+                pass
         return arrays
+
+
+def check_mix(mix: Mapping[str, float]) -> None:
+    """Raises ValueError for a mix that is empty or names an unknown driver."""
+    unknown = set(mix) - set(DRIVERS)
+    if unknown or not mix:
+        raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')
 
 
 def _open_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -110,12 +102,16 @@ def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
     _worker_arrays['behaviour'][index] = drive_episode(_worker_world[0], seed, mix, episode)
 
 
-def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray]) -> str:
-    """Drives a seed's episode into `episode`, arrays as in `collect` without E; returns the driver's name."""
+def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray],
+                  drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS) -> str:
+    """Drives a seed's episode into `episode`, arrays as in `collect` without E; returns the driver's name.
+
+    `drivers`: who may be asked in place of those that the names of `mix` stand for, once at every frame.
+    """
     rng = np.random.default_rng([seed, _BEHAVIOUR_STREAM])
     weights = np.array(list(mix.values()), float)
     name = str(rng.choice(list(mix), p=weights / weights.sum()))
-    driver, limiter = DRIVERS[name](rng), TwistLimiter(LIMITS)
+    driver, limiter = drivers[name](rng), TwistLimiter(LIMITS)
     world.reset(seed)
     executed, collided = (0.0, 0.0), False
     for t in range(len(episode['frames'])):
@@ -143,26 +139,3 @@ def _advance(
         collided = world.collided
     world.step(command, PERIOD - late_steps * TIMESTEP)
     return collided or world.collided
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog='python -m worldmodel_ros.sim.rollout', description=__doc__.splitlines()[0])
-    parser.add_argument('--episodes', type=int, default=2000)
-    parser.add_argument('--steps', type=int, default=150, help='frames an episode, 10 a second')
-    parser.add_argument('--out', type=Path, required=True, help='folder for the .npy files')
-    parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
-    parser.add_argument('--size', type=int, nargs=2, default=(64, 64), metavar=('HEIGHT', 'WIDTH'))
-    parser.add_argument('--workers', type=int, default=None, help='processes (default: one for each core)')
-    options = parser.parse_args(arguments)
-    began = time.monotonic()
-    seeds = range(options.first_seed, options.first_seed + options.episodes)
-    collect(seeds, options.steps, tuple(options.size), options.workers, out=options.out, progress=True)
-    seconds = time.monotonic() - began
-    print(f'{options.episodes} episodes of {options.steps} frames in {options.out}: {seconds:.0f} s, '
-          f'{options.episodes * options.steps / seconds:.0f} frames/s')
-    return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

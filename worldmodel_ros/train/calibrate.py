@@ -4,7 +4,7 @@ The outcome head discriminates contacts well, but a network of this size is sure
 are rare, and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of
 the logit on other drives, and folds them into the head's last layer.
 
-    python -m worldmodel_ros.sim.rollout --episodes 100 --steps 120 --first-seed 900000 --out data/calibration
+    python -m worldmodel_ros.train.simulate --episodes 100 --first-seed 900000 --out data/calibration
     python -m worldmodel_ros.train.calibrate --model out/tiny/final --data data/calibration --out out/tiny/calibrated
 """
 from __future__ import annotations
@@ -20,8 +20,11 @@ from torch.nn import functional as F
 
 from ..model.steps import HALF
 from ..model.world_model import WorldModel
-from . import world
+from . import clips
+from .batches import draw
 from .data import Episodes
+from .options import TeacherOptions
+from .sampler import Sampler
 
 
 @torch.no_grad()
@@ -33,14 +36,13 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
     rng = np.random.default_rng(seed)
     logits, truth = [], []
     for _ in range(batches):
-        drawn = world.draw(episodes, model.preset, batch, rng, generator)
-        drawn.context = drawn.clean
-        sampler = world.Sampler(model, drawn)
+        drawn = draw(episodes, model.preset, TeacherOptions(batch=batch, context_noise=0.0), rng, generator)
+        sampler = Sampler(model, drawn)
         zero = torch.zeros(drawn.target.shape[:2], device=device)
         half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
         features = model.dit(half_way, zero + 0.5, torch.full_like(zero, HALF, dtype=torch.long), drawn.noisy_actions,
                              sampler.rotary, sampler.bias, sampler.k, sampler.v)[1]
-        index = torch.from_numpy(world.clips.chunk_frames(model.preset, drawn.starts)).to(device)
+        index = torch.from_numpy(clips.chunk_frames(model.preset, drawn.starts)).to(device)
         logits.append(model.outcome_head(features)[0].float().flatten())
         truth.append(episodes.collided[drawn.episode, drawn.frame][:, index].float().flatten())
     return torch.cat(logits), torch.cat(truth)
@@ -92,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.calibrate',
                                      description=__doc__.splitlines()[0])
     parser.add_argument('--model', type=Path, required=True, help='folder of the model')
-    parser.add_argument('--data', type=Path, required=True, help='folder of episodes that were not trained on')
+    parser.add_argument('--data', type=Path, required=True, help='simulated dataset that was not trained on')
     parser.add_argument('--out', type=Path, required=True, help='folder of the calibrated model')
     parser.add_argument('--batches', type=int, default=8)
     parser.add_argument('--batch', type=int, default=64)
@@ -100,9 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     from ..model import checkpoint
     from ..model.checkpoint_description import read_description
+    from . import lerobot
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     model = checkpoint.load(options.model, device)
-    episodes = Episodes.load(options.data, device)
+    episodes = lerobot.load([options.data], device, model.preset)
     episodes.encode(model.vae)
     result = calibrate(model, episodes, options.batches, options.batch)
     provenance = read_description(options.model).provenance

@@ -1,141 +1,142 @@
-"""`worldmodel train`: VAE, teacher and student on simulated episodes or recorded drives, stage after stage."""
+"""`worldmodel train`: the stages of a configuration, on the CPU, on one GPU or on several."""
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import time
+import os
+import signal
+import sys
 from pathlib import Path
 
-CALIBRATION_SHARE = 0.03  # of the episodes: not trained on, but used to calibrate the contact probability
-
 EXAMPLES = """examples:
-  # simulate (once), then train everything; ten minutes on one H100
-  python -m worldmodel_ros.sim.rollout --episodes 3000 --steps 120 --out data/train
-  python -m worldmodel_ros.sim.rollout --episodes 200 --steps 120 --first-seed 1000000 --out data/eval
-  worldmodel train --data data/train --eval-data data/eval --out out/tiny
+  # everything: simulated drives, autoencoder, teacher, student, self-forcing, calibration, evaluation
+  worldmodel train --config config/train/tiny.yaml
 
-  # go on from a model, with its VAE
-  worldmodel train --data data/more --init out/tiny/final --out out/tiny2
+  # the same command goes on after Ctrl-C, and takes what is finished; some stages, other values
+  worldmodel train --config config/train/tiny.yaml --stages data,vae
+  worldmodel train --config config/train/tiny.yaml --out out/mine --set teacher.steps=2000 --set seed=1
 
-  # fine-tune on recorded drives, which have no labels: the heads for actions and contacts stay as they are
+  # four GPUs of this machine; over several machines: torchrun ... -m worldmodel_ros.cli train --config ...
+  worldmodel train --config config/train/small.yaml --gpus 4
+
+  # only the last stages, from a student that was trained elsewhere
+  worldmodel train --config config/train/tiny.yaml --init out/student --stages data,self_forcing,calibration,evaluation
+
+  # variants that differ in a few keys, four at a time, and a table of them
+  worldmodel train --config config/train/ablations.yaml --gpus 4
+
+  # go on from a model with recorded drives, which have no labels: the heads stay as they are
   worldmodel export drive1 drive2 --out data/drives
-  worldmodel train --data data/drives --init worldmodel_ros/weights/tiny --out out/finetuned
+  worldmodel train --config config/train/recorded.yaml --data data/drives --out out/mine
 
-  # the same on two CPU cores, to see it work
-  worldmodel train --data data/train --out out/try --minutes 2 2 2 --batch 8 --no-compile
+  # all stages in a minute, to see it work
+  worldmodel train --config config/train/smoke.yaml --device cpu
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument('--preset', default='tiny', help='size of the model (default: tiny)')
-    parser.add_argument('--data', type=Path, nargs='+', required=True, metavar='FOLDER',
-                        help='folder of simulated training episodes, or one or several LeRobot datasets')
-    parser.add_argument('--eval-data', type=Path,
-                        help='folder of simulated episodes of other seeds; metrics.json is made on them')
-    parser.add_argument('--out', type=Path, required=True, help='folder for checkpoints, logs, curves and metrics')
-    parser.add_argument('--init', type=Path, help='start from this checkpoint and keep its VAE: no stage `vae`')
-    parser.add_argument('--minutes', type=float, nargs=3, default=(2.5, 7.0, 6.0), metavar=('VAE', 'TEACHER', 'STUDENT'),
-                        help='time of each stage, compilation not counted (default: 2.5 7 6)')
-    parser.add_argument('--steps', type=int, nargs=3, metavar=('VAE', 'TEACHER', 'STUDENT'),
-                        help='steps of each stage instead of minutes: repeatable to the bit on one machine')
-    parser.add_argument('--batch', type=int, default=96, help='clips per step of the DiT (default: 96)')
-    parser.add_argument('--vae-batch', type=int, default=256, help='clips per step of the VAE (default: 256)')
-    parser.add_argument('--rate', type=float, default=1e-3, help='peak learning rate of the DiT (default: 1e-3)')
+    parser.add_argument('--config', type=Path, required=True, help='YAML file of the run (config/train/ has them)')
+    parser.add_argument('--out', type=Path, help='folder of the run (default: out/NAME of the configuration)')
+    parser.add_argument('--stages', default='', metavar='A,B', help='these stages only (default: all of the configuration)')
+    parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
+                        help='another value for a key, such as teacher.steps=1000; can be given again')
+    parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',
+                        help='LeRobot datasets instead of simulated drives (data.folders)')
+    parser.add_argument('--init', type=Path,
+                        help='shipped model or folder to start from, in the place of the stages of learning before the '
+                             'first of --stages; its autoencoder is kept')
     parser.add_argument('--device', default='auto', help='cuda, cpu or auto (default)')
-    parser.add_argument('--no-compile', action='store_true', help='run without torch.compile')
-    parser.add_argument('--seed', type=int, default=0, help='seed of weights and batches (default: 0)')
-
-
-def load_data(folders: list[Path], device: str, preset):
-    """Episodes of one folder of the simulator, or of LeRobot datasets. Ends the program if they cannot be used."""
-    from . import lerobot
-    from .data import Episodes
-    if not any(map(lerobot.is_dataset, folders)) and len(folders) == 1:
-        return Episodes.load(folders[0], device)
-    try:
-        return lerobot.load(folders, device, preset)
-    except lerobot.DatasetError as error:
-        raise SystemExit(f'worldmodel train: {error}') from error
+    parser.add_argument('--gpus', type=int, default=1, help='processes, one for each GPU (default: 1)')
+    parser.add_argument('--take-from', type=Path, nargs='+', default=[], metavar='RUN',
+                        help='folders of other runs: stages of the same configuration are taken from them')
 
 
 def main(arguments: argparse.Namespace) -> int:
+    from .loop import Interrupted
+    from .reading import ConfigError
+    try:
+        return _main(arguments)
+    except ConfigError as error:
+        raise SystemExit(f'worldmodel train: {error}') from error
+    except Interrupted as interrupted:
+        if os.environ.get('RANK', '0') == '0':
+            print(f'worldmodel train: {interrupted}', file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    from .reading import read_yaml
+    from .variants import is_variants
+    arguments.out = arguments.out or Path('out') / arguments.config.stem
+    if is_variants(read_yaml(arguments.config)):
+        return _variants(arguments)
+    if arguments.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+        return _start_processes(arguments.gpus)
+    return _train(arguments)
+
+
+def _train(arguments: argparse.Namespace) -> int:
     import torch
 
-    from ..model import checkpoint
-    from ..model.checkpoint_description import read_description
-    from ..model.presets import PRESETS
-    from ..model.world_model import WorldModel
-    from . import curves, metrics
-    from .calibrate import calibrate
-    from .data import Episodes
-    from .log import Log
-    from .vae import train_vae
-    from .world import frozen_copy, train_world
+    from ..model.checkpoint_description import ModelError
+    from .config import read_config
+    from .lerobot import DatasetError
+    from .pipeline import run_stages
+    from .ranks import Ranks
+    from .reading import ConfigError
+    from .run import Run
 
-    if arguments.preset not in PRESETS:
-        raise SystemExit(f'worldmodel train: unknown preset {arguments.preset!r}; known: {", ".join(PRESETS)}')
-    device = arguments.device
-    if device == 'auto':
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    torch.manual_seed(arguments.seed)
+    config = read_config(arguments.config, _overrides(arguments))
     torch.set_float32_matmul_precision('high')
-    out: Path = arguments.out
-    episodes, held_back = load_data(arguments.data, device, PRESETS[arguments.preset]), None
-    if episodes.labelled:
-        episodes, held_back = episodes.split(CALIBRATION_SHARE)
-    model = WorldModel(PRESETS[arguments.preset]).to(device)
-    limits = arguments.steps or (None, None, None)
-    common = {'compile_model': not arguments.no_compile, 'seed': arguments.seed}
-    seconds = [60.0 * m for m in arguments.minutes]
-    took: dict[str, float] = {}
-
-    def run(stage: str, work) -> None:
-        """A stage whose checkpoint exists is loaded instead of run again."""
-        folder = out / stage
-        if (folder / 'model.json').is_file():
-            model.load_state_dict(checkpoint.load(folder).state_dict())
-            print(f'[{stage}] taken from {folder}')
-            return
-        start = time.monotonic()
-        work(Log(out, stage))
-        took[stage] = round(time.monotonic() - start, 1)
-        checkpoint.save(model, folder, {'stage': stage, 'seconds': took[stage]}, dtype=torch.float32)
-
-    if arguments.init:
-        model.load_state_dict(checkpoint.load(arguments.init).state_dict())
-    else:
-        run('vae', lambda log: train_vae(model.vae, episodes, seconds[0], log, batch=arguments.vae_batch,
-                                         limit=limits[0], **common))
-    model.eval()
-    episodes.encode(model.vae)
-    run('teacher', lambda log: train_world(model, episodes, seconds[1], log, batch=arguments.batch, rate=arguments.rate,
-                                           limit=limits[1], **common))
-    teacher = frozen_copy(model)
-    run('student', lambda log: train_world(model, episodes, seconds[2], log, teacher=teacher, batch=arguments.batch,
-                                           rate=0.5 * arguments.rate, limit=limits[2], **common))
-    accelerator = torch.cuda.get_device_name() if device == 'cuda' else platform.processor() or platform.machine()
-    before = [read_description(arguments.init).provenance] if arguments.init else []
-    provenance = {'continues': before, 'stages_s': took, 'device': accelerator, 'torch': torch.__version__,
-                  'seed': arguments.seed,
-                  'episodes': len(episodes), 'frames': episodes.frame_count}
-    if held_back:
-        held_back.encode(model.vae)
-        provenance['contact_calibration'] = calibrate(model, held_back)
-    checkpoint.save(model, out / 'final', provenance)
-    curves.draw(out, out / 'curves.png')
-    if arguments.eval_data:
-        held_out = Episodes.load(arguments.eval_data, device)
-        # What is judged is what is shipped: the stored weights, read back.
-        shipped = checkpoint.load(out / 'final', device)
-        held_out.encode(shipped.vae)
-        result = {'device': accelerator, 'stages_s': took, **metrics.evaluate(shipped, held_out)}
-        (out / 'metrics.json').write_text(json.dumps(result, indent=1) + '\n')
-        print(json.dumps(result['psnr_db'], indent=1))
-        print(json.dumps(result['heads']))
+    ranks = Ranks.join(arguments.device)
+    try:
+        run_stages(Run(config, arguments.out, ranks, arguments.take_from),
+                   [name for name in arguments.stages.split(',') if name])
+    except (DatasetError, ModelError) as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        ranks.leave()
     return 0
+
+
+def _variants(arguments: argparse.Namespace) -> int:
+    from .table import write_table
+    from .variants import read_variants, run_variants
+    variants = read_variants(arguments.config, _overrides(arguments))
+    failed = run_variants(variants, arguments.out, arguments.gpus, arguments.device, arguments.take_from)
+    print(write_table(arguments.out, list(variants.configs)))
+    if failed:
+        print(f'worldmodel train: failed: {", ".join(failed)}', file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """The flags that stand for keys, and the keys that were given."""
+    import yaml
+    flags = []
+    if arguments.data:
+        folders = yaml.safe_dump([str(folder.resolve()) for folder in arguments.data], default_flow_style=True)
+        flags += [f'data.folders={folders.strip()}']
+    if arguments.init:
+        flags += [f'init={arguments.init}', *(f'{stage}=null' for stage in _replaced(arguments.stages.split(',')))]
+    return [*flags, *arguments.overrides]
+
+
+def _replaced(stages: list[str]) -> list[str]:
+    """The stages whose work a model to start from has behind it: the autoencoder, and what comes before the first stage
+    of learning that is named."""
+    from .run import NETWORKS
+    named = [stage for stage in NETWORKS if stage in stages]
+    return ['vae', *NETWORKS[1:NETWORKS.index(named[0])]] if named else ['vae']
+
+
+def _start_processes(count: int) -> int:
+    """Become torchrun, which starts this command once for each GPU, hands signals on, and ends all when one fails."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(count),
+               '-m', 'worldmodel_ros.cli', *sys.argv[1:]]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
 
 
 if __name__ == '__main__':

@@ -1,25 +1,32 @@
-"""Reads LeRobot datasets, format v3.0 with pictures in the tables, as training episodes."""
+"""Reads LeRobot datasets, format v3.0 with pictures in the tables, as training episodes; many files at a time."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
 import numpy as np
-import pyarrow.dataset
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
+from ..datasets.layout import ACTION, STATE
 from ..inputs.images import fit
 from ..model.presets import Preset
 from .data import Episodes
-from .world import CLIP_FRAMES
+from .simulate import CONTACT, DISTANCE, EXPERT, POSE, VISIBLE
 
-STATE, ACTION = 'observation.state', 'action'
 # Longer episodes are cut, so that one long drive does not make all others as long with padding. The pieces overlap:
 # every clip of a training step is whole in one of them.
 PIECE_FRAMES = 240
+MOST_THREADS = 16  # about a tenth of the time to read a small picture holds Python's lock
+# Feature of the dataset by name of the array in Episodes.
+LABELS = {'expert': EXPERT, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE, 'poses': POSE}
 
 
 class DatasetError(ValueError):
@@ -35,6 +42,23 @@ class Description:
     image: str                        # name of the feature that holds the pictures
     action_names: tuple[str, ...]
     state_names: tuple[str, ...]      # () if there is no state
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in it, by feature that begins with `label.`
+
+    @property
+    def starts_from_state(self) -> bool:
+        """Whether the state tells what was executed before the first frame."""
+        return self.state_names == self.action_names
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive frames of one episode: rows of one file; `first` if it begins the episode."""
+
+    description: Description
+    file: Path
+    row: int
+    frames: int
+    first: bool
 
 
 def is_dataset(folder: Path) -> bool:
@@ -61,35 +85,49 @@ def describe(folder: Path) -> Description:
                            'videos and with one camera, or make it with `worldmodel export`')
     if ACTION not in features:
         raise DatasetError(f'{folder} has no feature {ACTION!r}')
-    return Description(folder, fps, images[0], _names(features, ACTION), _names(features, STATE))
+    labels = {name: _names(features, name) for name in features if name.startswith('label.')}
+    return Description(folder, fps, images[0], _names(features, ACTION), _names(features, STATE), labels)
 
 
-def load(folders: Sequence[Path], device: str, preset: Preset) -> Episodes:
+def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int = 24,
+         share: tuple[int, int] = (0, 1)) -> Episodes:
     """
     Return the episodes of one or several datasets, pictures scaled to the preset's size.
 
     The action of a row is taken as what was executed from it to the next row, as LeRobot records; before the first
     one it is the state, if that has the actions' names, else zero. What only a simulator knows (the expert, contacts,
-    distances) is None. Episodes too short for a clip can be in it; `Episodes.clips` never draws from them.
+    distances, poses) is None unless every dataset has it. Episodes too short for a clip can be in it; `Episodes.clips`
+    never draws from them. `clip_frames` is the longest clip that will be drawn; of `share` = (k, n), only every n-th
+    episode is read, from the k-th on.
 
     Raises DatasetError for a dataset that does not fit the preset.
     """
-    pieces = []
-    for folder in folders:
-        description = describe(folder)
+    descriptions = [describe(folder) for folder in folders]
+    for description in descriptions:
         _check(description, preset)
-        for frames, actions in _episodes(description, preset):
-            pieces += _pieces(frames, actions)
-    if not pieces:
-        raise DatasetError(f'{", ".join(map(str, folders))}: there is not one frame')
-    longest = max(len(frames) for frames, _ in pieces)
-    all_frames = np.zeros((len(pieces), longest, *preset.image_size, 3), np.uint8)
-    all_actions = np.zeros((len(pieces), longest, preset.actions), np.float32)
-    for k, (frames, actions) in enumerate(pieces):
-        all_frames[k, :len(frames)], all_actions[k, :len(actions)] = frames, actions
-    lengths = torch.tensor([len(frames) for frames, _ in pieces])
-    return Episodes(torch.from_numpy(all_frames).to(device), torch.from_numpy(all_actions).to(device),
-                    lengths=lengths.to(device))
+    pieces = _pieces(descriptions, clip_frames, share)
+    labelled = all(_labelled(description, preset) for description in descriptions)
+    if not labelled and any(_labelled(description, preset) for description in descriptions):
+        print('[data] some of the datasets have no labels: those of the others are not used, and the heads for '
+              'commands and contacts stay as they are', file=sys.stderr)
+    longest = max(piece.frames for piece in pieces)
+    goals, actions = len(preset.goals), preset.actions
+    shapes = {'frames': (np.uint8, (*preset.image_size, 3)), 'actions': (np.float32, (actions,))}
+    if labelled:
+        shapes |= {'expert': (np.float32, (goals, actions)), 'collided': (bool, ()),
+                   'goal_distance': (np.float32, (goals,)), 'visible': (bool, (goals,)), 'poses': (np.float32, (3,))}
+    arrays = {name: np.zeros((len(pieces), longest, *shape), dtype) for name, (dtype, shape) in shapes.items()}
+    by_file: dict[Path, list[int]] = {}
+    for index, piece in enumerate(pieces):
+        by_file.setdefault(piece.file, []).append(index)
+
+    def fill(indices: list[int]) -> None:
+        _fill([(pieces[index], {name: array[index] for name, array in arrays.items()}) for index in indices])
+
+    _in_threads(fill, list(by_file.values()))
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    lengths = torch.tensor([piece.frames for piece in pieces])
+    return Episodes(**tensors, lengths=None if (lengths == longest).all() else lengths.to(device))
 
 
 def _names(features: dict, key: str) -> tuple[str, ...]:
@@ -107,27 +145,63 @@ def _check(description: Description, preset: Preset) -> None:
                            f'{", ".join(preset.action_names)} (m/s, rad/s): name and scale them so')
 
 
-def _episodes(description: Description, preset: Preset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield frames (T, H, W, 3) and executed actions (T, A) of each episode, reading as it goes."""
-    same = description.state_names == description.action_names
-    columns = ['episode_index', description.image, ACTION, *([STATE] if same else [])]
-    table = pyarrow.dataset.dataset(sorted(map(str, (description.folder / 'data').glob('*/*.parquet'))))
-    current, frames, actions, first = None, [], [], None
+def _labelled(description: Description, preset: Preset) -> bool:
+    """Whether it has the labels that the heads learn from, for the preset's goals."""
+    return set(LABELS.values()) <= set(description.labels) and description.labels[DISTANCE] == preset.goals
 
-    def complete() -> tuple[np.ndarray, np.ndarray]:
-        return np.stack(frames), np.stack([first, *actions[:-1]])
 
-    for batch in table.to_batches(columns=columns, batch_size=256):
-        for row in batch.to_pylist():
-            if row['episode_index'] != current:
-                if frames:
-                    yield complete()
-                current, frames, actions = row['episode_index'], [], []
-                first = np.float32(row[STATE]) if same else np.zeros(preset.actions, np.float32)
-            frames.append(_picture(row[description.image]['bytes'], description.folder, preset.image_size))
-            actions.append(np.float32(row[ACTION]))
-    if frames:
-        yield complete()
+def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[int, int]) -> list[Piece]:
+    """Cut the share's episodes into pieces; each lies in one file, as LeRobot writes them."""
+    found: list[Piece] = []
+    episode = 0
+    for description in descriptions:
+        for file in sorted((description.folder / 'data').glob('*/*.parquet')):
+            numbers = pq.read_table(file, columns=['episode_index'])['episode_index'].to_numpy()
+            bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+            for begin, end in zip(bounds, bounds[1:]):
+                if end > begin and episode % share[1] == share[0]:
+                    for start in range(0, max(1, end - begin - clip_frames + 1), PIECE_FRAMES - clip_frames + 1):
+                        frames = min(PIECE_FRAMES, end - begin - start)
+                        found.append(Piece(description, file, begin + start, frames, start == 0))
+                episode += end > begin
+    if not found:
+        where = ', '.join(str(description.folder) for description in descriptions)
+        raise DatasetError(f'{where}: there is not one frame' if not episode else
+                           f'{where}: {episode} episodes are too few for {share[1]} processes to have one each')
+    return found
+
+
+def _fill(work: list[tuple[Piece, dict[str, np.ndarray]]]) -> None:
+    """Read one file, and what its pieces need of it into their arrays."""
+    description = work[0][0].description
+    labels = {name: LABELS[name] for name in work[0][1] if name in LABELS}
+    columns = [description.image, ACTION, *([STATE] if description.starts_from_state else []), *labels.values()]
+    table = pq.read_table(work[0][0].file, columns=columns)
+    for piece, arrays in work:
+        rows = table.slice(piece.row, piece.frames)
+        size = arrays['frames'].shape[1:3]
+        for t, data in enumerate(_pictures(rows[description.image])):
+            arrays['frames'][t] = _picture(data, description.folder, size)
+        executed = _vectors(rows[ACTION])
+        arrays['actions'][1:piece.frames] = executed[:-1]
+        if not piece.first:
+            arrays['actions'][0] = _vectors(table.slice(piece.row - 1, 1)[ACTION])[0]
+        elif description.starts_from_state:
+            arrays['actions'][0] = _vectors(rows[STATE].slice(0, 1))[0]
+        for name, feature in labels.items():
+            arrays[name][:piece.frames] = _vectors(rows[feature]).reshape(piece.frames, *arrays[name].shape[1:])
+
+
+def _pictures(column: pa.ChunkedArray) -> list[bytes | None]:
+    return [data for chunk in column.chunks for data in chunk.field('bytes').to_pylist()]
+
+
+def _vectors(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers, or of lists of as many numbers each, as (N, size)."""
+    values = column.combine_chunks()
+    if pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+    return values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
 def _picture(data: bytes | None, folder: Path, size: tuple[int, int]) -> np.ndarray:
@@ -137,7 +211,9 @@ def _picture(data: bytes | None, folder: Path, size: tuple[int, int]) -> np.ndar
     return fit(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
 
 
-def _pieces(frames: np.ndarray, actions: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    step = PIECE_FRAMES - CLIP_FRAMES + 1
-    starts = range(0, max(1, len(frames) - CLIP_FRAMES + 1), step)
-    return [(frames[s:s + PIECE_FRAMES], actions[s:s + PIECE_FRAMES]) for s in starts]
+def _in_threads(work: Callable, items: list) -> None:
+    """Decoding leaves Python's lock alone, so that threads gain, until the lock's share is all there is. The first error
+    is raised."""
+    with ThreadPoolExecutor(min(len(items), MOST_THREADS, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(work, items):
+            pass

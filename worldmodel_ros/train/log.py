@@ -1,36 +1,92 @@
-"""Progress of a training run: one line on the terminal, one JSON object per line in a file."""
+"""Progress of a stage: a line or a bar on the terminal, JSON lines in a file, and TensorBoard's events where it is."""
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
+from torch import Tensor
+
 
 class Log:
-    """Averages what is added between two lines; a line is written every ``every`` seconds."""
+    """
+    Averages what is added between two lines; a line is written every `every` seconds.
 
-    def __init__(self, folder: Path, stage: str, every: float = 5.0):
+    `steps` is the number of the stage's steps, for the bar. `first` is the step that is gone on from: later lines of an
+    earlier attempt are dropped.
+    """
+
+    def __init__(self, folder: Path, stage: str, steps: int | None = None, first: int = 0, seconds: float = 0.0,
+                 every: float = 5.0):
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / f'{stage}.jsonl').open('w')
+        path = folder / f'{stage}.jsonl'
+        kept = [line for line in (path.read_text().splitlines() if first and path.is_file() else [])
+                if json.loads(line)['step'] < first]
+        self.file = path.open('w')
+        self.file.writelines(line + '\n' for line in kept)
         self.stage, self.every = stage, every
-        self.start = self.last = time.monotonic()
-        self.sums: dict[str, object] = {}
+        self.last = time.monotonic()
+        self.start = self.last - seconds
+        self.sums: dict[str, Tensor | float] = {}
         self.count = 0
+        self.bar = _bar(stage, steps, first)
+        self.events = _events(folder / 'tensorboard' / stage)
 
-    def add(self, step: int, values: dict) -> None:
+    def add(self, step: int, values: dict[str, Tensor]) -> None:
         """Adds the losses of one step: name to scalar tensor; tensors are read only when a line is due."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
         self.count += 1
+        if self.bar is not None:
+            self.bar.update()
         if time.monotonic() - self.last >= self.every:
             self.write(step)
 
     def write(self, step: int) -> None:
+        """Write a line now."""
         now = time.monotonic()
+        means = {name: round(float(total) / self.count, 5) for name, total in self.sums.items()}
         row = {'step': step, 'seconds': round(now - self.start, 1),
-               'steps_per_s': round(self.count / (now - self.last), 2)}
-        row.update({name: round(float(total) / self.count, 5) for name, total in self.sums.items()})
+               'steps_per_s': round(self.count / max(now - self.last, 1e-9), 2), **means}
         self.file.write(json.dumps(row) + '\n')
         self.file.flush()
-        print(f'[{self.stage}] ' + ' '.join(f'{name} {value}' for name, value in row.items()), flush=True)
+        if self.bar is not None:
+            self.bar.set_postfix({name: f'{value:.4g}' for name, value in means.items()})
+        else:
+            print(f'[{self.stage}] ' + ' '.join(f'{name} {value}' for name, value in row.items()), flush=True)
+        if self.events is not None:
+            for name, value in means.items():
+                self.events.add_scalar(f'{self.stage}/{name}', value, step)
         self.sums, self.count, self.last = {}, 0, now
+
+    def close(self, step: int) -> None:
+        """Write what is left, and end."""
+        if self.count:
+            self.write(step)
+        self.file.close()
+        if self.bar is not None:
+            self.bar.close()
+        if self.events is not None:
+            self.events.close()
+
+
+def _bar(stage: str, steps: int | None, first: int):
+    """A progress bar where a person looks on, else None: lines are better in a file."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(desc=stage, total=steps, initial=first, dynamic_ncols=True)
+
+
+def _events(folder: Path):
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        print(f'[{folder.name}] no TensorBoard here ("pip install tensorboard"): the curves are in '
+              f'{folder.name}.jsonl alone', flush=True)
+        return None
+    return Writer(str(folder))

@@ -1,6 +1,6 @@
 """Quality of a trained model on episodes it has not seen: prediction by horizon and number of steps.
 
-    python -m worldmodel_ros.sim.rollout --episodes 100 --steps 120 --first-seed 1000000 --out data/eval
+    python -m worldmodel_ros.train.simulate --episodes 100 --first-seed 1000000 --out data/eval
     python -m worldmodel_ros.train.metrics --data data/eval
 """
 from __future__ import annotations
@@ -16,8 +16,13 @@ from torch import Tensor
 from ..evaluate.pictures import MOVING_V, MOVING_W
 from ..model.steps import FLOW, HALF, WHOLE
 from ..model.world_model import WorldModel
-from . import world
-from .data import Episodes, command_chunks
+from . import clips
+from .batches import Batch, draw
+from .data import Episodes
+from .objective import Objective
+from .options import TeacherOptions
+from .policy import command_targets
+from .sampler import Sampler
 
 # Name: row of the step embedding and number of equal steps.
 SAMPLERS = {'teacher_32': (FLOW, 32), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1),
@@ -38,16 +43,16 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
     generator = torch.Generator(device).manual_seed(seed)
     rng = np.random.default_rng(seed)
     preset, k = model.preset, model.preset.chunk_frames
-    objective = world.Objective(model, device)
+    options = TeacherOptions(batch=batch, context_noise=0.0)
+    objective = Objective(model, episodes, options)
     rows: dict[str, list] = {name: [] for name in (*SAMPLERS, 'copy_last', 'vae')}
     moving, heads = [], []
     # On a CPU the session runs in float32 too, and masked attention in bfloat16 is slow there.
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
         for _ in range(batches):
-            drawn = world.draw(episodes, preset, batch, rng, generator)
-            drawn.context = drawn.clean
-            sampler = world.Sampler(model, drawn)
-            frames = drawn.frame[:, torch.from_numpy(world.clips.chunk_frames(preset, drawn.starts)).to(device)]
+            drawn = draw(episodes, preset, options, rng, generator)
+            sampler = Sampler(model, drawn)
+            frames = drawn.frame[:, torch.from_numpy(clips.chunk_frames(preset, drawn.starts)).to(device)]
             truth = episodes.images(drawn.episode, frames).unflatten(1, (-1, k))
             before = frames.unflatten(1, (-1, k))[:, :, :1] - 1
             last = episodes.images(drawn.episode[..., None], before)
@@ -71,7 +76,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             tau = torch.full_like(zero, 0.5)
             _, noisy, clean = objective.forward(drawn, 0.5 * drawn.noise + 0.5 * drawn.target, tau,
                                                 torch.full_like(tau, HALF, dtype=torch.long))
-            heads.append(objective.heads(episodes, drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
+            heads.append(objective.beside(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
     chosen = torch.cat(moving)
     result = {name: torch.cat([v.flatten(0, 1) for v in values])[chosen].mean(0) for name, values in rows.items()}
     table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v]}
@@ -81,10 +86,10 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
                                                    for name in heads[0]}}
 
 
-def _policy_error(model: WorldModel, episodes: Episodes, batch: world.Batch, clean: Tensor) -> dict[str, Tensor]:
+def _policy_error(model: WorldModel, episodes: Episodes, batch: Batch, clean: Tensor) -> dict[str, Tensor]:
     """Mean absolute error of the command to be executed now, per action, where the goal is visible."""
     expert = episodes.expert[batch.episode, batch.frame]
-    target, mask = command_chunks(expert, batch.actions, model.preset)
+    _, target, _ = command_targets(expert, batch.actions, torch.zeros_like(batch.policy.delay), model.preset)
     plan = model.action_head(clean[:, :target.shape[1]].flatten(0, 1)).unflatten(0, (-1, target.shape[1])).float()
     seen = episodes.visible[batch.episode, batch.frame][:, :target.shape[1]]
     error = (plan - target)[:, :, :, 0].abs()
@@ -96,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.metrics',
                                      description=__doc__.splitlines()[0])
     parser.add_argument('--model', default='tiny', help='shipped model or folder (default: tiny)')
-    parser.add_argument('--data', type=Path, required=True, help='folder of episodes that were not trained on')
+    parser.add_argument('--data', type=Path, required=True, help='simulated dataset that was not trained on')
     parser.add_argument('--batches', type=int, default=8)
     parser.add_argument('--batch', type=int, default=64, help='clips per batch, four chunks each (default: 64)')
     parser.add_argument('--json', type=Path)
@@ -104,9 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     from ..engine.loading import model_folder
     from ..model import checkpoint
+    from . import lerobot
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     model = checkpoint.load(model_folder(options.model), device)
-    episodes = Episodes.load(options.data, device)
+    episodes = lerobot.load([options.data], device, model.preset)
     episodes.encode(model.vae)
     result = evaluate(model, episodes, options.batches, options.batch)
     print(json.dumps(result, indent=1))

@@ -1,0 +1,103 @@
+"""A run's configuration: what is shipped can be read, and what is wrong is named with its place and the remedy."""
+from pathlib import Path
+
+import pytest
+import yaml
+
+from worldmodel_ros.sim import rollout
+from worldmodel_ros.train import config as configuration
+from worldmodel_ros.train.config import from_dict, read_config
+from worldmodel_ros.train.reading import ConfigError
+from worldmodel_ros.train.variants import read_variants
+
+FOLDER = Path(__file__).resolve().parents[1] / 'config' / 'train'
+SMOKE = FOLDER / 'smoke.yaml'
+
+
+@pytest.mark.parametrize('path', [p for p in sorted(FOLDER.glob('*.yaml')) if p.stem != 'ablations'],
+                         ids=lambda path: path.stem)
+def test_a_shipped_configuration_can_be_read(path):
+    config = read_config(path)
+    assert config.preset in path.read_text() and config.teacher.steps > 0
+    assert config.data.frames >= config.clip_frames
+
+
+def test_the_shipped_ablations_differ_from_their_base_in_what_they_name():
+    variants = read_variants(FOLDER / 'ablations.yaml', ['seed=3'])
+    named = {entry['name']: entry.get('set') or {} for entry in
+             yaml.safe_load((FOLDER / 'ablations.yaml').read_text())['variants']}
+    assert list(variants.configs) == list(named) and len(named) >= 3
+    for name, changes in named.items():
+        assert variants.configs[name].seed == 3
+        assert (variants.configs[name] != variants.base) == bool(changes), name
+
+
+def test_values_given_on_the_command_line_win():
+    config = read_config(SMOKE, ['teacher.steps=7', 'teacher.rate=2e-4', 'self_forcing=null',
+                                 'student.objective.bootstrap=true', 'evaluation.parts=[drift]'])
+    assert (config.teacher.steps, config.teacher.rate, config.self_forcing) == (7, 2e-4, None)
+    assert config.student.objective.bootstrap and config.evaluation.parts == ('drift',)
+    assert config.student.steps == read_config(SMOKE).student.steps
+
+
+@pytest.mark.parametrize('change, complaint', [
+    ('teacher.stepz=7', 'teacher.stepz is not known; the keys of teacher are steps, rate, '),
+    ('teacher.objective.chunk=7', 'teacher.objective.chunk is not known'),
+    ('vae={rate: 1.0}', 'vae.steps is missing'),
+    ('teacher.steps=many', "teacher.steps must be of type int, got 'many'"),
+    ('teacher.steps=0', r'teacher.steps \(0\), .* must be above zero'),
+    ('compile=1', 'compile must be of type bool, got 1'),
+    ('data.folders=here', "data.folders must be a list of names, got 'here'"),
+    ('student=5', 'student must be a section of keys, got 5'),
+    ('teacher.objective.flow_weight=steep', "teacher.objective.flow_weight is 'steep': choose"),
+    ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
+    ('vae=null', 'give the stage, or a model to take the autoencoder from'),
+    ('data.first_seed=999999', 'only those below 1000000 are for training'),
+    ('evaluation.first_seed=5', 'evaluation.first_seed 5 is a seed for training: take one from 1000000 on'),
+])
+def test_what_is_wrong_is_named_with_its_place(change, complaint):
+    with pytest.raises(ConfigError, match=complaint) as error:
+        read_config(SMOKE, [change])
+    assert str(error.value).startswith(f'{SMOKE}: ')
+
+
+def test_a_file_that_is_no_configuration_is_named(tmp_path):
+    with pytest.raises(ConfigError, match='nowhere.yaml cannot be read as YAML'):
+        read_config(tmp_path / 'nowhere.yaml')
+    (tmp_path / 'list.yaml').write_text('- 1\n')
+    with pytest.raises(ConfigError, match='must hold keys and values; config/train/tiny.yaml is an example'):
+        read_config(tmp_path / 'list.yaml')
+    with pytest.raises(ConfigError, match='--set teacher: write KEY=VALUE'):
+        read_config(SMOKE, ['teacher'])
+
+
+def test_a_stage_depends_on_itself_and_on_what_comes_before_it():
+    before, after = read_config(SMOKE), read_config(SMOKE, ['student.steps=9', 'workers=5', 'checkpoint_minutes=1'])
+    same = {stage: before.of_stage(stage) == after.of_stage(stage)
+            for stage in ('data', 'vae', 'teacher', 'student', 'self_forcing', 'evaluation')}
+    assert same == {'data': True, 'vae': True, 'teacher': True, 'student': False, 'self_forcing': False,
+                    'evaluation': False}
+
+
+def test_the_seeds_for_training_are_those_of_the_simulator():
+    assert configuration.TRAINING_SEEDS == rollout.TRAINING_SEEDS
+
+
+def test_a_variant_without_a_name_or_with_a_name_that_is_taken_is_refused(tmp_path):
+    (tmp_path / 'base.yaml').write_text(SMOKE.read_text())
+    path = tmp_path / 'variants.yaml'
+    for variants, complaint in (([{'set': {}}], 'a variant has a name'),
+                                ([{'name': 'a'}, {'name': 'a'}], "the name 'a' is taken"),
+                                ([{'name': 'a', 'set': {'teacher.stepz': 1}}], 'variants.yaml: a: teacher.stepz is not')):
+        path.write_text(yaml.safe_dump({'base': 'base.yaml', 'variants': variants}))
+        with pytest.raises(ConfigError, match=complaint):
+            read_variants(path)
+    path.write_text(yaml.safe_dump({'base': 'base.yaml', 'variants': [], 'shard': []}))
+    with pytest.raises(ConfigError, match='not known: shard'):
+        read_variants(path)
+
+
+def test_the_resolved_configuration_reads_back_as_itself():
+    from worldmodel_ros.train.run import plain
+    config = read_config(SMOKE, ['evaluation.parts=[drift]'])
+    assert from_dict(plain(config), 'again') == config

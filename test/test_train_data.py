@@ -1,0 +1,83 @@
+"""Simulated drives are kept as a LeRobot dataset, and come back as they were driven."""
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_model import SMALL
+
+from worldmodel_ros.sim.rollout import collect
+from worldmodel_ros.train import lerobot, simulate
+from worldmodel_ros.train.simulate import Drives
+
+FRAMES = 12
+LABELS = ('expert', 'collided', 'goal_distance', 'visible', 'poses')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp('drives') / 'train'
+    simulate.simulate(path, Drives(40, 3, FRAMES, SMALL, episodes_per_file=2), workers=1)
+    return path
+
+
+def test_training_reads_what_was_driven(folder):
+    episodes = lerobot.load([folder], 'cpu', SMALL, clip_frames=4)
+    driven = collect(range(40, 43), FRAMES, SMALL.image_size, workers=1)
+    assert episodes.labelled and episodes.lengths is None
+    for name in ('frames', 'actions', *LABELS):
+        assert np.array_equal(getattr(episodes, name).numpy(), driven[name]), name
+
+
+def test_the_dataset_tells_its_seeds_and_what_its_labels_are(folder):
+    info = json.loads((folder / 'meta/info.json').read_text())
+    assert info['simulation']['seeds'] == '40:43' and info['simulation']['mix']['expert'] > 0
+    assert (info['total_episodes'], info['total_frames'], info['fps']) == (3, 3 * FRAMES, 10)
+    assert info['features']['label.expert_action']['names'][:2] == ['red.linear.x', 'red.angular.z']
+    assert info['features']['label.contact'] == {'dtype': 'bool', 'shape': [1], 'names': None}
+    tables = [pq.read_table(path) for path in sorted(folder.glob('data/*/*.parquet'))]
+    assert [row for table in tables for row in table['index'].to_pylist()] == list(range(3 * FRAMES))
+    assert [set(table['episode_index'].to_pylist()) for table in tables] == [{0, 1}, {2}]
+    stats = json.loads((folder / 'meta/stats.json').read_text())
+    assert set(stats) == set(info['features']) and stats['label.pose']['count'] == [3 * FRAMES]
+
+
+def test_the_action_of_a_frame_is_what_was_executed_after_it(folder):
+    table = pq.read_table(sorted(folder.glob('data/*/*.parquet'))[1])
+    longer = collect([42], FRAMES + 1, SMALL.image_size, workers=1)
+    assert np.array_equal(np.float32(table['action'].to_pylist()), longer['actions'][0, 1:])
+    assert np.array_equal(np.float32(table['observation.state'].to_pylist()), longer['actions'][0, :-1])
+
+
+def test_several_processes_write_the_same(folder, tmp_path):
+    simulate.simulate(tmp_path / 'again', Drives(40, 3, FRAMES, SMALL, episodes_per_file=2), workers=2)
+    for path in sorted(folder.glob('data/*/*.parquet')):
+        assert pq.read_table(path).equals(pq.read_table(tmp_path / 'again' / path.relative_to(folder)))
+
+
+def test_each_process_of_a_training_has_episodes_of_its_own(folder):
+    parts = [lerobot.load([folder], 'cpu', SMALL, clip_frames=4, share=(rank, 2)) for rank in range(2)]
+    whole = lerobot.load([folder], 'cpu', SMALL, clip_frames=4)
+    assert torch.equal(parts[0].frames, whole.frames[::2]) and torch.equal(parts[1].frames, whole.frames[1::2])
+    with pytest.raises(lerobot.DatasetError, match='3 episodes are too few for 4 processes'):
+        lerobot.load([folder], 'cpu', SMALL, share=(3, 4))
+
+
+def test_a_folder_that_holds_something_is_not_written_to(folder):
+    with pytest.raises(FileExistsError, match='is not empty'):
+        simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1)
+    with pytest.raises(ValueError, match='tourist.*expert, smooth, steps, ram'):
+        simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1, mix={'tourist': 1.0})
+
+
+def test_labels_count_only_where_all_datasets_have_them(folder, tmp_path, capsys):
+    for path in sorted(folder.rglob('*.*')):
+        copy = tmp_path / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    info = tmp_path / 'meta/info.json'
+    info.write_text(info.read_text().replace('"label.', '"other.'))
+    episodes = lerobot.load([folder, tmp_path], 'cpu', SMALL, clip_frames=4)
+    assert not episodes.labelled and len(episodes) == 6
+    assert 'some of the datasets have no labels' in capsys.readouterr().err

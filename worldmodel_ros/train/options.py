@@ -1,0 +1,81 @@
+"""What can be chosen about the objectives of the stages; a stage's steps and learning rate belong to its loop."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """Stage `teacher`: flow matching, imitation and outcomes on recorded clips.
+
+    batch: clips per step. clip_frames: observed frames of each. chunks: noisy chunks per clip.
+    full_windows: share of these that have a whole window before them, as far as the clips are long enough; the others
+    see less, as a session does that has just begun.
+    context_noise: largest deviation of the noise on committed frames, in half of the clips, so that a session which
+    continues from its own predictions stays in the trained range.
+    flow_weight: `ramp` weights the error of the predicted clean latents by 0.9 tau + 0.1; `velocity` takes the error of
+    the flow's velocity, with a weight of at most 100.
+    heads_weight, pose_weight: of the losses beside the flow's.
+    blind_share: of the batches whose last chunk sees no context, so that the network also knows which pictures there
+    are at all; the distribution matching of the stage `self_forcing` asks the teacher for that.
+    """
+
+    batch: int = 96
+    clip_frames: int = 28
+    chunks: int = 4
+    full_windows: float = 0.5
+    context_noise: float = 0.25
+    flow_weight: str = 'ramp'
+    heads_weight: float = 0.5
+    pose_weight: float = 0.0
+    blind_share: float = 0.0
+
+    def __post_init__(self):
+        if self.flow_weight not in ('ramp', 'velocity'):
+            raise ValueError(f"flow_weight is {self.flow_weight!r}: choose 'ramp' or 'velocity'")
+
+
+@dataclass(frozen=True)
+class StudentOptions(TeacherOptions):
+    """Stage `student`: steps of length 1/2 and 1 beside the flow.
+
+    substeps: of the flow that make the target of a half step.
+    bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
+    truth_weight: share of the true latents in the targets that end at clean ones; a simulated drive is nearly
+    deterministic, and the truth is the better teacher wherever it is known.
+    """
+
+    substeps: int = 4
+    bootstrap: bool = False
+    truth_weight: float = 0.3
+
+
+@dataclass(frozen=True)
+class SelfForcingOptions(StudentOptions):
+    """Stage `self_forcing`: the student's losses on what the student itself has imagined.
+
+    recorded_share: of the clips of a batch, which are recorded ones as in the stage before; the others are pieces of
+    roll-outs.
+    clip_frames: frames of a roll-out, a window of observed ones and then imagined ones.
+    crop_frames: of it that one step trains on. reuse: steps per roll-out.
+    bootstrap: by default the targets of half steps come from the student's own flow here: unlike the frozen teacher's,
+    it has learned from the truth under imagined contexts.
+    one_step_share: of the roll-outs that take one step per chunk; the others take two.
+    truth_distance: mean squared distance of the latents, of unit variance, between imagined and true frames, at which
+    the truth still has half its weight.
+    dmd_weight: of the distribution matching on long roll-outs (see dmd.py), 0 for none; dmd_frames: their length;
+    dmd_rate: learning rate of the network that knows the imagined pictures.
+    """
+
+    batch: int = 96
+    recorded_share: float = 0.5
+    clip_frames: int = 64
+    crop_frames: int = 28
+    reuse: int = 4
+    bootstrap: bool = True
+    one_step_share: float = 0.25
+    truth_weight: float = 0.3
+    truth_distance: float = 0.15
+    dmd_weight: float = 0.0
+    dmd_frames: int = 400
+    dmd_rate: float = 2e-4
