@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument('--config', type=Path, required=True, help='YAML file of the run (config/train/ has them)')
     parser.add_argument('--out', type=Path, help='folder of the run (default: out/NAME of the configuration)')
-    parser.add_argument('--stages', default='', metavar='A,B', help='these stages only (default: all of the configuration)')
+    parser.add_argument('--stages', default='', metavar='A,B',
+                        help='these stages only (default: all of the configuration)')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
                         help='another value for a key, such as teacher.steps=1000; can be given again')
     parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',

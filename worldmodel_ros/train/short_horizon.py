@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from .data import Episodes
 from .sampler import Sampler
 
 SAMPLERS = {'flow': (FLOW, 8), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1)}
-TOLERANCE = 1.1  # of the squared error, 0.4 dB: above what a stage that goes well was seen to move it by
+TOLERANCE = 1.1  # of the squared error: 0.4 dB
 
 
 class ShortHorizon:
@@ -34,7 +35,7 @@ class ShortHorizon:
         actions = episodes.actions[episode, frame]
         self.truth = latents[:, seen:]
         noise = torch.randn(self.truth.shape, device=device, generator=generator)
-        self.chunks = Chunks(latents[:, :seen], actions[:, :seen], torch.tensor([seen]).numpy(), noise,
+        self.chunks = Chunks(latents[:, :seen], actions[:, :seen], np.array([seen]), noise,
                              actions[:, seen:])
 
     @torch.no_grad()
