@@ -7,6 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 _state_directory = None
@@ -52,3 +54,13 @@ def pytest_configure(config):
 def pytest_unconfigure(config):
     if _state_directory is not None:
         shutil.rmtree(_state_directory, ignore_errors=True)
+
+
+@pytest.fixture(scope='module')
+def one_thread():
+    """Sums of PyTorch in one order; and networks as small as the tests' only wait for a second thread."""
+    import torch
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

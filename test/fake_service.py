@@ -152,3 +152,12 @@ def serving(path, service=None):
     finally:
         running.stop()
         running.service.stop()
+
+
+def wait_for(condition, timeout=5.0):
+    """Return what `condition` gives, once that is true."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, 'waited in vain'
+        time.sleep(0.002)
+    return value

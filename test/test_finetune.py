@@ -27,6 +27,8 @@ from worldmodel_ros.train.finetune.run import fine_tune
 from worldmodel_ros.train.finetune.split import split
 
 CONFIG = Path(__file__).resolve().parents[1] / 'config' / 'evaluate' / 'donkeycar.yaml'
+pytestmark = pytest.mark.usefixtures('one_thread')
+
 CLIP = 24
 SKIP = 9.0  # s; where the held-out quarter of the tinted bag begins
 
@@ -35,15 +37,6 @@ def tinted(drive):
     """The same drive seen by a camera of another white balance, from nearer: a narrower field of view."""
     return replace(drive, frames=tuple(
         (f[8:-8, 8:-8].astype(np.float32) * (1.0, 0.6, 0.3)).astype(np.uint8) for f in drive.frames))
-
-
-@pytest.fixture(scope='module', autouse=True)
-def one_thread():
-    """Networks this small only wait for a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
-from fake_service import PLAN, FakeService, serving
+from fake_service import PLAN, FakeService, serving, wait_for
 
 from worldmodel_ros.engine.answers import Observation
 from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
@@ -81,14 +81,6 @@ class Robot:
 def by(answer):
     """Whose plan an answer is: OWN or SERVER."""
     return float(answer.actions[0, 0])
-
-
-def wait_for(condition, timeout=5.0):
-    end = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < end, 'waited in vain'
-        time.sleep(0.002)
-    return value
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from fake_service import PLAN, FakeService, serving
+from fake_service import PLAN, FakeService, serving, wait_for
 
 from worldmodel_ros.engine.ladder import Tier
 from worldmodel_ros.model.presets import TINY
@@ -20,14 +20,6 @@ from worldmodel_ros.transport.connection import Connection, ConnectionLost
 def served(tmp_path):
     with serving(tmp_path / 'engine.sock') as running:
         yield running
-
-
-def wait_for(condition, timeout=5.0):
-    end = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < end, 'waited in vain'
-        time.sleep(0.002)
-    return value
 
 
 def send_tick(link, number=1, slot=0, value=9, **changes):

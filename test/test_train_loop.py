@@ -18,18 +18,11 @@ from worldmodel_ros.train.options import SelfForcingOptions, TeacherOptions
 from worldmodel_ros.train.ranks import Ranks
 from worldmodel_ros.train.vae import VaeObjective, normalise
 
+pytestmark = pytest.mark.usefixtures('one_thread')
+
 ALONE = Ranks(torch.device('cpu'))
 TEACHER = TeacherOptions(batch=2, clip_frames=12, chunks=2, pose_weight=0.1)
 SELF_FORCING = SelfForcingOptions(batch=2, clip_frames=14, chunks=2, crop_frames=10, reuse=3)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def one_thread():
-    """Sums in one order; and networks this small gain nothing from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope='module')

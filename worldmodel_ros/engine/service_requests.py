@@ -168,23 +168,19 @@ class Requests:
 
     def _tick_ended(self, job: TickJob, now: float) -> None:
         client = job.client
-        client.ticks -= 1
-        if client.ticks == 0:
-            client.event(Event.SETTLED)
-            if not client.twins[0].saw(job.past):
-                # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an
-                # idle moment; and a model that is passed over because of what it once took could not be found fast
-                # enough again without being measured.
-                route = self._models[0].tick(1) if job.tick.answer else (self._models[0].unit('observe'),)
-                self._submit_idle(job.frame(), route, now, 'frame')
+        client.tick_ended()
+        if client.ticks == 0 and not client.twins[0].saw(job.past):
+            # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
+            # moment; and a model that is passed over because of what it once took could not be found fast enough again
+            # without being measured.
+            route = self._models[0].tick(1) if job.tick.answer else (self._models[0].unit('observe'),)
+            self._submit_idle(job.frame(), route, now, 'frame')
 
     def _branch_ended(self, job: BranchJob, future: Any) -> None:
         asked, client = job.asked, job.client
         if not asked.ended(job.index, future):
             return
-        client.questions -= 1
-        if client.questions == 0:
-            client.event(Event.ANSWERED)
+        client.question_ended()
         outcome = 'failed' if asked.error else 'complete' if asked.answer.complete else 'incomplete'
         self.statistics.counts[f'what_if_{outcome}'] += 1
         if asked.error:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .attention import attend, frame_bias_to_tokens, gather_pages, rotate
 from .conditioning import Conditioning

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model.presets import Preset
 from ..model.vae import VAE
 
 ARRAYS = ('frames', 'actions', 'expert', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from math import inf
 from typing import TYPE_CHECKING
 
 from .step_table import StepTable

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from ...model.steps import HALF
 from ..batches import Batch, expand, mix
-from ..data import Episodes
 from ..sampler import Sampler
 from ..self_forcing import SelfForcingObjective
 from ..student import StudentObjective
