@@ -61,6 +61,8 @@ class SelfForcingOptions(StudentOptions):
     bootstrap: by default the targets of half steps come from the student's own flow here: unlike the frozen teacher's,
     it has learned from the truth under imagined contexts.
     one_step_share: of the roll-outs that take one step per chunk; the others take two.
+    tether_share: of these others' clips, which are held near the true drive, half-way through every chunk and each by a
+    strength of its own: contexts with the student's flaws whose true continuation is known, however old they are.
     truth_distance: mean squared distance of the latents, of unit variance, between imagined and true frames, at which
     the truth still has half its weight.
     dmd_weight: of the distribution matching on long roll-outs (see dmd.py), 0 for none; dmd_frames: their length;
@@ -74,6 +76,7 @@ class SelfForcingOptions(StudentOptions):
     reuse: int = 4
     bootstrap: bool = True
     one_step_share: float = 0.25
+    tether_share: float = 0.75
     truth_weight: float = 0.3
     truth_distance: float = 0.15
     dmd_weight: float = 0.0

@@ -38,12 +38,15 @@ class Sampler:
 
 
 @torch.no_grad()
-def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: int) -> Tensor:
+def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: int,
+             truth: Tensor | None = None, tether: Tensor | None = None) -> Tensor:
     """What B sessions imagine when each goes on from its own predictions, as `Session.what_if` does.
 
     observed (B, T, h, w, Z), at most a window of frames; actions (B, T + N, A), the one that leads to each frame; noise
     (B, N, h, w, Z) of whole chunks; steps per chunk. Returns the imagined latents (B, N, h, w, Z). Each chunk is
     denoised over the window and then committed; keys and values of the window roll on: the cost is linear in N.
+    With ``truth`` (B, N, h, w, Z), what is half denoised is moved towards the same level of the truth by ``tether``
+    (B,), 0 to 1: the roll-out keeps its own flaws, and yet stays near the truth for as long as it goes on.
     Raises ValueError for no observed frame, or more of them than a window.
     """
     preset, device = dit.preset, observed.device
@@ -73,8 +76,13 @@ def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: 
             stays = longest * preset.tokens - new[0].shape[3]
             new = [torch.cat([old[:, :, :, -stays:], part.to(cached)], 3) for old, part in zip(window, new)]
         window = tuple(part.to(cached) for part in new)
-        z = noise[:, first - seen:first - seen + k]
+        chunk = slice(first - seen, first - seen + k)
+        z = noise[:, chunk]
         for step in range(steps):
+            if step and truth is not None:
+                level = step / steps
+                z = torch.lerp(z, (1 - level) * noise[:, chunk] + level * truth[:, chunk],
+                               tether[:, None, None, None, None])
             x = block(z, first, step / steps, row, window)[0].to(z.dtype)
             z = z + (x - z) * (1.0 / (steps - step))
         imagined.append(z)

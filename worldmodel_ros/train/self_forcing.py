@@ -8,9 +8,11 @@ trains all kinds of steps. A roll-out serves several steps.
 
 An imagined drive and the true one part within a second: the wheels' gains are not known, and what comes into view was
 not seen. From there the truth is one future among many, and a network told to predict it learns their blurred mean,
-which then eats the near predictions too. Hence two safeguards. The truth counts by how near the imagined frames still
-are to it; for the rest the flow keeps to the frozen teacher's, given the same context. And half of each batch are
-recorded clips, with the loss of the stage before.
+which then eats the near predictions too. Hence three safeguards. Most roll-outs are held near the truth (tethered):
+their context has the student's flaws, and the true continuation is still the right one, so that the student learns to
+mend what it left behind. The truth counts by how near the imagined frames still are to it; for the rest the flow keeps
+to the frozen teacher's, given the same context. And half of each batch are recorded clips, with the loss of the stage
+before.
 """
 from __future__ import annotations
 
@@ -83,8 +85,11 @@ class SelfForcingObjective(StudentObjective):
         actions = self.episodes.actions[self.episode, self.frame]
         noise = torch.randn(clean[:, self.window:].shape, device=device, generator=generator)
         steps = 1 if rng.random() < options.one_step_share else 2
+        strength, held = torch.rand(2, self.rolled, device=device, generator=generator)
+        tether = torch.where(held < options.tether_share, strength, 0.0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-            imagined = roll_out(self.averaged.dit, clean[:, :self.window], actions, noise, steps)
+            imagined = roll_out(self.averaged.dit, clean[:, :self.window], actions, noise, steps,
+                                clean[:, self.window:], tether)
         self.latents = torch.cat([clean[:, :self.window], imagined.float()], 1)
 
     def _clips(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
