@@ -1,20 +1,24 @@
 """How many robots one device serves in time: real ticks in real time, by scheduling policy, up to twice what fits.
 
     python benchmarks/miss_curve.py --json benchmarks/results/miss_curve_epyc_2_cores.json
-    python benchmarks/miss_curve.py --preset base --random-weights --seconds 3 --json .../miss_curve_h100_base.json
+    python benchmarks/miss_curve.py --preset base --random-weights --smaller small --seconds 3 --limit 235 \
+        --json .../miss_curve_h100_base.json
 
 Robots tick at the model's rate with random phases. A reply is due 50 ms after the camera's stamp, less an allowance for
 what is not the service's (camera, transport, gate). The policies get the same load: fifo and edf serve everything at
 its best tier, however late; edf_ladder refuses at arrival what cannot be in time, and serves the rest at a tier that
 can.
-The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones.
-Rows are written as they come, and the plot beside the JSON file at the end. The generator is a light thread of the
-service's process; its own lateness is in every row. The step table that was measured first is for the fleet simulation.
+The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones:
+first, since they are short. Every row is written as it comes, what fails is noted and does not keep the rest from being
+measured, nothing is begun that would end after --limit, and the plot comes beside the JSON file at the end. The
+generator is a light thread of the service's process; its own lateness, and for how long admission kept it, are in every
+row. The step table that was measured first is for the fleet simulation.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from miss_load import Load, Times, film, row
+from miss_load import LAST_REPLIES, WARM_UP, Load, Times, film, row
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
@@ -32,11 +36,12 @@ from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.machine import machine, versions
 
 POLICIES = {'fifo': FIFO, 'edf': EDF, 'edf_ladder': EDF_LADDER}
-LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of what two steps for every tick would need, in batches
+LOADS = (0.0, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of what two steps for every tick would need; one robot at least
 MIXED_LOADS = (0.6, 0.8, 1.0)
 BRANCHES, BRANCH_STEPS = 16, 8
 EPISODES, FRAMES = 6, 60
-PARTS = ('curve', 'what_if', 'mixed')
+OVERHEAD = WARM_UP + LAST_REPLIES + 0.5  # s of each level that nothing is counted in
+PARTS = ('what_if', 'mixed', 'curve')
 
 
 class Bench:
@@ -44,6 +49,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
+        self._begun = time.monotonic()
         make = load_random if options.random_weights else load
         name = options.preset if options.random_weights else options.model
         self.engine, self.smaller = (each and make(each, options.backend, sessions=options.max_sessions + 1)
@@ -53,17 +59,24 @@ class Bench:
         self.table: StepTable | None = None
         self.result = {
             'command': 'python benchmarks/miss_curve.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-            'versions': versions(), 'model': name, 'weights': 'random' if options.random_weights else 'trained',
+            'versions': versions(), 'model': name,
+            'weights': 'random' if options.random_weights else 'trained',
             'backend': self.engine.backend.name, 'times_s': asdict(self.times), 'rate_hz': self._rate,
-            'generator': 'a light thread of the same process', 'rows': [], 'what_if': {}, 'mixed_steps': []}
+            'generator': 'a light thread of the same process', 'rows': [], 'what_if': {}, 'mixed_steps': [],
+            'not_measured': []}
+
+    @property
+    def took(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._begun
 
     @property
     def _rate(self) -> float:
         return round(1.0 / self.engine.spec.step_period, 3)
 
     def service(self, policy: Policy, smaller: bool = True) -> Service:
-        """``smaller``: with the tier of that name, if any. All share one step table, which is kept up to date, as that of
-        a server that has been running for a while."""
+        """``smaller``: with the tier of that name, if any. All share one step table, which is kept up to date, as that
+        of a server that has been running for a while."""
         service = Service(self.engine, self.smaller if smaller else None,
                           ServiceSettings(policy=policy, priority=self.options.priority), table=self.table)
         service.start()
@@ -93,36 +106,60 @@ class Bench:
     def levels(self, loads: tuple[float, ...]) -> list[int]:
         return sorted({min(max(1, round(load * self.capacity())), self.options.max_sessions) for load in loads})
 
-    def level(self, policy: Policy, sessions: int, seed: int, smaller: bool = True,
-              meanwhile: Callable[[Service, Load], Callable] | None = None) -> dict:
-        """One row: a load on a service of its own, so that all begin alike."""
+    def level(self, policy: Policy, sessions: int, seed: int, seconds: float, *, smaller: bool = True,
+              apart: bool = False, meanwhile: Callable[[Service, Load], Callable] | None = None) -> dict:
+        """One row: a load on a service of its own, so that all begin alike. ``meanwhile``: see Load.run."""
         service = self.service(policy, smaller)
         try:
             robots = Load(service, self.drives, self.times, self.options.priority and self.options.priority + 1)
-            robots.open(sessions, seed)
-            robots.run(self.options.seconds, seed, meanwhile and meanwhile(service, robots))
-            return row(robots, self.options.seconds)
+            robots.open(sessions, seed, apart)
+            robots.run(seconds, seed, meanwhile and meanwhile(service, robots))
+            return row(robots, seconds)
         finally:
             service.stop()
 
+    def measure(self, name: str, seconds: float, measured: Callable[[], dict]) -> dict | None:
+        """A result that takes about so long [s], written at once; None, and the reason noted, where there is none."""
+        reason = f'would end after --limit {self.options.limit:g} s'
+        if self.took + seconds <= self.options.limit:
+            try:
+                return measured()
+            except Exception as error:  # the others are worth having
+                reason = f'{type(error).__name__}: {error}'
+        print(f'{name}: {reason}', file=sys.stderr, flush=True)
+        self.result['not_measured'].append({'what': name, 'reason': reason})
+        self.save()
+        return None
+
     def curve(self) -> None:
+        seconds = self.options.seconds
         for sessions in self.options.sessions or self.levels(LOADS):
             for name, policy in POLICIES.items():
-                self.note('rows', {'policy': name, **self.level(policy, sessions, seed=sessions)})
+                measured = self.measure(f'{name}, {sessions} robots', seconds + OVERHEAD,
+                                        lambda: self.level(policy, sessions, sessions, seconds))
+                if measured:
+                    self.result['rows'].append({'policy': name, **measured})
+                    self.note(self.result['rows'][-1])
 
     def mixed(self) -> None:
         if self.table.largest(f'{self.engine.spec.name}/denoise') == 1:
             self.result['mixed_steps'] = 'this back end takes no batches'
             return
+        seconds = self.options.seconds
         for sessions in self.levels(MIXED_LOADS):
             for mixed in (True, False):
                 policy = Policy('edf', ladder=True, mixed_steps=mixed)
-                self.note('mixed_steps', {'mixed': mixed, **self.level(policy, sessions, 1000 + sessions, False)})
+                measured = self.measure(f'mixed steps {mixed}, {sessions} robots', seconds + OVERHEAD,
+                                        lambda: self.level(policy, sessions, 1000 + sessions, seconds, smaller=False))
+                if measured:
+                    self.result['mixed_steps'].append({'mixed': mixed, **measured})
+                    self.note(self.result['mixed_steps'][-1])
 
     def what_if(self) -> None:
         """Ticks with branches asked all the time and without, and the time of branches while nothing else runs."""
-        sessions = max(1, round(0.4 * self.capacity()))
-        answers = []
+        sessions, seconds = max(1, round(0.4 * self.capacity())), 2.0 * self.options.seconds
+        answers, result = [], self.result['what_if']
+        result |= {'branches': BRANCHES, 'steps': BRANCH_STEPS}
 
         def asking(service: Service, robots: Load) -> Callable[[], None]:
             state = {}
@@ -134,13 +171,16 @@ class Bench:
                     answers.append(state['promise'].result().complete)
                 state['promise'] = service.ask(robots.sessions[0], question(self.engine.spec, BRANCHES, 5.0))
             return ask
-        without = self.level(EDF_LADDER, sessions, 1, False)
-        with_branches = self.level(EDF_LADDER, sessions, 1, False, asking)
-        self.result['what_if'] = {
-            'branches': BRANCHES, 'steps': BRANCH_STEPS, 'without': without, 'with': with_branches,
-            'p99_ratio': with_branches['p99_ms'] and without['p99_ms'] and round(
-                with_branches['p99_ms'] / without['p99_ms'], 3),
-            'questions_answered': len(answers), 'of_them_complete': sum(answers), 'alone': self.branches_alone()}
+
+        def level(meanwhile: Callable[[Service, Load], Callable] | None = None) -> dict:
+            return self.level(EDF_LADDER, sessions, 1, seconds, smaller=False, apart=True, meanwhile=meanwhile)
+        for name, expected, measured in (('alone', 8.0, self.branches_alone), ('without', seconds + OVERHEAD, level),
+                                         ('with', seconds + OVERHEAD, lambda: level(asking))):
+            result[name] = self.measure(f'what_if {name}', expected, measured)
+            self.note({'what_if': name, **(result[name] or {})})
+        result |= {'questions_answered': len(answers), 'of_them_complete': sum(answers)}
+        p99 = [result[name] and result[name]['p99_ms'] for name in ('with', 'without')]
+        result['p99_ratio'] = round(p99[0] / p99[1], 3) if all(p99) else None
         self.save()
 
     def branches_alone(self) -> dict:
@@ -163,8 +203,8 @@ class Bench:
         finally:
             service.stop()
 
-    def note(self, part: str, measured: dict) -> None:
-        self.result[part].append(measured)
+    def note(self, measured: dict) -> None:
+        """Something new is in the result."""
         print(json.dumps(measured), file=sys.stderr, flush=True)
         self.save()
 
@@ -189,7 +229,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--smaller', help='model (or preset) for the tier of that name')
     parser.add_argument('--backend', default='auto', help='default: torch-bf16 on a GPU, onnx-int8 else')
     parser.add_argument('--seconds', type=float, default=8.0, help='of each level')
-    parser.add_argument('--sessions', type=int, nargs='*', help='levels; default: from 0.2 to 2 times what fits')
+    parser.add_argument('--limit', type=float, default=math.inf, help='s that all may take; what is left out is noted')
+    parser.add_argument('--sessions', type=int, nargs='*', help='levels; default: from one robot to twice what fits')
     parser.add_argument('--max-sessions', type=int, default=48, help='that there is memory for')
     parser.add_argument('--budget', type=float, default=Times.budget)
     parser.add_argument('--allowance', type=float, default=Times.allowance)
@@ -208,21 +249,17 @@ def _on_gpu() -> bool:
 
 def main() -> int:
     options = parsed()
-    bench, failed = Bench(options), 0
+    bench = Bench(options)
     bench.calibrate()
     for part in options.parts:
-        try:
-            getattr(bench, part)()
-        except Exception as error:  # the other parts are worth having
-            print(f'{part} failed: {type(error).__name__}: {error}', file=sys.stderr)
-            bench.result.setdefault('errors', {})[part] = f'{type(error).__name__}: {error}'
-            failed = 1
+        bench.measure(part, 0.0, getattr(bench, part))
+    bench.result['took_s'] = round(bench.took, 1)
     bench.save()
-    if options.json and bench.result['rows']:
+    if options.json and {row['policy'] for row in bench.result['rows']} == set(POLICIES):
         from miss_plot import plot
         plot(bench.result, options.json.with_suffix('.png'))
     print(json.dumps({key: value for key, value in bench.result.items() if key != 'rows'}, indent=1))
-    return failed
+    return bool(bench.result['not_measured'])
 
 
 if __name__ == '__main__':

@@ -54,17 +54,46 @@ def test_one_interruption_changes_nothing():
 
 def test_repeated_interruptions_raise_the_high_quantile_but_not_the_typical_time():
     table = measured({1: 0.010}, count=100)
-    for _ in range(3):
-        table.record('net', 1, 0.050)
+    for seconds in (0.050, 0.010, 0.010, 0.010) * 3:
+        table.record('net', 1, seconds)
     assert table.high('net', 1) == pytest.approx(0.050)
     assert table.typical('net', 1) == pytest.approx(0.010)
 
 
-def test_a_device_that_slows_down_is_believed_after_thirteen_batches():
+def test_a_device_that_slows_down_is_believed_after_three_batches_and_slower_at_everything():
     table = measured({1: 0.010}, count=100)
-    for _ in range(13):
+    for _ in range(20):
+        table.record('other', 4, 0.030)
+    for _ in range(3):
         table.record('net', 1, 0.020)
-    assert table.typical('net', 1) == pytest.approx(0.020)
+    assert table.typical('net', 1) == table.high('net', 1) == pytest.approx(0.020)
+    assert table.typical('other', 4) == table.high('other', 4) == pytest.approx(0.060)
+    for _ in range(3):
+        table.record('other', 4, 0.030)
+    assert table.typical('net', 1) == table.high('net', 1) == pytest.approx(0.010)
+
+
+def test_a_network_that_became_slower_than_the_others_is_believed_by_itself():
+    table = measured({1: 0.010}, count=100)
+    for _ in range(200):
+        for seconds in (0.020, 0.020, 0.020):
+            table.record('other', 1, seconds)
+        table.record('net', 1, 0.030)
+    assert table.typical('net', 1) == pytest.approx(0.030, rel=0.05)
+    assert table.typical('other', 1) == pytest.approx(0.020, rel=0.05)
+
+
+def test_what_is_old_counts_no_more_once_there_are_twenty_newer_samples():
+    table = StepTable()
+    for k in range(30):
+        table.record('net', 1, 0.050 if k % 4 == 0 else 0.010, now=0.1 * k)
+    assert table.high('net', 1) == pytest.approx(0.050)
+    for k in range(30, 65):
+        assert table.high('net', 1) > 0.010
+        table.record('net', 1, 0.010, now=0.1 * k)
+        if table.high('net', 1) == 0.010:
+            break
+    assert 5.0 < 0.1 * k < 6.5
 
 
 def test_a_saved_table_says_the_same_when_it_is_loaded(tmp_path):
@@ -108,3 +137,12 @@ def test_a_network_that_was_never_measured_is_named():
 def test_a_duration_that_cannot_be_is_refused(batch, seconds):
     with pytest.raises(ValueError, match='cannot have taken'):
         StepTable().record('net', batch, seconds)
+
+
+def test_a_calibration_says_nothing_about_the_speed_of_the_device():
+    table = measured({1: 0.010}, count=100)
+    for _ in range(20):
+        table.record('other', 1, 0.030)
+    for _ in range(20):
+        table.record('net', 1, 0.020, calibrating=True)
+    assert table.typical('net', 1) == pytest.approx(0.020) and table.typical('other', 1) == pytest.approx(0.030)

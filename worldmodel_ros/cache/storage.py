@@ -48,13 +48,14 @@ class NumpyStorage:
     """Pages in float32, each contiguous over all layers and heads, which makes writing one a plain copy.
 
     One page more than ``pages`` is there, of zeros: `null_page` stands wherever a graph of fixed shape wants a page and
-    the session has none. Memory is committed by the system as pages are first written.
+    the session has none. All of the memory is committed at once: the system gives it out in parts of 2 MiB, and makes
+    them zero, which takes a tick that is the first to write there milliseconds.
     """
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int):
         self.pages, self.null_page = pages, pages
         shape = (pages + 1, layers, heads, layout.page_tokens, head_dim)
-        self.k, self.v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.k, self.v = np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)
         self.page_bytes = self.k[0].nbytes + self.v[0].nbytes
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -21,18 +20,12 @@ from ..cache.storage import NumpyStorage
 from ..model.checkpoint_description import ModelError, read_description
 from ..model.rotary import rotary_angles
 from ..model.steps import FLOW
+from .cache_folder import cache_folder
 from .memory import Window
 
 # Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
-EXPORT_VERSION = 3
+EXPORT_VERSION = 4
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
-
-
-def cache_folder() -> Path:
-    """Where exported graphs are kept: $WORLDMODEL_CACHE, or worldmodel_ros under the XDG cache folder."""
-    if os.environ.get('WORLDMODEL_CACHE'):
-        return Path(os.environ['WORLDMODEL_CACHE'])
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'worldmodel_ros'
 
 
 def exported(folder: Path, quantised: bool) -> Path:
@@ -65,11 +58,15 @@ class OnnxBackend:
     """The networks of TorchBackend; see there. Arrays are numpy. A CPU is no faster with a batch: it takes one."""
 
     sizes = (1,)
+    older = None
     asynchronous = False
 
     def __init__(self, folder: Path, threads: int, quantised: bool):
         self.name = 'onnx-int8' if quantised else 'onnx-fp32'
         self.preset = read_description(folder).preset
+        if self.preset.tile:
+            raise ModelError(f'{folder}: preset {self.preset.name!r} attends to tiles, which is too large for ONNX Runtime '
+                             f'on a CPU: use a back end of torch')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -80,7 +77,7 @@ class OnnxBackend:
                                                              providers=['CPUExecutionProvider']) for name in GRAPHS}
 
     def storage(self, layout: TileLayout, pages: int) -> NumpyStorage:
-        return NumpyStorage(layout, self.preset.depth, self.preset.heads, self.preset.head_dim, pages)
+        return NumpyStorage(layout, len(self.preset.cache_layers), self.preset.heads, self.preset.head_dim, pages)
 
     def run(self, network: str, batch: Sequence[tuple]) -> list:
         call = getattr(self, f'_{network}')
@@ -98,11 +95,10 @@ class OnnxBackend:
 
     def _encode(self, frame: np.ndarray, previous: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         image = np.ascontiguousarray(frame.transpose(2, 0, 1), np.float32) / np.float32(127.5) - np.float32(1.0)
-        if previous is None:
-            # The graph wants a past: the frame's own features, which a first run gives.
-            h, w = self.preset.latent_size
-            previous = self._run('encode', image[None], np.zeros((1, 4 * self.preset.vae_width, h, w), np.float32))[1]
-        latent, features = self._run('encode', image[None], previous)
+        started = previous is not None
+        if not started:
+            previous = np.zeros((1, 4 * self.preset.vae_width, *self.preset.latent_size), np.float32)
+        latent, features = self._run('encode', image[None], previous, np.array([started]))
         return latent[0], features
 
     def _commit(self, latents: np.ndarray, actions: np.ndarray, window: Window,

@@ -33,7 +33,8 @@ def example_block(preset: Preset, frames: int) -> tuple[torch.Tensor, ...]:
     h, w = preset.latent_size
     layout = page_layout(preset)
     pages = slabs_of(preset.window_frames, layout) * layout.tiles
-    index = torch.arange(preset.depth * preset.heads * pages).reshape(preset.depth, preset.heads, pages)
+    layers = len(preset.cache_layers)
+    index = torch.arange(layers * preset.heads * pages).reshape(layers, preset.heads, pages)
     rows = (index.numel(), layout.page_tokens, preset.head_dim)
     return (torch.randn(1, frames, h, w, preset.latent_channels), torch.full((1, frames), 0.5),
             torch.full((1, frames), FLOW), torch.zeros(1, frames, preset.actions),
@@ -54,7 +55,7 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     features = torch.randn(1, k, preset.tokens, preset.width)
     noise = torch.randn(1, len(preset.goals), k, preset.actions)
     calls = {
-        'encode': (_Call(model.vae, 'encode'), (image, previous), None),
+        'encode': (_Call(model.vae, 'encode_next'), (image, previous, torch.ones(1, dtype=torch.bool)), None),
         'policy': (model.action_head, (features[:, 0], noise, noise[:, 0], torch.ones(1, dtype=torch.int64)), None),
         'outcomes': (model.outcome_head, (features,), ({1: t},)),
         'decode': (_Call(model.vae, 'decode_clip'), (latents, latents[0]), (({0: t}, None),)),

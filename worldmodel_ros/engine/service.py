@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -32,6 +33,7 @@ from .session import Session
 from .what_if import Question, QuestionError, resolve
 
 LOG = logging.getLogger(__name__)
+SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,8 @@ class Service:
 
     def _run(self, ready: Promise) -> None:
         apply(LOG, self.settings.priority)  # it changes what is measured
+        # Another thread that runs Python, to take a tick or to read a socket, would keep this one waiting for as long.
+        sys.setswitchinterval(SWITCH_INTERVAL)
         try:
             self.calibrate()
         except Exception as error:

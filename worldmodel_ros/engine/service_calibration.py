@@ -13,6 +13,8 @@ from .service_networks import Networks
 from .session import Session
 
 RUNS = 20  # enough for a high quantile that one interruption does not make
+FEWEST, PATIENCE = 5, 1.0  # so many are enough where they have taken so long [s]
+YOUNG = 2  # runs of a branch from a window that is not full
 PAUSE = 0.005  # s, between runs: a real-time thread that never waits would keep other processes from running
 SNAPSHOT = 0.03  # s, that saving or loading a session is expected to take
 
@@ -45,20 +47,30 @@ class _Calibration:
     def run(self) -> None:
         """Branches first: there may be memory for a batch of them, and not for as many sessions.
 
-        What is recorded is of full windows. Young ones, whose attention is masked, are run once: they are a case of
-        their own for whatever prepares itself at first runs.
+        Young windows, whose attention is masked, come before full ones, which so decide the typical time; but the high
+        quantile knows both. The first run of each case is not recorded: whatever prepares itself does so in it.
         """
         open_session, window = self._networks.engine.open_session, self._networks.engine.spec.window_frames
         session = open_session()
+        branches = [session] * self._size
         self._run([session], self._observe)
-        self._run([session] * self._size, self._branch)
+        self._repeat(YOUNG, branches, self._branch)
         for _ in range(window):
             self._run([session], self._observe)
-        for run in range(-1, RUNS):
-            self._run([session] * self._size, self._branch, steps=1 + run % 2, recorded=run >= 0)
+        self._repeat(RUNS, branches, self._branch)
         sessions = [session, *(open_session() for _ in range(self._size - 1))]
-        for run in range(-window, RUNS):
-            self._run(sessions, self._observe, recorded=run >= 0)
+        for run in range(window):
+            self._run(sessions, self._observe, recorded=run > 0)
+        self._repeat(RUNS, sessions, self._observe)
+
+    def _repeat(self, runs: int, sessions: Sequence[Session], calls: Callable[[Session, int], Calls]) -> None:
+        """Records so many runs, or fewer where they take long, in turn of one and of two denoising steps."""
+        self._run(sessions, calls)
+        start = self._clock()
+        for run in range(runs):
+            self._run(sessions, calls, steps=1 + run % 2, recorded=True)
+            if run + 1 >= FEWEST and self._clock() - start > PATIENCE:
+                return
 
     def _branch(self, session: Session, steps: int) -> Calls:
         return session.branching(self._actions, steps)
@@ -70,15 +82,18 @@ class _Calibration:
 
     def _run(self, sessions: Sequence[Session], calls: Callable[[Session, int], Calls], steps: int = 1,
              recorded: bool = False) -> None:
-        """Runs the calls of all sessions to their end."""
+        """Runs the calls of all sessions to their end. To begin them is a part of their first unit, as in service."""
         backend = self._networks.engine.backend
-        works = [Work(calls(session, steps)) for session in sessions]
         time.sleep(PAUSE)
+        start = self._clock()
+        works = [Work(calls(session, steps)) for session in sessions]
         while works[0].boundary:
-            part, start = works[0].boundary.unit, self._clock()
+            part = works[0].boundary.unit
             for error in run_unit(works, backend):
                 if error:
                     raise error
             backend.settle()
+            now = self._clock()
             if recorded:
-                self._table.record(self._networks.unit(part).network, self._size, self._clock() - start)
+                self._table.record(self._networks.unit(part).network, self._size, now - start, now, calibrating=True)
+            start = now

@@ -152,7 +152,9 @@ class Requests:
         self.statistics.replied(tier)
         self.statistics.counts['late'] += finish > job.tick.due or completion.outcome is Outcome.GIVEN_UP
         self.statistics.counts['given_up'] += completion.outcome is Outcome.GIVEN_UP
-        if done and admission.expected is not None:
+        if done and tier is not admission.tier:
+            self.statistics.counts['lowered'] += 1
+        elif done and admission.expected is not None:
             self.statistics.predicted(job.arrival, admission.expected, finish)
         self._deliver(client, client.listener.replied, reply)
         self._tick_ended(job, now)

@@ -32,10 +32,12 @@ class Statistics:
         self._batch_errors.append(abs(seconds - expected) / expected)
 
     def summary(self) -> dict:
-        """Everything, as JSON values. Errors are relative to the time that was predicted: `prediction_error` at a tick's
-        arrival, which those that come after it can still change, `step_time_error` at the beginning of a batch."""
+        """Everything, as JSON values. Errors are relative to the time that was predicted: `prediction_error` at a
+        tick's arrival, of those that kept their tier (the others are `lowered`: to let somebody else in, mostly, and
+        are done sooner), `step_time_error` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
-            'ticks', 'late', 'failed', 'refused_at_arrival', 'given_up', 'stale_dropped', 'frames_taken_in_later')}
+            'ticks', 'late', 'failed', 'refused_at_arrival', 'given_up', 'stale_dropped', 'frames_taken_in_later',
+            'lowered')}
         return {**counts, 'tiers': {tier.name: self._tiers[tier] for tier in Tier},
                 'prediction_error': _quantiles(self._errors), 'step_time_error': _quantiles(self._batch_errors),
                 'what_if': {name: self.counts[f'what_if_{name}'] for name in ('complete', 'incomplete', 'failed')}}

@@ -54,9 +54,12 @@ class Encoder(nn.Module):
     def forward(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns mean and log-variance of the latent, (B, h, w, Z) each, and the features to carry on."""
         features = self.down(image)
-        x = self.mix(features, features if previous is None else previous)
-        mean, logvar = self.out(x).permute(0, 2, 3, 1).chunk(2, -1)
-        return mean, logvar.clamp(-12.0, 4.0), features
+        return *self.bottleneck(features, features if previous is None else previous), features
+
+    def bottleneck(self, features: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance (B, h, w, Z) from the features of a frame and of the one before it."""
+        mean, logvar = self.out(self.mix(features, previous)).permute(0, 2, 3, 1).chunk(2, -1)
+        return mean, logvar.clamp(-12.0, 4.0)
 
     def clip(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Clips (B, T, 3, H, W) as streams, all frames in one batch: mean and log-variance (B, T, h, w, Z)."""
@@ -100,6 +103,13 @@ class VAE(nn.Module):
     def encode(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images (B, 3, H, W) in [-1, 1] to normalised latents (B, h, w, Z) (the posterior's mean) and features."""
         mean, _, features = self.encoder(image, previous)
+        return (mean - self.latent_mean) / self.latent_std, features
+
+    def encode_next(self, image: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
+        """`encode` of streams of which some, where bool ``started`` (B,) is False, begin here: one pass for all."""
+        features = self.encoder.down(image)
+        past = torch.where(started[:, None, None, None], previous, features)
+        mean, _ = self.encoder.bottleneck(features, past)
         return (mean - self.latent_mean) / self.latent_std, features
 
     def encode_clips(self, images: Tensor) -> Tensor:

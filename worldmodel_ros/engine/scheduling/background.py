@@ -20,7 +20,8 @@ class Background:
 
     A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
     `settings.blocking`. Where every gap is too short for that, one is begun all the same each typical time divided by
-    `settings.background_share`.
+    `settings.background_share`; and where ticks are refused and none has been admitted for `settings.starving`, units
+    follow each other: there is nobody to keep waiting, and only what is measured can show that the device has time.
     """
 
     def __init__(self, table: StepTable, planner: Planner, settings: Settings, arrivals: Arrivals) -> None:
@@ -28,6 +29,7 @@ class Background:
         self._queues: Queues = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._since = inf  # since when nothing of what waits was begun
+        self._refusing = inf  # since when ticks have been refused, and none admitted
 
     def key(self, request: Request) -> float:
         """Return what orders a request [s]."""
@@ -50,6 +52,10 @@ class Background:
     def remove(self, job: Job) -> None:
         """Take a job out that has ended."""
         dequeue(self._queues, job)
+
+    def answered(self, admitted: bool, now: float) -> None:
+        """A tick was admitted, or refused."""
+        self._refusing = inf if admitted else min(self._refusing, now)
 
     def expired(self, now: float) -> Iterator[Job]:
         """Yield the open jobs whose deadline has come."""
@@ -93,7 +99,7 @@ class Background:
 
     def rebase(self, now: float) -> None:
         """The clock was set back to `now`."""
-        self._since = min(self._since, now)
+        self._since, self._refusing = min(self._since, now), inf
 
     def _gap(self, now: float) -> float:
         expected = self._arrivals.next(now, self._settings.overdue)
@@ -104,6 +110,7 @@ class Background:
         return self._table.curve(network_of(self._queues[label][0])).high[1]
 
     def _forced(self, label: str) -> float:
+        starving = self._refusing + self._settings.starving
         share = self._settings.background_share
         unit = self._table.curve(network_of(self._queues[label][0])).typical[1]
-        return self._since + unit / share if share > 0.0 else inf
+        return min(starving, self._since + unit / share if share > 0.0 else inf)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from .jobs import Job, Place, Queues, enqueue
+from .overruns import Overruns
 from .settings import Settings
 from .step_table import Curve, StepTable
 
@@ -41,7 +42,8 @@ class Plan:
     """
     All batches to come, in order, and when each job is done: expected, and at the latest.
 
-    If every batch takes its typical time, except one that takes its high quantile, every job is done by the latter.
+    If every batch takes its typical time, except one that takes its high quantile, every job is done by the latter;
+    and if all of them together take as much longer than that as such runs of batches have done of late.
     """
 
     def __init__(self) -> None:
@@ -68,8 +70,8 @@ class Planner:
     does most work per second among those that make nothing late which would be in time without.
     """
 
-    def __init__(self, table: StepTable, settings: Settings) -> None:
-        self._table, self._settings = table, settings
+    def __init__(self, table: StepTable, settings: Settings, overruns: Overruns) -> None:
+        self._table, self._settings, self._overruns = table, settings, overruns
 
     def plan(self, queues: Queues, device: Device) -> Plan:
         """Plan everything in `queues`, which are left as they are, and what follows it."""
@@ -79,11 +81,16 @@ class Planner:
             _advance(plan, queues, job, job.position, now, tail)
         while queues:
             places, typical, high = self.draw(queues, now, tail)
-            begin, now, tail = now, now + typical, max(tail, high - typical)
+            begin, now = now, now + typical
             plan.batches.append(Planned(places, begin, now))
+            tail = max(tail, high - typical, self.spread(plan) * (now - device.at))
             for _, _, job, position in places:
                 _advance(plan, queues, job, position, now, tail)
         return plan
+
+    def spread(self, plan: Plan) -> float:
+        """By which part of its time a whole plan may take longer, by what such runs of batches have done of late."""
+        return self._overruns.after(len(plan.batches))
 
     def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:
         """

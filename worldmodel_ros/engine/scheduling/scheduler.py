@@ -7,6 +7,7 @@ from typing import Hashable
 from .arrivals import Arrivals
 from .background import Background
 from .jobs import Job
+from .overruns import Overruns
 from .plan import Device, Planner
 from .sessions import SessionRecord
 from .settings import EDF_LADDER, Policy, Settings
@@ -29,7 +30,8 @@ class Scheduler:
 
     def __init__(self, table: StepTable, policy: Policy = EDF_LADDER, settings: Settings | None = None) -> None:
         self._table, self._policy, self._settings = table, policy, settings or Settings()
-        planner = Planner(table, self._settings)
+        self._overruns = Overruns()
+        planner = Planner(table, self._settings, self._overruns)
         self._arrivals = Arrivals()
         self._background = Background(table, planner, self._settings, self._arrivals)
         self._ticks = Ticks(table, planner, policy, self._settings, self._give_up)
@@ -104,7 +106,9 @@ class Scheduler:
             else:
                 self._background.wait(job, now)
         if now >= batch.begun:
-            self._table.record(batch.network, len(batch.entries), now - batch.begun)
+            self._overruns.record(batch.expected - batch.begun, batch.finish - batch.begun, now - batch.begun,
+                                  self._table.slowness, now)
+            self._table.record(batch.network, len(batch.entries), now - batch.begun, now)
 
     def failed(self, batch: Batch, now: float, reason: str) -> None:
         """The batch came to nothing, and with it the requests in it; everything else goes on."""
@@ -161,7 +165,9 @@ class Scheduler:
         older = session.held or session.current
         if older and not older.begun:
             self._end(older, Outcome.SUPERSEDED, f'sequence {request.sequence} came before it was begun')
-        return self._ticks.admit(job, self._device(now))
+        admission = self._ticks.admit(job, self._device(now))
+        self._background.answered(admission.admitted, now)
+        return admission
 
     def _device(self, now: float) -> Device:
         if self._flying is None:
@@ -197,6 +203,7 @@ class Scheduler:
         self._ticks.remove(job)
         if outcome in (Outcome.DONE, Outcome.GIVEN_UP, Outcome.FAILED):
             session.ended(job, completion.met)
+            self._overruns.answered(completion.met)
 
     def _session(self, session: Hashable) -> SessionRecord:
         if session not in self._sessions:

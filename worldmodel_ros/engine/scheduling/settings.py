@@ -41,7 +41,8 @@ class Settings:
 
     `blocking`: how long a background batch may keep a tick waiting that is expected, by the high quantile.
     `background_share`: of the device's time that background work may use even where every gap between expected ticks
-    is too short for it. `idle_patience`: an IDLE request older than this goes before a WHAT_IF whose deadline is
+    is too short for it. `starving`: for so long ticks are refused and none is admitted before it may use all of it.
+    `idle_patience`: an IDLE request older than this goes before a WHAT_IF whose deadline is
     later. `overdue`: for so long an expected tick that has not come is still waited for.
     """
 
@@ -51,10 +52,12 @@ class Settings:
     max_batch: Mapping[str, int] = field(default_factory=dict)
     blocking: float = 0.001
     background_share: float = 0.005
+    starving: float = 0.2
     idle_patience: float = 1.0
     overdue: float = 0.1
 
     def __post_init__(self) -> None:
-        times = (self.reserve, self.headroom, self.blocking, self.background_share, self.idle_patience, self.overdue)
+        times = (self.reserve, self.headroom, self.blocking, self.background_share, self.starving,
+                 self.idle_patience, self.overdue)
         if min(times) < 0.0 or self.recovery_ticks < 1 or any(size < 1 for size in self.max_batch.values()):
             raise ValueError(f'settings: times must be at least 0, recovery_ticks and max_batch at least 1: {self}')

@@ -2,39 +2,15 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, insort
-from collections import deque
-from math import ceil, isfinite
+from bisect import bisect_left
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RECENT = 25  # samples of the typical time: half of them decide, so a device that slows down is believed after 13
-WINDOW = 100  # samples of the high quantile
-QUANTILE = 0.99
+from .samples import Cell, Speed
+
 SHORTEST = 1e-6  # s; no batch is believed to take less, so that work per second stays finite
 CHANGE = 0.01  # relative; a smaller change of a time is not worth a new curve
-
-
-class _Cell:
-    """Sliding windows of one network at one batch size."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent, self._recent_sorted = deque(), []
-        self._window, self._window_sorted = deque(), []
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        _slide(self._recent, self._recent_sorted, seconds, RECENT)
-        _slide(self._window, self._window_sorted, seconds, WINDOW)
-
-    def typical(self) -> float:
-        return self._recent_sorted[(len(self._recent_sorted) - 1) // 2]
-
-    def high(self, quantile: float = QUANTILE) -> float:
-        # One interruption among the samples says nothing about the next batch: the largest one never decides.
-        index = min(ceil(quantile * len(self._window_sorted)) - 1, len(self._window_sorted) - 2)
-        return max(self._window_sorted[max(0, index)], self.typical())
 
 
 class Curve(NamedTuple):
@@ -50,7 +26,9 @@ class Curve(NamedTuple):
 
 class StepTable:
     """
-    Times per (network, batch size), kept up to date: the median of the newest samples, and a high quantile.
+    Times per (network, batch size), kept up to date: the median of the newest samples, and a high quantile; all of
+    them as many times longer as the device has been slower of late than it was when they were measured, whatever it
+    did: one that shares its processor, or has become hot, is slower at everything.
 
     A size between two measured ones takes what lies between them, linearly, or, where batches are `padded` to the
     measured sizes, what the larger one takes. Times never fall with the size.
@@ -58,11 +36,16 @@ class StepTable:
 
     def __init__(self, padded: bool = False) -> None:
         self.padded = padded
-        self._cells: dict[str, dict[int, _Cell]] = {}
+        self._cells: dict[str, dict[int, Cell]] = {}
+        self._speed = Speed()
         self._curves: dict[str, Curve] = {}
 
-    def record(self, network: str, batch: int, seconds: float) -> None:
-        """Take a measured duration; a size larger than all before makes batches of that size possible."""
+    def record(self, network: str, batch: int, seconds: float, now: float = -inf, calibrating: bool = False) -> None:
+        """
+        Take a duration that was measured `now` [s, steady], in order; a size larger than all before makes batches of
+        that size possible. One that was taken `calibrating`, of cases chosen one after the other, says nothing about
+        how slow the device is.
+        """
         if batch < 1 or not isfinite(seconds) or seconds < 0.0:
             raise ValueError(f'step table: {network} at batch {batch} cannot have taken {seconds} s')
         cells = self._cells.setdefault(network, {})
@@ -71,13 +54,19 @@ class StepTable:
             if self.padded:
                 batch = sizes[bisect_left(sizes, batch)]
             else:
-                curve = self.curve(network)
-                cells[batch] = _seeded(curve.typical[batch], curve.high[batch])
-        cell = cells.setdefault(batch, _Cell())
-        cell.add(seconds)
-        curve = self._curves.get(network)
-        if curve is None or batch > curve.largest or _differ(cell.typical(), curve.typical[batch]) or _differ(
-                cell.high(), curve.high[batch]):
+                curve, slowness = self.curve(network), self._speed.slowness
+                cells[batch] = Cell.seeded(curve.typical[batch] / slowness, curve.high[batch] / slowness)
+        new = batch not in cells
+        cell = cells.setdefault(batch, Cell())
+        seconds = max(seconds, SHORTEST)
+        if calibrating:
+            cell.add(seconds / self._speed.slowness, now)
+        elif self._speed.take(cell, seconds, now):
+            self._curves.clear()
+            return
+        curve, slowness = self._curves.get(network), self._speed.slowness
+        if new or curve is None or _differ(cell.typical() * slowness, curve.typical[batch]) or _differ(
+                cell.high() * slowness, curve.high[batch]):
             self._curves.pop(network, None)
 
     def curve(self, network: str) -> Curve:
@@ -87,11 +76,16 @@ class StepTable:
             if network not in self._cells:
                 raise ValueError(f'step table: no time of network {network!r}; it has '
                                  f'{", ".join(sorted(self._cells)) or "none"}: calibrate it, or load a table with it')
-            cells = self._cells[network]
+            cells, slowness = self._cells[network], self._speed.slowness
             curve = self._curves[network] = Curve(
-                self._filled({size: cell.typical() for size, cell in cells.items()}),
-                self._filled({size: cell.high() for size, cell in cells.items()}))
+                self._filled({size: cell.typical() * slowness for size, cell in cells.items()}),
+                self._filled({size: cell.high() * slowness for size, cell in cells.items()}))
         return curve
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer everything takes than it did when the device was quiet."""
+        return self._speed.slowness
 
     def typical(self, network: str, batch: int) -> float:
         """Median time of a batch [s]."""
@@ -107,8 +101,9 @@ class StepTable:
 
     def to_dict(self, machine: str, preset: str) -> dict[str, Any]:
         """Return the table as JSON values; times in ms."""
-        rows = [{'network': network, 'batch': size, 'p50_ms': _ms(cell.typical()), 'p95_ms': _ms(cell.high(0.95)),
-                 'p99_ms': _ms(cell.high()), 'samples': cell.count}
+        ms = 1e3 * self._speed.slowness
+        rows = [{'network': network, 'batch': size, 'p50_ms': round(ms * cell.typical(), 4),
+                 'p95_ms': round(ms * cell.high(0.95), 4), 'p99_ms': round(ms * cell.high(), 4), 'samples': cell.count}
                 for network, cells in sorted(self._cells.items()) for size, cell in sorted(cells.items())]
         return {'machine': machine, 'preset': preset, 'padded': self.padded, 'measured': True, 'rows': rows}
 
@@ -126,7 +121,7 @@ class StepTable:
                     p50, p99 = row['p50_ms'] / 1e3, row['p99_ms'] / 1e3
                     if not (isfinite(p50) and isfinite(p99) and 0.0 <= p50 and int(row['batch']) >= 1):
                         raise ValueError(f'the row {row} has an impossible time or batch size')
-                    cell = _seeded(p50, p99)
+                    cell = Cell.seeded(max(p50, SHORTEST), p99)
                     cell.count = int(row.get('samples', 0))
                     table._cells.setdefault(row['network'], {})[int(row['batch'])] = cell
         except (KeyError, TypeError, AttributeError) as error:
@@ -160,25 +155,6 @@ class StepTable:
         return tuple(times)
 
 
-def _slide(queue: deque, ordered: list, value: float, size: int) -> None:
-    if len(queue) == size:
-        del ordered[bisect_left(ordered, queue.popleft())]
-    queue.append(value)
-    insort(ordered, value)
-
-
-def _seeded(typical: float, high: float) -> _Cell:
-    """A cell as if it had been measured: its own samples push these out one by one."""
-    cell = _Cell()
-    for k in range(WINDOW):
-        # Two of the high value, since the largest sample never decides.
-        cell.add(max(high, typical) if k < 2 else typical)
-    return cell
-
-
 def _differ(a: float, b: float) -> bool:
     return abs(a - b) > CHANGE * b
 
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 4)

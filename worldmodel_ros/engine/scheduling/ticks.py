@@ -159,15 +159,18 @@ class Ticks:
     def _repair(self, device: Device) -> None:
         while True:
             plan = self._planner.plan(self._waiting.queues, device)
-            if all(self._keep(job, expected, finish) for job, (expected, finish) in plan.ends.items()):
+            spread = self._planner.spread(plan)
+            if all(self._keep(job, expected, finish, (expected - device.at) * spread)
+                   for job, (expected, finish) in plan.ends.items()):
                 plan.close()
                 self._plan = plan
                 return
 
-    def _keep(self, job: Job, expected: float, finish: float) -> bool:
+    def _keep(self, job: Job, expected: float, finish: float, spread: float) -> bool:
         """
-        Return whether a job stays as it is planned. One that is likely but not certain to be in time stays, with what
-        is left of its promise; nobody is admitted at the cost of that.
+        Return whether a job stays as it is planned. One that may still be in time, if what is before it takes less than
+        expected by as much as it has been taking more (`spread` [s]), stays, with what is left of its promise; nobody
+        is admitted at the cost of that.
         """
         request, last = job.request, job.begun == len(job.route)
         job.limit = max(finish, self._waiting.limit(request))
@@ -175,7 +178,7 @@ class Ticks:
             return True
         if self._degrade(job):
             return False
-        if expected <= request.deadline:
+        if expected - spread <= request.deadline:
             return True
         job.session.fell(max(request.routes))
         self._give_up(job, f'others took longer than expected, and it would be '
