@@ -1,4 +1,4 @@
-"""Compiles the Hopper attention for sm_90a, which takes no GPU, and prints what became of it as JSON."""
+"""Compiles the kernels for Hopper for sm_90a, which takes no GPU, and prints what became of them as JSON."""
 import json
 import re
 import subprocess
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from worldmodel_ros.kernels import attention_hopper
+from worldmodel_ros.kernels import attention_hopper, linear_hopper
 
 BM, BN, D, PAGE = attention_hopper.BLOCK_M, attention_hopper.BLOCK_N, attention_hopper.HEAD_DIM, 256
 NAMES = {gl.bfloat16: 'bf16', gl.float8e4nv: 'fp8e4nv', gl.uint8: 'u8'}
@@ -26,7 +27,7 @@ def signature(quantised, fp4):
     known = {'q_desc': descriptor(dtype, BM // 2, D), 'k_desc': descriptor(dtype, BN, D),
              'v_desc': descriptor(dtype, *((D, BN) if quantised else (BN, D))), 'o': '*bf16',
              'o_desc': descriptor(gl.bfloat16, BM // 2, D), 'lse': '*fp32', 'scale_log2': 'fp32',
-             'items': 'i32', 'q_blocks': 'i32', 'heads': 'i32'}
+             'items': 'i32', 'q_blocks': 'i32', 'heads': 'i32', 'tile_blocks': 'i32'}
     if fp4:
         known |= {'raw_k_desc': descriptor(gl.uint8, BN, D // 2), 'raw_v_desc': descriptor(gl.uint8, D, BN // 2),
                   'raw_k_exponent_desc': descriptor(gl.uint8, BN * D // 256, 16),
@@ -37,15 +38,33 @@ def signature(quantised, fp4):
     return {name: known[name] for name in attention_hopper._kernel.arg_names}
 
 
-def compiled(quantised, fp4, add):
+def attention(quantised, fp4, add):
     arguments, names = signature(quantised, fp4), attention_hopper._kernel.arg_names
     stages = 2 if not quantised else 3 if fp4 else 5
     constants = {'PAGE': PAGE, 'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4,
-                 'ADD': add}
+                 'ADD': add, 'FRAMES': 4, 'TILES': 16}
     aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if arguments[name].startswith('*')}
     source = GluonASTSource(attention_hopper._kernel, arguments, {
         (i,): constants.get(name) for i, name in enumerate(names) if arguments[name] == 'constexpr'}, aligned)
-    kernel = triton.compile(source, target=GPUTarget('cuda', 90, 32), options={'num_warps': 4})
+    return compiled(source, num_warps=4)
+
+
+def product(gelu, specialised):
+    tiles, names = linear_hopper.SPECIALISED if specialised else linear_hopper.DEFAULT, linear_hopper._product.arg_names
+    constants = {'PROGRAMS': 132, 'M': tiles.m, 'N': tiles.n, 'K': tiles.k, 'GROUP': linear_hopper.GROUP, 'GELU': gelu,
+                 'NATIVE': True, 'SPECIALISED': specialised, **({} if gelu else {'static': None})}
+    known = {'a': f'tensordesc<fp8e4nv[{tiles.m}, {tiles.k}]>', 'b': f'tensordesc<fp8e4nv[{tiles.n}, {tiles.k}]>',
+             'out': f'tensordesc<{"u8" if gelu else "bf16"}[{tiles.m}, {tiles.n}]>', 'bias': '*bf16', 'static': '*fp32',
+             **({'a': '*fp8e4nv', 'b': '*fp8e4nv', 'out': '*u8' if gelu else '*bf16'} if specialised else {}),
+             'a_scale': '*fp32', 'b_scale': '*fp32', 'rows': 'i32', 'columns': 'i32', 'depth': 'i32'}
+    source = ASTSource(linear_hopper._product, {n: 'constexpr' if n in constants else known[n] for n in names},
+                       {(names.index(name),): value for name, value in constants.items()},
+                       {(names.index(name),): [['tt.divisibility', 16]] for name in ('rows', 'columns', 'depth')})
+    return compiled(source, num_warps=tiles.warps, num_stages=tiles.stages)
+
+
+def compiled(source, **options):
+    kernel = triton.compile(source, target=GPUTarget('cuda', 90, 32), options=options)
     ptxas = Path(triton.__file__).parent / 'backends/nvidia/bin/ptxas'
     with tempfile.NamedTemporaryFile('w', suffix='.ptx') as file:
         file.write(kernel.asm['ptx'])
@@ -57,4 +76,6 @@ def compiled(quantised, fp4, add):
 
 
 if __name__ == '__main__':
-    print(json.dumps([compiled(*(letter == 'y' for letter in variant)) for variant in sys.argv[1:]]))
+    kernels = {'attention': attention, 'product': product}
+    named = (variant.split('-') for variant in sys.argv[1:])
+    print(json.dumps([kernels[name](*(letter == 'y' for letter in letters)) for name, letters in named]))

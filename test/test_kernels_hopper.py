@@ -1,4 +1,4 @@
-"""The Hopper kernel is compiled for its GPU here, and runs in benchmarks/kernel_correctness.py where there is one."""
+"""Kernels for Hopper are compiled here; where there is one, benchmarks/kernel_correctness.py and fp8.py run them."""
 import json
 import os
 import subprocess
@@ -9,7 +9,10 @@ import pytest
 
 pytest.importorskip('triton')
 SHARED_MEMORY = 232_448  # bytes that a program may have on an H100
-VARIANTS = {'bf16': 'nnn', 'fp8': 'ynn', 'fp8 and fp4, added to bf16': 'yyy'}
+VARIANTS = {'attention, bf16': 'attention-nnn', 'attention, fp8': 'attention-ynn',
+            'attention, fp8 and fp4, added to bf16': 'attention-yyy', 'product in fp8': 'product-nn',
+            'product in fp8, then gelu': 'product-yn',
+            'product in fp8, specialised': 'product-ny'}
 
 
 @pytest.fixture(scope='module')

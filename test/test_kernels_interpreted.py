@@ -107,13 +107,26 @@ def test_attention_takes_queries_out_of_a_projection_in_bfloat16():
     assert attention_error(qkv[:, 0], pools, lists) < 0.002  # the result's own rounding
 
 
+@pytest.mark.parametrize('queries', [16, 48, 64])
+def test_a_query_tile_may_have_fewer_or_more_tokens_than_a_page(queries):
+    rng, tokens = np.random.default_rng(6), 32
+    pools = pools_of(('bf16', 'fp8'), 5, 2, tokens, 16)
+    lists = [random_lists(rng, counts, 5, tokens, 0.3) for counts in ([2, 0, 1], [3, 1, 0])]
+    q = random_tensor(generator(7), 3 * queries, 2, 16)
+    assert attention_error(q, pools, lists) < 1e-6
+    one = reference.paged_attention(q[2 * queries:2 * queries + 7], pools,
+                                    [TileLists(table.starts[2:4], table.pages, table.lengths, table.full[2:])
+                                     for table in lists])
+    assert relative_error(reference.paged_attention(q, pools, lists)[2 * queries:][:7], one) < 1e-6
+
+
 def test_attention_refuses_what_does_not_fit():
     pools = pools_of(('fp32', 'bf16', 'fp8'), 2, 1, 16, 16)
     lists = [TileLists.from_rows([[(0, 16)]], 16)] * 3
     q = torch.zeros(16, 1, 16)
     for options, match in (
             ((q, pools[:2], lists[:2]), 'two pools for one loop'), ((q, pools[1:], lists[:1]), 'argument 2 is shorter'),
-            ((torch.zeros(32, 1, 16), pools[2:], lists[:1]), 'does not fit 1 query tiles'),
+            ((torch.zeros(24, 1, 16), pools[2:], lists[:1]), 'does not fit 1 query tiles'),
             ((torch.zeros(16, 2, 16), pools[2:], lists[:1]), 'does not fit'),
             ((q.half(), pools[2:], lists[:1]), 'bfloat16 or float32')):
         with pytest.raises(ValueError, match=match):

@@ -64,6 +64,28 @@ def test_written_pages_and_queries_are_the_definition_s(precision, tokens, dim, 
     assert relative_error(read_pages(pools[1], torch.arange(5))[0], read_pages(pools[0], torch.arange(5))[0]) < 0.003
 
 
+@pytest.mark.parametrize('function', [write_qkv, write_qkv_triton], ids=['definition', 'kernel'])
+@pytest.mark.parametrize('precision', [Precision.BF16, Precision.FP8])
+def test_tokens_that_come_frame_by_frame_are_written_as_tile_by_tile(function, precision):
+    """Two groups of two frames of three tiles, eight tokens of each."""
+    groups, frames, tiles, run, dim = 2, 2, 3, 8, 16
+    qkv = random_tensor(generator(2), groups, tiles, frames, run, 3, 2, dim)
+    angle = torch.rand((groups, tiles, frames, run, dim // 2), generator=generator(3)) * 6.3
+    rotary = torch.stack([angle.cos(), angle.sin()])
+    pages = torch.tensor([5, 0, 3, 1, 4, 2], dtype=torch.int32)
+    counts = torch.tensor([16, 16, 16, 9, 16, 16], dtype=torch.int32)
+    weights = random_tensor(generator(4), 2, dim)
+    found = []
+    for swap, by_frame in ((False, None), (True, (frames, tiles))):
+        pool = random_pool(generator(1), precision, 6, 2, frames * run, dim)
+        tokens, turned = (qkv.transpose(1, 2), rotary.transpose(2, 3)) if swap else (qkv, rotary)
+        q, _ = function(pool, pages, counts, tokens.reshape(-1, 3, 2, dim), turned.reshape(2, -1, dim // 2), *weights,
+                        by_frame=by_frame)
+        found.append((q, *pool.tensors().values()))
+    assert len(found[0]) == len(found[1]) and all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in zip(*found))
+
+
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')  # of numpy, which the interpreter computes with
 @pytest.mark.parametrize('precision', list(Precision))
 @pytest.mark.parametrize('fault', [float('inf'), float('nan')])

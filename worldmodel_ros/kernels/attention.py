@@ -1,28 +1,65 @@
-"""Paged attention by the fastest kernel that takes what it is given."""
+"""Paged attention, and what comes before it, by the fastest kernel that takes what it is given."""
 from __future__ import annotations
 
 from torch import Tensor
 
-from . import reference
+from . import page_write, qk_norm, reference
+from . import requantise as definitions
 from .pages import Pool, TileLists
 
 
-def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None) -> Tensor:
+def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
+                    by_frame: tuple[int, int] | None = None) -> Tensor:
     """Each query tile attends to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
-    q (query tiles * T, H, D), tile after tile, T the tokens of a page; one pool of each precision at most, and a list
-    for each. Returns q's shape and type; zeros for a tile that lists nothing. ``scale`` multiplies the logits,
-    1 / sqrt(D) unless given. Raises ValueError where the shapes do not belong together.
+    q (query tiles * N, H, D), tile after tile; one pool of each precision at most, and a list for each. Returns q's
+    shape and type, with ``by_frame`` (frames, tiles of a frame) in the order in which `write_qkv` takes qkv with it;
+    zeros for a tile that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Raises ValueError
+    where the shapes do not belong together.
     """
     _check(q, pools, lists)
-    if not q.is_cuda:
-        return reference.paged_attention(q, pools, lists, scale)
-    # Triton is not there on every machine without a GPU.
-    from .attention_hopper import paged_attention_hopper, supports
-    if supports(q, pools):
-        return paged_attention_hopper(q, pools, lists, scale)
-    from .attention_triton import paged_attention_triton
-    return paged_attention_triton(q, pools, lists, scale)
+    if q.is_cuda:  # Triton is not there on every machine without a GPU
+        from .attention_hopper import paged_attention_hopper, supports
+        if supports(q, pools, lists[0].query_tiles, by_frame):
+            return paged_attention_hopper(q, pools, lists, scale, by_frame=by_frame)
+        from .attention_triton import paged_attention_triton as attention
+    else:
+        attention = reference.paged_attention
+    out = attention(q, pools, lists, scale)
+    if by_frame is None:
+        return out
+    frames, tiles = by_frame
+    run = len(q) // lists[0].query_tiles // frames
+    return out.unflatten(0, (-1, tiles, frames, run)).transpose(1, 2).reshape(q.shape)
+
+
+def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
+              k_weight: Tensor, offsets: Tensor | None = None, by_frame: tuple[int, int] | None = None) -> Tensor:
+    """`page_write.write_qkv`; returns the queries alone."""
+    if qkv.is_cuda:
+        from .page_write_triton import write_qkv_triton as write
+    else:
+        write = page_write.write_qkv
+    return write(pool, pages, counts, qkv, rotary, q_weight, k_weight, offsets, by_frame=by_frame)[0]
+
+
+def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+    """`qk_norm.rotate_qk`."""
+    if qkv.is_cuda:
+        from .qk_norm_triton import rotate_qk_triton as rotate
+    else:
+        rotate = qk_norm.rotate_qk
+    rotate(qkv, rotary, q_weight, k_weight)
+
+
+def requantise(source: Pool, source_pages: Tensor, target: Pool, target_pages: Tensor) -> None:
+    """`requantise.requantise`."""
+    if source.k.is_cuda:
+        from .requantise_triton import requantise_triton, supports
+        if supports(source, target):
+            requantise_triton(source, source_pages, target, target_pages)
+            return
+    definitions.requantise(source, source_pages, target, target_pages)
 
 
 def _check(q: Tensor, pools: list[Pool], lists: list[TileLists]) -> None:
@@ -35,6 +72,5 @@ def _check(q: Tensor, pools: list[Pool], lists: list[TileLists]) -> None:
         if q.shape[1:] != (pool.heads, pool.head_dim):
             raise ValueError(f'queries {tuple(q.shape)} (tokens, heads, head width) do not fit {name} of '
                              f'{pool.heads} heads of width {pool.head_dim}')
-        if len(q) != table.query_tiles * pool.page_tokens:
-            raise ValueError(f'{len(q)} queries are not {table.query_tiles} tiles of {pool.page_tokens} tokens, '
-                             f'as the list of {name} has them')
+        if table.query_tiles != lists[0].query_tiles or len(q) % table.query_tiles:
+            raise ValueError(f'{len(q)} queries are not {table.query_tiles} tiles, as the list of {name} has them')

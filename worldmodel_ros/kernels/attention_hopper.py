@@ -40,9 +40,10 @@ def _tiles(desc):
 def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
             raw_v_desc, raw_v_exponent_desc, o, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
             starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full,
-            items, q_blocks, heads, scale_log2,
+            items, q_blocks, heads, tile_blocks, scale_log2,
             PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
+            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
+            TILES: gl.constexpr):
     DTYPE: gl.constexpr = gl.float8e4nv if QUANTISED else gl.bfloat16
     smem = (gl.allocate_shared_memory(DTYPE, [4, BM // 2, D], q_desc.layout),
             gl.allocate_shared_memory(DTYPE, [STAGES, BN, D], k_desc.layout),
@@ -52,7 +53,7 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
     lists = (starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full)
     scales = (k_scale, v_scale, fp4_k_scale, fp4_v_scale)
     descs = (q_desc, k_desc, v_desc)
-    work = (items, q_blocks, heads)
+    work = (items, q_blocks, heads, tile_blocks)
     out = (o, o_desc, gl.allocate_shared_memory(gl.bfloat16, [2, BM // 2, D], o_desc.layout), lse)
     if HAS_FP4:
         raw_descs = (raw_k_desc, raw_k_exponent_desc, raw_v_desc, raw_v_exponent_desc)
@@ -63,9 +64,9 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         # Registers of each partition's threads after the first, which takes what is left: 224 here, 248 below.
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (expand_tiles, (lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES, HAS_FP4)),
             (load_tiles, (descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES,
                           QUANTISED, HAS_FP4)),
@@ -74,26 +75,30 @@ def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         fence_async_shared()
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4)),
         ], [4, 1], [240, 24])
 
 
-def supports(q: Tensor, pools: list[Pool]) -> bool:
+def supports(q: Tensor, pools: list[Pool], query_tiles: int, by_frame: tuple[int, int] | None = None) -> bool:
     """Whether `paged_attention_hopper` can take these."""
     # A row of the exponents of FP4 values, one for 16 tokens, is copied in units of 16 bytes.
     tokens = {Precision.BF16: BLOCK_N, Precision.FP8: BLOCK_N, Precision.FP4: 256}
     return (q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0) and q.dtype == torch.bfloat16
             and q.is_contiguous() and q.shape[-1] == HEAD_DIM
+            and len(q) % (query_tiles * BLOCK_M) == 0
+            and (by_frame is None or pools[0].page_tokens // by_frame[0] % (BLOCK_M // 2) == 0)
             and all(pool.precision in tokens and pool.page_tokens % tokens[pool.precision] == 0 for pool in pools))
 
 
 def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
-                           out: Tensor | None = None, quantised_q: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """What `reference.paged_attention` computes, for q bf16 (query tiles * T, H, 128) and at most one pool of each
-    precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), where a kernel before made them already."""
+                           out: Tensor | None = None, quantised_q: tuple[Tensor, Tensor] | None = None,
+                           by_frame: tuple[int, int] | None = None) -> Tensor:
+    """What `reference.paged_attention` computes, for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most
+    one pool of each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), where a kernel before made them
+    already; ``by_frame`` as in `attention.paged_attention`."""
     tokens, heads, dim = q.shape
     given = {pool.precision: (pool, table) for pool, table in zip(pools, lists, strict=True)}
     if len(given) != len(pools):
@@ -102,7 +107,7 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
     lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
     scale_log2 = (1.0 / math.sqrt(dim) if scale is None else scale) * math.log2(math.e)
     bf16, fp8, fp4 = (given.get(p) for p in (Precision.BF16, Precision.FP8, Precision.FP4))
-    launch = _Launch(q, out, lse, scale_log2)
+    launch = _Launch(q, out, lse, scale_log2, *(by_frame or (1, 1)))
     if bf16:
         launch(q, *bf16, None, None, q_scale=None, add=False)
     if fp8 or fp4:
@@ -116,7 +121,8 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
 class _Launch:
     """One call of the kernel for the same queries, result and log-sum-exp."""
 
-    def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float):
+    def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float, frames: int, tiles: int):
+        self.frames, self.tiles = frames, tiles
         self.tokens, self.heads, self.dim = q.shape
         self.out, self.lse, self.scale_log2 = out, lse, scale_log2
         self.programs = torch.cuda.get_device_properties(q.device).multi_processor_count
@@ -134,9 +140,10 @@ class _Launch:
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
             self.out, _rows(self.out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),
-            *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads, self.scale_log2,
+            *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads,
+            self.tokens // table.query_tiles // BLOCK_M, self.scale_log2,
             PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=stages, QUANTISED=quantised,
-            HAS_FP4=raw is not None, ADD=add, num_warps=4)
+            HAS_FP4=raw is not None, ADD=add, FRAMES=self.frames, TILES=self.tiles, num_warps=4)
 
 
 def _no_pages(like: TileLists) -> TileLists:

@@ -23,15 +23,16 @@ def paged_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists],
                            out: Tensor | None = None, lse: Tensor | None = None) -> Tensor:
     """As `reference.paged_attention`, in one launch, with at most one FP8, one FP4 and one other pool.
 
-    q (query tiles * T, H, D), bfloat16 or float32, tile after tile, D contiguous; D a power of two from 16 to 128.
-    Writes to ``out``, of q's shape and type, and returns it. ``lse`` (H, query tiles * T), float32, if given, receives
-    the base-2 logarithm of the sum of the exponentiated scaled logits, which is what it takes to merge two results;
-    -inf for a tile that lists nothing. The matrix products are in bfloat16, or in float32 if q or a pool is.
+    q (query tiles * N, H, D), bfloat16 or float32, tile after tile, D contiguous; N a multiple of 16, D a power of two
+    from 16 to 128. Writes to ``out``, of q's shape and type, and returns it. ``lse`` (H, query tiles * N), float32, if
+    given, receives the base-2 logarithm of the sum of the exponentiated scaled logits, which is what it takes to merge
+    two results; -inf for a tile that lists nothing. The matrix products are in bfloat16, or in float32 if q or a pool
+    is.
     """
-    (heads, dim), tokens = q.shape[1:], pools[0].page_tokens
+    (heads, dim), tokens, tiles = q.shape[1:], pools[0].page_tokens, max(1, lists[0].query_tiles)
     for pool, table in zip(pools, lists, strict=True):
         page = (pool.heads, pool.page_tokens, pool.head_dim)
-        if page != (heads, tokens, dim) or len(q) != table.query_tiles * tokens:
+        if page != (heads, tokens, dim) or table.query_tiles != lists[0].query_tiles or len(q) % (16 * tiles):
             raise ValueError(f'q {tuple(q.shape)} does not fit {table.query_tiles} query tiles and '
                              f'{pool.precision.value} pages of (heads, tokens, width) {page}')
     check_queries(q)
@@ -45,17 +46,19 @@ def paged_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists],
     if not len(q):
         return out
     product = product_type(q, pools)
-    block_m, block_n, warps, stages = _blocks(tokens, dim, product, q.device)
+    queries = len(q) // tiles
+    block_m, block_n, warps, stages = _blocks(math.gcd(tokens, queries), dim, product, q.device)
     scale = 1.0 / math.sqrt(dim) if scale is None else scale
     _attention[(len(q) // block_m, heads)](
-        q, out, lse, *arguments, q.stride(0), q.stride(1), len(q), scale * math.log2(math.e), T=tokens, H=heads, D=dim,
-        BLOCK_M=block_m, BLOCK_N=block_n, TYPE=product, NATIVE=native_e4m3(q.device), STAGES=stages, num_warps=warps)
+        q, out, lse, *arguments, q.stride(0), q.stride(1), len(q), scale * math.log2(math.e), Q=queries, T=tokens,
+        H=heads, D=dim, BLOCK_M=block_m, BLOCK_N=block_n, TYPE=product, NATIVE=native_e4m3(q.device), STAGES=stages,
+        num_warps=warps)
     return out
 
 
 def _blocks(tokens: int, dim: int, product: tl.dtype, device: torch.device) -> tuple[int, int, int, int]:
-    """Queries of a program, keys of a step, warps, and stages of the pipeline. Blocks are powers of two that divide a
-    page, as large as registers and, of the smallest GPUs, 99 KiB of shared memory allow."""
+    """Queries of a program, keys of a step, warps, and stages of the pipeline. Blocks are powers of two that divide
+    ``tokens``, as large as registers and, of the smallest GPUs, 99 KiB of shared memory allow."""
     divisor = tokens & -tokens
     if product == tl.float32:
         return min(divisor, 32), min(divisor, 32), 8, 1
@@ -66,11 +69,11 @@ def _blocks(tokens: int, dim: int, product: tl.dtype, device: torch.device) -> t
 
 
 @triton.jit
-def _attention(q, out, lse, plain, fp8, fp4, q_token, q_head, tokens, scale_log2, T: tl.constexpr, H: tl.constexpr,
-               D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr,
-               STAGES: tl.constexpr):
+def _attention(q, out, lse, plain, fp8, fp4, q_token, q_head, tokens, scale_log2, Q: tl.constexpr, T: tl.constexpr,
+               H: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
+               NATIVE: tl.constexpr, STAGES: tl.constexpr):
     head = tl.program_id(1)
-    tile = tl.program_id(0) * BLOCK_M // T
+    tile = tl.program_id(0) * BLOCK_M // Q
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
     queries = tl.load(q + row.to(tl.int64)[:, None] * q_token + head * q_head + d[None, :]).to(TYPE)

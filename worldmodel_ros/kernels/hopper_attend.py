@@ -58,17 +58,28 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 
 
 @gluon.jit
+def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.constexpr):
+    """Where a row of the tiles of a group lies among those of its frames."""
+    RUN: gl.constexpr = PAGE // FRAMES
+    tile = row // PAGE
+    frame = tile // TILES * FRAMES + row % PAGE // RUN
+    return (frame * TILES + tile % TILES) * RUN + row % RUN
+
+
+@gluon.jit
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-           QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
+           QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
+           TILES: gl.constexpr):
     """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
-    With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written.
+    With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written. The
+    result comes frame by frame, with FRAMES frames in a page and TILES tiles in a frame; 1 and 1: as the queries come.
     """
     o, o_desc, o_smem, lse = out
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
-    items, q_blocks, heads = work
+    items, q_blocks, heads, tile_blocks = work
     ROWS: gl.constexpr = BM // 2
     SUB: gl.constexpr = PAGE // BN
     K_STEP: gl.constexpr = 32 if QUANTISED else 16
@@ -85,14 +96,14 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         head = item // q_blocks
         block = item % q_blocks
         slot = turn % 2
-        row = row_of(lists, block * BM // PAGE, HAS_FP4)
+        row = row_of(lists, block // tile_blocks, HAS_FP4)
         # Blocks of the first list, the full ones among them, and up to where those of the second are full.
         blocks = row[3] * SUB
         first_blocks = row[1] * SUB
-        full_blocks = gl.load(lists[3] + block * BM // PAGE) * SUB
+        full_blocks = gl.load(lists[3] + block // tile_blocks) * SUB
         fp4_full_blocks = blocks
         if HAS_FP4:
-            fp4_full_blocks = first_blocks + gl.load(lists[7] + block * BM // PAGE) * SUB
+            fp4_full_blocks = first_blocks + gl.load(lists[7] + block // tile_blocks) * SUB
         q = q_smem.index(2 * slot + half)
         first_row = block * BM + half * ROWS
         rows = first_row + gl.arange(0, ROWS, layout=S_ROW)
@@ -169,8 +180,9 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         total = gl.where(some, m + gl.log2(l) - SHIFT, -float('inf'))
         norm = gl.where(some, v_unit / l, 0.0)
         lse_at = lse + head * q_blocks * BM + rows
+        out_row = row_by_frame(first_row, PAGE, FRAMES, TILES)
         if ADD:
-            o_rows = gl.expand_dims(first_row + gl.arange(0, ROWS, layout=O_ROW), 1)
+            o_rows = gl.expand_dims(out_row + gl.arange(0, ROWS, layout=O_ROW), 1)
             o_columns = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
             others = gl.load(o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)).to(gl.float32)
             other = gl.load(lse_at)
@@ -188,7 +200,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         barrier()
         o_smem.index(half).store(acc.to(gl.bfloat16))
         fence_async_shared()
-        tma.async_copy_shared_to_global(o_desc, [first_row, head * D], o_smem.index(half))
+        tma.async_copy_shared_to_global(o_desc, [out_row, head * D], o_smem.index(half))
         gl.store(lse_at, total)
         turn += 1
     tma.store_wait(0)

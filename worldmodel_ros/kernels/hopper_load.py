@@ -69,7 +69,7 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
     q_desc, k_desc, v_desc = descs
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
-    items, q_blocks, heads = work
+    items, q_blocks, heads, tile_blocks = work
     WIDTH: gl.constexpr = 1 if QUANTISED else 2
     BLOCK_BYTES: gl.constexpr = BN * D * WIDTH
     SUB: gl.constexpr = PAGE // BN
@@ -86,7 +86,7 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
             tma.async_copy_global_to_shared(q_desc, [block * BM + half * (BM // 2), head * D], q_ready.index(slot),
                                             q_smem.index(2 * slot + half))
         turn += 1
-        row = row_of(lists, block * BM // PAGE, HAS_FP4)
+        row = row_of(lists, block // tile_blocks, HAS_FP4)
         last = gl.maximum(row[3] - 1, 0)
         page = 0
         if row[3] > 0:
@@ -198,12 +198,12 @@ def expand_tiles(lists, smem, bars, raw_smem, raw_bars, work,
                  HAS_FP4: gl.constexpr):
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
-    items, q_blocks, heads = work
+    items, q_blocks, heads, tile_blocks = work
     SUB: gl.constexpr = PAGE // BN
     ring = 0
     raw = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        row = row_of(lists, item % q_blocks * BM // PAGE, HAS_FP4)
+        row = row_of(lists, item % q_blocks // tile_blocks, HAS_FP4)
         ring += row[1] * SUB  # the blocks of the first list come ready
         for entry in range(row[1], row[3]):
             for sub in gl.static_range(SUB):

@@ -10,11 +10,13 @@ from .quantise import read_pages, to_e4m3, write_pages
 
 
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
-              k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6
-              ) -> tuple[Tensor, Tensor | None]:
+              k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6,
+              by_frame: tuple[int, int] | None = None) -> tuple[Tensor, Tensor | None]:
     """QK-norm, rotary embedding, and the new keys and values of one layer into pages.
 
-    qkv (tiles * N, 3, H, D), tile after tile, D contiguous, N of at most T tokens each. Of tile i, the first counts[i]
+    qkv (tiles * N, 3, H, D), tile after tile, D contiguous, N of at most T tokens each; or, with ``by_frame`` (frames,
+    tiles of a frame), frame after frame: a frame has its part of each of so many tiles, one after the other, and after
+    so many frames come those of the next tiles. rotary has qkv's order. Of tile i, the first counts[i]
     tokens are there (int32, 0 to N); they go to page pages[i] (int32, no page twice), from place offsets[i] on (int32,
     offset and count together at most T; 0 if not given, and always for FP8 and FP4, whose scale spans a page). Places
     before the offset keep what they have, those after the new tokens become zero. Queries and keys are normalised
@@ -24,8 +26,13 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
     Returns the queries (tiles * N, H, D), zero where no token is, in qkv's type and None; with ``quantise_q`` in e4m3,
     and their scales, float32 (tiles * N, H): the largest magnitude of each token and head is 448.
     """
-    check(pool, pages, qkv, rotary, offsets)
+    check(pool, pages, qkv, rotary, offsets, by_frame)
     tiles, tokens = len(pages), len(qkv) // len(pages)
+    if by_frame is not None:
+        frames, of_frame = by_frame
+        groups = tiles // of_frame
+        qkv = qkv.unflatten(0, (groups, frames, of_frame, -1)).transpose(1, 2).flatten(0, 3)
+        rotary = rotary.unflatten(1, (groups, frames, of_frame, -1)).transpose(2, 3).flatten(1, 4)
     there = torch.arange(tokens, device=qkv.device) < counts[:, None]
     q, k, v = torch.where(there.flatten()[:, None, None, None], qkv.float(), 0.0).unbind(1)
     q, k = (_rotated(F.rms_norm(x, x.shape[-1:], weight.float(), eps), rotary, there) for x, weight in
@@ -53,9 +60,13 @@ def _rotated(x: Tensor, rotary: Tensor, there: Tensor) -> Tensor:
     return torch.where(there.flatten()[:, None, None], torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 0.0)
 
 
-def check(pool: Pool, pages: Tensor, qkv: Tensor, rotary: Tensor, offsets: Tensor | None) -> None:
+def check(pool: Pool, pages: Tensor, qkv: Tensor, rotary: Tensor, offsets: Tensor | None,
+          by_frame: tuple[int, int] | None = None) -> None:
     """Raises ValueError for shapes that do not fit one another."""
     tokens = len(qkv) // max(1, len(pages))
+    if by_frame is not None and (tokens % by_frame[0] or len(pages) % by_frame[1]):
+        raise ValueError(f'{len(pages)} tiles of {tokens} tokens are no frames of {by_frame[1]} tiles, each of '
+                         f'{by_frame[0]} parts')
     if qkv.shape != (len(pages) * tokens, 3, pool.heads, pool.head_dim) or not 0 < tokens <= pool.page_tokens:
         raise ValueError(f'qkv {tuple(qkv.shape)} must be (tiles * N, 3, {pool.heads}, {pool.head_dim}) for '
                          f'{len(pages)} tiles of N tokens, 1 to {pool.page_tokens}')

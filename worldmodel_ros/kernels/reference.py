@@ -14,13 +14,13 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
                     dtype: torch.dtype = torch.float32) -> Tensor:
     """Each query tile attends to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
-    q (query tiles * T, H, D), tile after tile. Returns the same shape and dtype; zeros for a tile that lists nothing.
+    q (query tiles * N, H, D), tile after tile. Returns the same shape and dtype; zeros for a tile that lists nothing.
     ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Computed in ``dtype``.
     """
-    tokens, (heads, dim) = pools[0].page_tokens, q.shape[1:]
+    tokens, (heads, dim), queries = pools[0].page_tokens, q.shape[1:], len(q) // lists[0].query_tiles
     scale = 1.0 / math.sqrt(dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    for tile in range(len(q) // tokens):
+    for tile in range(lists[0].query_tiles):
         keys, values = [], []
         for pool, table in zip(pools, lists, strict=True):
             row = slice(int(table.starts[tile]), int(table.starts[tile + 1]))
@@ -32,7 +32,7 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
             values.append(v.transpose(1, 2)[valid])
         if not keys:
             continue
-        rows = slice(tile * tokens, (tile + 1) * tokens)
+        rows = slice(tile * queries, (tile + 1) * queries)
         logits = torch.einsum('nhd,mhd->hnm', q[rows].to(dtype), torch.cat(keys).to(dtype)) * scale
         out[rows] = torch.einsum('hnm,mhd->nhd', logits.softmax(-1), torch.cat(values).to(dtype))
     return out.to(q.dtype)

@@ -12,10 +12,15 @@ from .pools_triton import as_bytes
 from .requantise import check
 
 
+def supports(source: Pool, target: Pool) -> bool:
+    """Whether `requantise_triton` can take these."""
+    return target.precision.quantised and source.precision not in (Precision.FP4, target.precision)
+
+
 def requantise_triton(source: Pool, source_pages: Tensor, target: Pool, target_pages: Tensor) -> None:
     """As `requantise.requantise`, from FP32, BF16 or FP8 to FP4, or from FP32 or BF16 to FP8; pages int32 or int64."""
     check(source, source_pages, target, target_pages)
-    if not target.precision.quantised or source.precision is Precision.FP4 or source.precision is target.precision:
+    if not supports(source, target):
         raise ValueError(f'not from {source.precision.value} to {target.precision.value}: `requantise` does that')
     heads, tokens, dim = source.heads, source.page_tokens, source.head_dim
     if not len(source_pages):

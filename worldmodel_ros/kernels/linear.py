@@ -1,0 +1,41 @@
+"""A linear layer in FP8: rows of activations and rows of weights in e4m3, each row under a scale of its own."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .rows import Rounded, row_kernels
+
+
+def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,
+               dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x W^T + bias in ``dtype`` (M, N), for e4m3 rows (M, K) of x and W (N, K), with scales (M, 1) and (1, N),
+    float32.
+
+    On GPUs that multiply FP8 (compute capability 8.9 and up) by the library that torch brings, which wants K and N
+    to be multiples of 16, bfloat16 for bias and ``dtype``, and on Hopper adds up with 14 bits: about what rounding
+    to bfloat16 costs. Elsewhere by the definition, which shows the accuracy, not the speed.
+    """
+    values, scale = x
+    if values.is_cuda and dtype is torch.bfloat16 and torch.cuda.get_device_capability(values.device) >= (8, 9):
+        return torch._scaled_mm(values, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=dtype,
+                                use_fast_accum=True)
+    return fp8_linear_reference(x, weight, weight_scale, bias).to(dtype)
+
+
+def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, static: Tensor,
+                    dtype: torch.dtype = torch.bfloat16) -> Rounded:
+    """`fp8_linear`, then `rows.gelu_rows` by the given scales; on Hopper in one kernel, `linear_hopper`."""
+    if x[0].is_cuda and dtype is torch.bfloat16:
+        from . import linear_hopper
+        if linear_hopper.supports(x[0]):
+            return linear_hopper.fp8_linear_gelu_hopper(x, weight, weight_scale, bias, static)
+    product = fp8_linear(x, weight, weight_scale, bias, dtype)
+    return row_kernels(product).gelu_rows(product, static=static)
+
+
+def fp8_linear_reference(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The definition, float32."""
+    values, scale = x
+    product = values.float() @ weight.float().t() * scale * weight_scale
+    return product if bias is None else product + bias.float()

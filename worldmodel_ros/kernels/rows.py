@@ -1,0 +1,76 @@
+"""What lies between the matrix products of a layer, rounded to FP8 row by row: the definitions, in plain PyTorch.
+
+A row is a token. Its values become e4m3 under a scale of the row's own, with which its largest magnitude is 448,
+or under a given one, found by calibration, beyond which values saturate. A row that is not finite reads as not
+finite: a fault of the model must show.
+
+Modulation (adaLN-Zero, Peebles and Xie 2023) is told per frame: where it has F rows and x has M, the first M / F
+rows of x are those of the first frame, and so on. All is computed in float32, whatever the type of the inputs.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .quantise import FP8_MAX, SCALE_MIN, to_e4m3
+
+Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M, 1): what an FP8 product takes
+
+
+def row_kernels(x: Tensor) -> ModuleType:
+    """The module that has the functions below for the device of x."""
+    # Triton is not there on every machine without a GPU.
+    return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
+
+
+def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
+    """x (M, K) in e4m3, and scales (M, 1); ``static``, float32 () or (M, 1), is taken instead of the rows' own."""
+    x = x.float()
+    if static is None:
+        rounded, scales = to_e4m3(x[:, None])
+        return rounded[:, 0], scales[:, None]
+    rounded = (x * static.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return rounded, static + (x * 0.0).sum(-1, keepdim=True)
+
+
+def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
+                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None
+                  ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
+    """`add_rows` with ``added``, y and gate, if any; LayerNorm of that without weights, times 1 + scale, plus
+    shift, both (F, D); with ``fp8``, `quantise_rows` of that.
+
+    Returns x (M, D) after the addition; the modulated rows, in x's type without ``fp8``; and with ``bound`` scales
+    (M, 1) by which the results of a product with these rows can be rounded, before there are any, or None.
+    ``bound``, float32 (2,), is a factor and an addend: no result exceeds the length of its row times the one, plus
+    the other.
+    """
+    x, each = x if added is None else add_rows(x, *added), frame_length(x, shift)
+    normal = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
+    rows = normal * (1.0 + scale.float().repeat_interleave(each, 0)) + shift.float().repeat_interleave(each, 0)
+    scales = None
+    if bound is not None:
+        largest = rows.norm(dim=-1, keepdim=True) * bound[0] + bound[1]
+        scales = (largest * (1.0 / FP8_MAX)).clamp_min(SCALE_MIN)
+    return x, quantise_rows(rows, static) if fp8 else rows.to(x.dtype), scales
+
+
+def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """x + gate * y, for x and y (M, D) and gate (F, D), in x's type."""
+    return (x.float() + gate.float().repeat_interleave(frame_length(x, gate), 0) * y.float()).to(x.dtype)
+
+
+def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
+    """GELU in its tanh form of x (M, K); with ``fp8``, `quantise_rows` of that, else in x's type."""
+    rows = F.gelu(x.float(), approximate='tanh')
+    return quantise_rows(rows, static) if fp8 else rows.to(x.dtype)
+
+
+def frame_length(x: Tensor, modulation: Tensor) -> int:
+    """Rows of x (M, D) in each of the F frames; raises ValueError where they do not divide."""
+    if not len(modulation) or len(x) % len(modulation):
+        raise ValueError(f'{len(x)} rows are not {len(modulation)} frames of equally many tokens')
+    return len(x) // len(modulation)

@@ -1,0 +1,170 @@
+"""The functions of `rows` with what follows or precedes them in one launch: each row is read once and written once.
+
+A program has one row. Many of them are under way on a processor at a time, most of one frame, whose modulation
+they find in its first-level cache; rows in a loop would keep the modulation in registers, and so only half as many
+loads under way.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .formats_triton import INTERPRETED, cast, largest_magnitude, native_e4m3, scale_for, to_e4m3
+from .pools_triton import as_bytes
+from .quantise import FP8_MAX
+from .rows import Rounded, frame_length
+
+
+def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
+    """As in `rows`, for x contiguous, as all here is checked to be."""
+    return _each_row(x, True, static, gelu=False)
+
+
+def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
+                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None
+                  ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
+    """As in `rows`, for x and y contiguous, and shift, scale and gate with rows that are."""
+    rows, width = x.shape
+    y, gate = (None, None) if added is None else added
+    _check((x, y), (shift, scale, gate))
+    total = x if y is None else torch.empty_like(x)
+    out, scales = _results(x, fp8)
+    ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    _modulate[(rows,)](
+        x, y, gate, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound, ahead,
+        0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
+        BLOCK=triton.next_power_of_2(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=_warps(width))
+    return total, (out, scales) if fp8 else out, ahead
+
+
+def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """As in `rows`, for x and y contiguous, and gate with rows that are."""
+    _check((x, y), (gate,))
+    out = torch.empty_like(x)
+    _add[(len(x),)](x, y, gate, out, gate.stride(0), frame_length(x, gate), D=x.shape[1],
+                    BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=_warps(x.shape[1]))
+    return out
+
+
+def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
+    """As in `rows`, for x contiguous."""
+    return _each_row(x, fp8, static, gelu=True)
+
+
+def _each_row(x: Tensor, fp8: bool, static: Tensor | None, gelu: bool) -> Rounded | Tensor:
+    _check((x,))
+    out, scales = _results(x, fp8)
+    rows, width = x.shape
+    _each[(rows,)](x, as_bytes(out), scales, static, _stride(static), K=width, GELU=gelu,
+                   BLOCK=triton.next_power_of_2(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device),
+                   num_warps=_warps(width))
+    return (out, scales) if fp8 else out
+
+
+def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()) -> None:
+    """Raises ValueError for what the kernels would read at wrong places."""
+    for x in (*whole, *by_rows):
+        if x is not None and (x.stride(-1) != 1 or any(x is each for each in whole) and not x.is_contiguous()):
+            raise ValueError(f'{tuple(x.shape)} with strides {x.stride()}: activations must be contiguous, and the '
+                             f'rows of a modulation')
+
+
+def _results(x: Tensor, fp8: bool) -> tuple[Tensor, Tensor | None]:
+    if not fp8:
+        return torch.empty_like(x), None
+    return (torch.empty_like(x, dtype=torch.float8_e4m3fn),
+            torch.empty((len(x), 1), dtype=torch.float32, device=x.device))
+
+
+def _stride(static: Tensor | None) -> int:
+    """From one row's given scale to the next one's."""
+    return 0 if static is None or static.dim() == 0 else static.stride(0)
+
+
+def _warps(width: int) -> int:
+    return max(1, min(8, triton.next_power_of_2(width) // 512))
+
+
+@triton.jit
+def gelu(x):
+    """GELU in its tanh form, by the GPU's own tanh, whose error of 2^-11 is little beside what is rounded next."""
+    u = x * (0.7978845608028654 + 0.035677408136300125 * x * x)
+    if INTERPRETED:
+        tanh = 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0
+    else:
+        tanh = tl.inline_asm_elementwise('tanh.approx.f32 $0, $1;', '=f,f', [u], dtype=tl.float32, is_pure=True, pack=1)
+    half = 0.5 * x
+    return half + half * tanh
+
+
+@triton.jit
+def _store(x, out, scales, static, static_stride, row, d, inside, D: tl.constexpr, LIMIT: tl.constexpr,
+           NATIVE: tl.constexpr):
+    """One row (BLOCK,), zero beyond its D values, in the type of what it is to be."""
+    if scales is None:
+        tl.store(out + row * D + d, cast(x, out.dtype.element_ty), mask=inside)
+    else:
+        if static is None:
+            scale, inverse = scale_for(largest_magnitude(x, 0), LIMIT)
+        else:
+            scale = tl.load(static + row * static_stride)
+            inverse = tl.math.div_rn(1.0, scale)
+            scale += tl.sum(x * 0.0, 0)  # NaN where the row is not finite
+        tl.store(out + row * D + d, to_e4m3(x * inverse, NATIVE), mask=inside)
+        tl.store(scales + row, scale)
+
+
+@triton.jit
+def _modulate(x, y, gate, shift, scale, total, out, scales, static, static_stride, bound, ahead, gate_stride,
+              shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
+              NATIVE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    frame = row // each
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    value = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    if y is not None:
+        value = cast(_plus(value, y, gate, row, frame * gate_stride, d, inside, D), total.dtype.element_ty)
+        tl.store(total + row * D + d, value, mask=inside)
+        value = value.to(tl.float32)
+    centred = tl.where(inside, value - tl.sum(value, 0) / D, 0.0)
+    normal = centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
+    factor = 1.0 + tl.load(scale + frame * scale_stride + d, mask=inside, other=0.0).to(tl.float32)
+    offset = tl.load(shift + frame * shift_stride + d, mask=inside, other=0.0).to(tl.float32)
+    modulated = normal * factor + offset
+    if bound is not None:
+        largest = tl.sqrt_rn(tl.sum(modulated * modulated, 0)) * tl.load(bound) + tl.load(bound + 1)
+        tl.store(ahead + row, tl.maximum(largest * (1.0 / LIMIT), 2.0 ** -120))
+    _store(modulated, out, scales, static, static_stride, row, d, inside, D, LIMIT, NATIVE)
+
+
+@triton.jit
+def _plus(value, y, gate, row, frame_offset, d, inside, D: tl.constexpr):
+    weight = tl.load(gate + frame_offset + d, mask=inside, other=0.0).to(tl.float32)
+    return value + weight * tl.load(y + row * D + d, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add(x, y, gate, out, gate_stride, each, D: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    value = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    value = _plus(value, y, gate, row, row // each * gate_stride, d, inside, D)
+    tl.store(out + row * D + d, cast(value, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _each(x, out, scales, static, static_stride, K: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+          LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < K
+    value = tl.load(x + row * K + d, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        value = gelu(value)
+    _store(value, out, scales, static, static_stride, row, d, inside, K, LIMIT, NATIVE)
