@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.model.presets import TINY, Preset
 from worldmodel_ros.model.world_model import WorldModel
 
 SMALL = replace(TINY, name='small-test', image_size=(32, 32), vae_width=8, width=32, depth=2, heads=2, window_frames=6)
 
 
-def small_model(seed: int = 0) -> WorldModel:
+def small_model(seed: int = 0, preset: Preset = SMALL) -> WorldModel:
     torch.manual_seed(seed)
-    model = WorldModel(SMALL)
+    model = WorldModel(preset)
     for parameter in model.parameters():
         # Layers that start at zero would hide wrong wiring behind an identity.
         if not parameter.any():

@@ -53,8 +53,11 @@ def test_the_encoder_sees_one_frame_back_and_no_further(model):
     assert torch.equal(base, last_latent(changed_long_ago))
 
 
-def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
+@pytest.mark.parametrize('cache_every', [1, 2])
+def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(cache_every):
     """The mask of training and the pages of a session are two descriptions of the same attention."""
+    preset = replace(SMALL, cache_every=cache_every)
+    model = small_model(preset=preset)
     frames, starts = 10, np.array([3, 9 - SMALL.chunk_frames + 1])
     rng = np.random.default_rng(0)
     h, w = SMALL.latent_size
@@ -70,7 +73,8 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(model):
         torch.from_numpy(rotary_angles(SMALL, np.concatenate([np.arange(frames), times]))),
         torch.from_numpy(clips.sequence_bias(SMALL, frames, starts).astype(np.float32)))
 
-    memory = Memory(SMALL, lambda layout, pages: NumpyStorage(layout, SMALL.depth, SMALL.heads, SMALL.head_dim, pages), 1)
+    memory = Memory(preset, lambda layout, pages: NumpyStorage(layout, len(preset.cache_layers), SMALL.heads,
+                                                               SMALL.head_dim, pages), 1)
     cache, storage = memory.open(), memory.pool.storage
 
     def block(latents, times, levels, rows, causal):

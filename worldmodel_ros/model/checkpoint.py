@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .checkpoint_description import FORMAT, ModelError, read_description
+from .weights import PartOf, StoredWeights, build
 from .world_model import WorldModel
 
 MAX_FILE_BYTES = 15 * 1024 * 1024
@@ -35,18 +36,24 @@ def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype =
     (folder / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
 
 
-def load(folder: Path, device: str = 'cpu') -> WorldModel:
-    """Reads a checkpoint as a float32 model in evaluation mode.
+def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
+         part: PartOf = lambda name: None) -> WorldModel:
+    """Reads a checkpoint straight to a device, as a model in evaluation mode, in float32 but for the layers of its DiT;
+    ``part`` as in `weights.build`.
 
     Raises ModelError when the folder, its description or a tensor is missing or does not fit.
     """
     preset = read_description(folder).preset
-    model = WorldModel(preset)
-    try:
-        model.load_state_dict(_read_weights(folder))
-    except RuntimeError as error:
-        raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: {error}') from error
-    return model.eval().requires_grad_(False).to(device)
+    with StoredWeights(folder, device) as weights:
+        model = build(preset, weights, device, layers, part)
+        state = model.state_dict()
+        if unknown := weights.names() - set(state):
+            raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: they have '
+                             f'{", ".join(sorted(unknown))} besides')
+        for name, buffer in model.named_buffers():
+            if name in state:
+                buffer.copy_(weights.take(name, buffer.shape, None))
+    return model
 
 
 def start_from(model: WorldModel, folder: Path) -> list[str]:

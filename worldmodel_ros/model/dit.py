@@ -3,17 +3,28 @@
 One forward serves every use: committing an observed frame (clean, one frame), denoising a chunk (noisy, bidirectional
 among its frames) and training (clean and noisy frames side by side under one mask between frames). A session's window
 is read from pages. The layers follow DiT (Peebles and Xie 2023) with adaLN-Zero per frame and QK-norm.
+
+Layers are of two kinds: cache layers attend to window and block, the others within each frame, as if frames were a
+batch. Presets with tiles have the tokens of a frame tile by tile: a page's share of a frame is contiguous, and so is
+the frame, which most layers attend within.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .attention import attend, frame_bias_to_tokens, gather_pages, rotate
 from .conditioning import Conditioning
 from .presets import Preset
+from .tile_attention import TileAttention
+from .token_order import token_order
+
+
+State = tuple[Tensor, ...]  # what `Block.leave` needs of `Block.enter`
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -21,7 +32,11 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """One layer: attention to the window and the block itself, then an MLP, each under adaLN-Zero."""
+    """One layer: attention, then an MLP, each under adaLN-Zero.
+
+    `enter` and `leave` are what works on each token by itself, before and after the attention; what replaces a layer by
+    a faster one (FP8, a part of the weights) replaces these, and `forward` stays the definition.
+    """
 
     def __init__(self, preset: Preset):
         super().__init__()
@@ -38,30 +53,46 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
+    def enter(self, x: Tensor, cond: Tensor) -> tuple[Tensor, State]:
+        """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), not yet normalised nor
+        rotated, and what `leave` needs of the modulation."""
+        shift1, scale1, *state = self.modulation(cond)[:, :, None].chunk(6, -1)
+        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1))
+        return qkv.unflatten(-1, (3, self.heads, self.head_dim)), tuple(state)
+
+    def leave(self, x: Tensor, attended: Tensor, state: State) -> Tensor:
+        """x after the layer; attended (B, T, P, H * d)."""
+        gate1, shift2, scale2, gate2 = state
+        x = x + gate1 * self.proj(attended)
+        return x + gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
+
     def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | None,
                 window: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, P, D), cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P), window k and v
         (B, H, S, d) each. Returns x and the block's own keys (rotated) and values, (B, H, T * P, d)."""
-        b, t, p, d = x.shape
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(cond)[:, :, None].chunk(6, -1)
-        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1))
-        q, k, v = qkv.reshape(b, t * p, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        qkv, state = self.enter(x, cond)
+        q, k, v = qkv.flatten(1, 2).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = (rotate(part, rotary).to(v.dtype) for part in (self.q_norm(q), self.k_norm(k)))
         keys, values = (k, v) if window is None else (torch.cat([window[0], k], 2), torch.cat([window[1], v], 2))
-        out = attend(q, keys, values, bias).transpose(1, 2).reshape(b, t, p, d)
-        x = x + gate1 * self.proj(out)
-        x = x + gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
-        return x, k, v
+        out = attend(q, keys, values, bias).transpose(1, 2).reshape(x.shape[:3] + (-1,))
+        return self.leave(x, out, state), k, v
 
 
 class DiT(nn.Module):
-    def __init__(self, preset: Preset):
+    """``empty_layers``: the layers' parameters have shapes and no memory yet."""
+
+    def __init__(self, preset: Preset, empty_layers: bool = False):
         super().__init__()
         self.preset = preset
         d = preset.width
         self.conditioning = Conditioning(preset)
+        self.kinds = tuple(layer in preset.cache_layers for layer in range(preset.depth))
+        order = token_order(preset)
+        self.register_buffer('order', None if order is None else torch.from_numpy(order), persistent=False)
+        self.register_buffer('places', None if order is None else torch.from_numpy(np.argsort(order)), persistent=False)
         self.embed = nn.Linear(preset.token_dim, d)
-        self.blocks = nn.ModuleList(Block(preset) for _ in range(preset.depth))
+        with torch.device('meta') if empty_layers else nullcontext():
+            self.blocks = nn.ModuleList(Block(preset) for _ in range(preset.depth))
         self.norm = nn.LayerNorm(d, elementwise_affine=False, eps=1e-6)
         self.modulation = nn.Linear(d, 2 * d)
         self.out = nn.Linear(d, preset.token_dim)
@@ -70,16 +101,18 @@ class DiT(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def patchify(self, latents: Tensor) -> Tensor:
-        """(B, T, h, w, Z) to tokens (B, T, P, Z * patch^2)."""
+        """(B, T, h, w, Z) to tokens (B, T, P, Z * patch^2), in the order of `token_order`."""
         b, t, h, w, z = latents.shape
         p = self.preset.patch
         x = latents.reshape(b, t, h // p, p, w // p, p, z).permute(0, 1, 2, 4, 3, 5, 6)
-        return x.reshape(b, t, (h // p) * (w // p), p * p * z)
+        x = x.reshape(b, t, (h // p) * (w // p), p * p * z)
+        return x if self.order is None else x.index_select(2, self.order)
 
     def unpatchify(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T, P, Z * patch^2) to (B, T, h, w, Z)."""
         b, t = tokens.shape[:2]
         p, z, (rows, columns) = self.preset.patch, self.preset.latent_channels, self.preset.grid
+        tokens = tokens if self.places is None else tokens.index_select(2, self.places)
         x = tokens.reshape(b, t, rows, columns, p, p, z).permute(0, 1, 2, 4, 3, 5, 6)
         return x.reshape(b, t, rows * p, columns * p, z)
 
@@ -93,11 +126,11 @@ class DiT(nn.Module):
         frame_bias (T, W + T), additive, between frames; window_k and window_v (L, B, H, W * P, d) or None.
 
         Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
-        block's keys and values (L, B, H, T * P, d), keys rotated to their absolute time.
+        block's keys and values in the cache layers (L, B, H, T * P, d), keys rotated to their absolute time.
         """
-        windows = [None] * len(self.blocks) if window_k is None else zip(window_k, window_v)
+        windows = [None] * len(self.preset.cache_layers) if window_k is None else zip(window_k, window_v)
         bias = frame_bias_to_tokens(frame_bias, self.preset.tokens)
-        return self._layers(latents, tau, step, action, rotary.flatten(1, 2), bias, windows)
+        return self._layers(latents, tau, step, action, rotary[:, None], bias, windows)
 
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                    key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor
@@ -114,23 +147,57 @@ class DiT(nn.Module):
             b, rows, keys = key_bias.shape
             queries = latents.shape[1] * self.preset.tokens
             bias = key_bias[:, None, :, None].expand(-1, -1, -1, queries // rows, -1).reshape(b, 1, queries, keys)
-        windows = ((gather_pages(rows_k, index[layer]), gather_pages(rows_v, index[layer]))
-                   for layer in range(len(self.blocks)))
-        return self._layers(latents, tau, step, action, rotary.flatten(2, 3)[:, :, None], bias, windows)
+        windows = ((gather_pages(rows_k, layer), gather_pages(rows_v, layer))
+                   for layer in index.unbind())
+        return self._layers(latents, tau, step, action, rotary, bias, windows)
+
+    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention
+                   ) -> tuple[Tensor, Tensor]:
+        """The pass of a preset with tiles: arguments as in `forward`, while ``attention`` knows times, window and
+        pages. Returns predicted clean latents and features, these in the layers' type."""
+        cond, x = self.enter(latents, tau, step, action)
+        return self.finish(self.layers_over_tiles(x, cond, attention), cond)
+
+    def layers_over_tiles(self, x: Tensor, cond: Tensor, attention: TileAttention) -> Tensor:
+        """x (B, T, P, D) after all layers, whose condition is cond (B, T, D)."""
+        cache_layers = iter(range(len(self.blocks)))
+        for block, is_cache in zip(self.blocks, self.kinds):
+            qkv, state = block.enter(x, cond)
+            if is_cache:
+                attended = attention.over_tiles(next(cache_layers), block, qkv)
+            else:
+                attended = attention.within_frames(block, qkv)
+            x = block.leave(x, attended, state)
+        return x
+
+    def enter(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layers take: condition (B, T, D) and tokens (B, T, P, D)."""
+        # The layers may be in bfloat16; noise levels need more.
+        dtype = self.embed.weight.dtype
+        return self.conditioning(tau, step, action).to(dtype), self.embed(self.patchify(latents).to(dtype))
+
+    def finish(self, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted clean latents (B, T, h, w, Z) and features (B, T, P, D), from what the last layer gave."""
+        shift, scale = self.modulation(cond)[:, :, None].chunk(2, -1)
+        features = modulate(self.norm(x), shift, scale)
+        return self.unpatchify(self.out(features)), features
 
     def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor | None,
                 windows: Iterable[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass itself; rotary (2, ..., T * P, d / 2), bias (..., T * P, S + T * P) between tokens, and each layer's
-        window."""
-        # The layers may be in bfloat16; noise levels need more.
-        dtype = self.embed.weight.dtype
-        cond = self.conditioning(tau, step, action).to(dtype)
-        x = self.embed(self.patchify(latents).to(dtype))
-        keys, values = [], []
-        for block, window in zip(self.blocks, windows):
-            x, k, v = block(x, cond, rotary, bias, window)
-            keys.append(k)
-            values.append(v)
-        shift, scale = self.modulation(cond)[:, :, None].chunk(2, -1)
-        features = modulate(self.norm(x), shift, scale)
-        return self.unpatchify(self.out(features)), features, torch.stack(keys), torch.stack(values)
+        """The pass itself; rotary (2, B or 1, T, P, d / 2), bias (..., T * P, S + T * P) between tokens, and each cache
+        layer's window."""
+        if self.preset.tile is not None:
+            raise ValueError(f'preset {self.preset.name!r} attends to tiles, of which a mask between frames knows '
+                             f'nothing: use over_tiles')
+        cond, x = self.enter(latents, tau, step, action)
+        windows, keys, values = iter(windows), [], []
+        of_tokens = rotary.flatten(2, 3)[:, :, None]
+        of_frames = None if all(self.kinds) else rotary.expand(2, *x.shape[:3], -1).flatten(1, 2)[:, :, None]
+        for block, is_cache in zip(self.blocks, self.kinds):
+            if is_cache:
+                x, k, v = block(x, cond, of_tokens, bias, next(windows))
+                keys.append(k)
+                values.append(v)
+            else:  # frames as a batch
+                x = block(x.flatten(0, 1)[:, None], cond.flatten(0, 1)[:, None], of_frames, None, None)[0].view_as(x)
+        return *self.finish(x, cond), torch.stack(keys), torch.stack(values)

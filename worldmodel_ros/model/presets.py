@@ -13,6 +13,10 @@ class Preset:
     A frame of ``image_size`` becomes a latent of ``latent_size`` with ``latent_channels`` channels, cut into square
     patches of ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that
     attend to the last ``window_frames`` observed frames.
+
+    Where a picture has many tokens, most layers attend within their frame only, and the others, the cache layers, to
+    whole tiles of ``tile`` (frames, rows, columns) tokens: those in a neighbourhood of (slabs, rows, columns) of tiles
+    around their own, 0 being without bounds. ``patterns`` are the neighbourhoods of the cache layers, in turn.
     """
 
     name: str
@@ -34,6 +38,10 @@ class Preset:
     # Fields that came later; a description without them means these values.
     policy: str = 'regression'  # one of POLICIES
     head_features: int = 0  # per token, in layers over a frame's flattened tokens; 0: all of width
+    cache_every: int = 1  # the last of so many layers is a cache layer
+    tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
+    patterns: tuple[tuple[int, int, int], ...] = ()
+    sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
 
     def __post_init__(self):
         height, width = self.image_size
@@ -47,6 +55,23 @@ class Preset:
             raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
         if self.policy not in POLICIES:
             raise ValueError(f'preset {self.name}: unknown policy {self.policy!r}; known: {", ".join(POLICIES)}')
+        if not self.cache_layers:
+            raise ValueError(f'preset {self.name}: cache_every {self.cache_every} leaves no cache layer among '
+                             f'{self.depth}')
+        self._check_tiles()
+
+    def _check_tiles(self) -> None:
+        if self.tile is None:
+            if self.patterns or self.sink_slabs:
+                raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles: give a tile')
+            return
+        sizes = self.chunk_frames, *self.grid
+        if any(whole % part for whole, part in zip(sizes, self.tile)):
+            raise ValueError(f'preset {self.name}: a chunk of (frames, rows, columns) {sizes} must be whole tiles of '
+                             f'{self.tile}')
+        if not self.patterns or any(len(pattern) != 3 or min(pattern) < 0 for pattern in self.patterns):
+            raise ValueError(f'preset {self.name}: patterns are (slabs, rows, columns) of tiles, at least one, 0 being '
+                             f'without bounds; not {self.patterns}')
 
     @property
     def latent_size(self) -> tuple[int, int]:
@@ -70,6 +95,11 @@ class Preset:
         return self.width // self.heads
 
     @property
+    def cache_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that attend to the cache; the others attend within their frame."""
+        return tuple(range(self.cache_every - 1, self.depth, self.cache_every))
+
+    @property
     def actions(self) -> int:
         return len(self.action_names)
 
@@ -82,7 +112,12 @@ class Preset:
         missing = {f.name for f in fields(cls) if f.default is MISSING} - set(values)
         if missing or set(values) - known:
             raise ValueError(f'preset: unknown fields {sorted(set(values) - known)}, missing {sorted(missing)}')
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        return cls(**{key: _tuples(value) for key, value in values.items()})
+
+
+def _tuples(value: object) -> object:
+    """Lists, as JSON has them, to tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 TINY = Preset(
@@ -97,4 +132,13 @@ SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=5
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
                head_features=32)
 
-PRESETS = {preset.name: preset for preset in (TINY, SMALL, BASE)}
+# No weights of these sizes either. Four of the six cache layers see the 18 tiles of this slab and the one before that are
+# around, two the whole window at their place: 27 tiles on average.
+ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=24, chunk_frames=16, window_frames=160,
+                   head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((2, 3, 3), (2, 3, 3), (0, 1, 1)),
+                   sink_slabs=1)
+
+# The same network over a quarter of the tokens: 4,096 a chunk.
+ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)
+
+PRESETS = {preset.name: preset for preset in (TINY, SMALL, BASE, ROBOT_3B, ROBOT_3B_4K)}

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from .presets import Preset
+from .token_order import token_order
 
 # Longest wavelengths, in frames and in tokens: a few times what one window and one picture span.
 TIME_WAVELENGTH = 200.0
@@ -32,8 +33,10 @@ def time_rotation(preset: Preset, times: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def space_rotation(preset: Preset) -> np.ndarray:
-    """The other pairs, which differ from token to token: float32 (2, P, pairs); not to be written to."""
-    rows, columns = np.divmod(np.arange(preset.tokens), preset.grid[1])
+    """The other pairs, which differ from token to token: float32 (2, P, pairs), tokens in the DiT's order; not to be
+    written to."""
+    order = token_order(preset)
+    rows, columns = np.divmod(np.arange(preset.tokens) if order is None else order, preset.grid[1])
     count = _split(preset)[1]
     return np.concatenate([_rotation(axis, count, SPACE_WAVELENGTH) for axis in (rows, columns)], -1)
 

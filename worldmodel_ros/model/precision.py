@@ -1,0 +1,187 @@
+"""The layers of a DiT in FP8: weights in e4m3 by rows, activations rounded on the way, attention and residuals as
+before.
+
+On a GPU each of a layer's four products is one kernel, and what lies between them is another one, which reads and
+writes every token once (`kernels.rows_triton`). On a CPU the same code computes what a GPU would, from the
+definitions.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.linear import fp8_linear, fp8_linear_gelu
+from ..kernels.quantise import FP8_MAX
+from ..kernels.rows import Rounded, quantise_rows, row_kernels
+from .dit import Block, DiT, State
+
+# The linear layers of a block, by their names in it.
+LINEARS = ('modulation', 'qkv', 'proj', 'mlp.0', 'mlp.2')
+# Modulation is computed once a frame, not once a token, and shifts all of a frame's tokens alike: in FP8 it would
+# cost more accuracy than any other layer (docs/fp8.md), and save hardly any time.
+KEPT = ('modulation',)
+# Of the largest input that calibration met, what an input may come to: e4m3 floats, so that room costs no accuracy.
+HEADROOM = 2.0
+# Of a product, since rounding may make a row and a weight each longer by a sixteenth.
+LONGER = 1.14
+
+
+class Fp8Linear(nn.Module):
+    """An nn.Linear with weights in e4m3, one scale a row, that also takes rows which are rounded already.
+
+    ``input_scale``, float32 (), is what its input is rounded by where calibration has found one; None: each row by
+    its own. ``bound``, float32 (2,): a result is at most the length of its row, before it was rounded, times the
+    one, plus the other (Cauchy and Schwarz).
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight, scale = quantise_rows(linear.weight.detach())
+        self.dtype = linear.weight.dtype  # of the results
+        self.register_buffer('weight', weight)
+        self.register_buffer('weight_scale', scale.t().contiguous())
+        self.register_buffer('bias', None if linear.bias is None else linear.bias.detach())
+        self.register_buffer('input_scale', None)
+        longest = linear.weight.detach().float().norm(dim=-1).amax() * LONGER
+        addend = torch.zeros_like(longest) if linear.bias is None else linear.bias.detach().float().abs().amax()
+        self.register_buffer('bound', torch.stack([longest, addend]))
+
+    def forward(self, x: Tensor | Rounded, gelu: Tensor | None = None) -> Tensor | Rounded:
+        """x (..., K), or rounded rows (M, K), to (..., N) or (M, N); of rounded rows, with ``gelu``, scales () or
+        (M, 1), to the results' GELU rounded by these."""
+        if gelu is not None:
+            return fp8_linear_gelu(x, self.weight, self.weight_scale, self.bias, gelu, self.dtype)
+        if not isinstance(x, Tensor):
+            return fp8_linear(x, self.weight, self.weight_scale, self.bias, self.dtype)
+        rows = row_kernels(x).quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)
+        return fp8_linear(rows, self.weight, self.weight_scale, self.bias, self.dtype).unflatten(0, x.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Unsummed:
+    """x (B, T, P, D), to which gate * y is still to be added: the next block does so while it reads x anyway."""
+
+    x: Tensor
+    y: Tensor  # (B * T * P, D)
+    gate: Tensor  # (B * T, D)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+
+class Fp8Block(Block):
+    """A block whose linear layers are Fp8Linear, but for those that ``keep`` names. Where another one follows, it
+    leaves it the last addition to do (``last`` False). ``fused``: the MLP's first product goes on to GELU and
+    rounding in the same kernel, by a calibrated scale or else by the bound that its inputs' lengths set."""
+
+    def __init__(self, block: Block, keep: Collection[str] = KEPT, last: bool = True, fused: bool = False):
+        nn.Module.__init__(self)  # the parts are the block's own
+        self.heads, self.head_dim, self.last = block.heads, block.head_dim, last
+        self.q_norm, self.k_norm, self.eps = block.q_norm, block.k_norm, (block.norm1.eps, block.norm2.eps)
+        layers = {name: block.get_submodule(name) for name in LINEARS}
+        layers = {name: layer if name in keep else _in_fp8(layer) for name, layer in layers.items()}
+        self.modulation, self.qkv, self.proj = (layers[name] for name in LINEARS[:3])
+        self.mlp = nn.ModuleDict({'0': layers['mlp.0'], '2': layers['mlp.2']})  # under the same names as in a block
+        self.fused = fused and isinstance(layers['mlp.0'], Fp8Linear) and _rounding(layers['mlp.2'])[0]
+
+    def enter(self, x: Tensor | Unsummed, cond: Tensor) -> tuple[Tensor, State]:
+        x, added = (x.x, (x.y, x.gate)) if isinstance(x, Unsummed) else (x, None)
+        shift1, scale1, *others = self.modulation(cond).flatten(0, 1).chunk(6, -1)
+        rows, modulated, _ = row_kernels(x).modulate_rows(x.reshape(-1, x.shape[-1]), shift1, scale1, added,
+                                                          *_rounding(self.qkv), self.eps[0])
+        return self.qkv(modulated).view(*x.shape[:3], 3, self.heads, self.head_dim), (rows, *others)
+
+    def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Tensor | Unsummed:
+        rows, gate1, shift2, scale2, gate2 = state
+        kernels, out = row_kernels(rows), self.proj(attended.flatten(0, 2))
+        first, second = self.mlp['0'], self.mlp['2']
+        fp8, static = _rounding(second)
+        bound = first.bound if self.fused and static is None else None
+        rows, modulated, ahead = kernels.modulate_rows(rows, shift2, scale2, (out, gate1), *_rounding(first),
+                                                       self.eps[1], bound)
+        if self.fused:
+            out = second(first(modulated, ahead if static is None else static))
+        else:
+            out = second(kernels.gelu_rows(first(modulated), fp8, static))
+        if self.last:
+            return kernels.add_rows(rows, out, gate2).view(x.shape)
+        return Unsummed(rows.view(x.shape), out, gate2)
+
+
+def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
+    """Replaces the layers of a DiT, whose weights are loaded, by FP8 ones; block by block, so that not both are in
+    memory.
+
+    ``keep`` names linear layers that stay as they are: 'proj', of every block, or '3.proj', of one. ``fused`` as
+    in `Fp8Block`. To be done last, after the layers were shared out to processes and got their type, which would
+    convert the FP8 weights, too: bfloat16 on a GPU, which multiplies FP8 into nothing else. Raises ValueError for
+    a name that is none.
+    """
+    known = {*LINEARS, *(f'{index}.{name}' for index in range(len(dit.blocks)) for name in LINEARS)}
+    if unknown := sorted(set(keep) - known):
+        raise ValueError(f'no linear layers {unknown} to keep; a block has {", ".join(LINEARS)}, and there are '
+                         f'{len(dit.blocks)} blocks: name "proj" or "0.proj"')
+    last = len(dit.blocks) - 1
+    for index, block in enumerate(dit.blocks):
+        own = {name for name in LINEARS if {name, f'{index}.{name}'} & set(keep)}
+        dit.blocks[index] = Fp8Block(block, own, index == last, fused)
+    return dit
+
+
+@contextmanager
+def calibration(dit: DiT, names: Collection[str] = ('mlp.2',)) -> Iterator[None]:
+    """While it lasts, passes of an FP8 DiT are watched; at its end the named linear layers get an ``input_scale``
+    that HEADROOM times the largest input fits into; all others round by each row's own again. Raises RuntimeError
+    if a named layer was never asked, or met what is not finite.
+
+    By default the MLPs' second layer, whose input's scale has to be known before the product that makes it is
+    rounded.
+    """
+    fp8 = {name: layer for name, layer in dit.blocks.named_modules() if isinstance(layer, Fp8Linear)}
+    layers = {name: layer for name, layer in fp8.items() if name.partition('.')[2].removesuffix('.linear') in names}
+    largest: dict[str, Tensor] = {}
+
+    def watch(name: str):
+        def hook(_, inputs: tuple) -> None:
+            x = inputs[0]
+            found = (x if isinstance(x, Tensor) else x[0].float() * x[1]).abs().amax().float()
+            largest[name] = torch.maximum(largest.get(name, found), found)
+        return hook
+    for layer in fp8.values():
+        layer.input_scale = None
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    bad = [name for name in layers if name not in largest or not largest[name].isfinite()]
+    if bad:
+        raise RuntimeError(f'calibration met no input, or one that is not finite, in layers {bad}')
+    for name, layer in layers.items():
+        layer.input_scale = largest[name] * (HEADROOM / FP8_MAX)
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Memory of a module's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _in_fp8(layer: nn.Module) -> nn.Module:
+    """A linear layer in FP8, or one that has another inside, as those have that sum over processes."""
+    if isinstance(layer, nn.Linear):
+        return Fp8Linear(layer)
+    for name, part in layer.named_children():
+        setattr(layer, name, _in_fp8(part))
+    return layer
+
+
+def _rounding(layer: nn.Module) -> tuple[bool, Tensor | None]:
+    """Whether a linear layer takes rounded rows, and by which scale."""
+    fp8 = next((part for part in layer.modules() if isinstance(part, Fp8Linear)), None)
+    return fp8 is not None, None if fp8 is None else fp8.input_scale

@@ -1,0 +1,117 @@
+"""Where the weights of a model come from: safetensors files or a seed, tensor by tensor, straight to the device.
+
+The layers of the DiT, which are nearly all of a large model, are first made without memory. A process that has only a
+part of them (some heads, some hidden units) reads or draws only that.
+"""
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from .checkpoint_description import ModelError
+from .presets import Preset
+from .world_model import WorldModel
+
+DRAWN_STD = 0.6  # of random matrices, times the square root of their inputs: what torch's own layers begin with
+DRAWN_BIAS = 0.02
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process has of a tensor: ``ranges`` (from, to) along ``axis``, one after the other."""
+
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def of(self, whole) -> Tensor:
+        """The part of a tensor, or of a slice of safetensors, which then reads no more than that."""
+        front = (slice(None),) * self.axis
+        return torch.cat([whole[(*front, slice(*part))] for part in self.ranges], self.axis)
+
+
+PartOf = Callable[[str], 'Part | None']  # of the tensor of a name, None: all of it
+
+
+class Weights(Protocol):
+    """What tensors are taken from, by their names in the model."""
+
+    def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
+        """A tensor, or its part, on the device; ``shape`` is the whole one's. Raises ModelError."""
+
+
+class StoredWeights:
+    """The safetensors files of a checkpoint; a context, in which they are open."""
+
+    def __init__(self, folder: Path, device: torch.device | str = 'cpu'):
+        self._folder, self._device = folder, str(device)
+        self._stack = ExitStack()
+        self._files: dict[str, object] = {}  # by tensor
+
+    def __enter__(self) -> StoredWeights:
+        for file in sorted(self._folder.glob('weights-*.safetensors')):
+            try:
+                opened = self._stack.enter_context(safe_open(str(file), 'pt', device=self._device))
+            except (OSError, SafetensorError) as error:
+                self._stack.close()
+                raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train '
+                                 f'again') from error
+            self._files |= dict.fromkeys(opened.keys(), opened)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stack.close()
+
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
+        if name not in self._files:
+            raise ModelError(f'weights in {self._folder} lack {name}')
+        stored = self._files[name].get_slice(name)
+        if tuple(stored.get_shape()) != tuple(shape):
+            raise ModelError(f'weights in {self._folder}: {name} is {tuple(stored.get_shape())}, and should be '
+                             f'{tuple(shape)}')
+        return self._files[name].get_tensor(name) if part is None else part.of(stored)
+
+
+class RandomWeights:
+    """Weights drawn from a seed, each tensor by itself, so that all parts are of one model. Nothing starts at zero: an
+    identity's answers would show no mistake."""
+
+    def __init__(self, seed: int = 0, device: torch.device | str = 'cpu'):
+        self._seed, self._device = seed, device
+
+    def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f'{self._seed} {name}'.encode()))
+        if len(shape) < 2 and not name.endswith('bias'):
+            whole = torch.ones(shape, device=self._device)  # a norm's
+        else:
+            std = DRAWN_BIAS if len(shape) < 2 else DRAWN_STD / math.sqrt(math.prod(shape[1:]))
+            whole = torch.randn(shape, generator=generator, device=self._device) * std
+        return whole if part is None else part.of(whole)
+
+
+def build(preset: Preset, weights: Weights, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
+          part: PartOf = lambda name: None) -> WorldModel:
+    """A model for evaluation with the weights given, in float32, the layers of its DiT in ``layers``.
+
+    Where ``part`` says so, a parameter of the layers is a part of the preset's. Raises ModelError for weights that do
+    not fit.
+    """
+    with torch.device(device):
+        model = WorldModel(preset, empty_layers=True)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, own_name = name.rpartition('.')
+        dtype = layers if name.startswith('dit.blocks.') else torch.float32
+        tensor = weights.take(name, parameter.shape, part(name)).to(device, dtype)
+        setattr(model.get_submodule(owner), own_name, nn.Parameter(tensor, requires_grad=False))
+    return model.eval()
