@@ -1,6 +1,7 @@
 """
 An engine without a model: the calls of `worldmodel_ros.engine`, with times and faults that a test chooses.
 """
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -39,6 +40,7 @@ class FakeEngine:
         self.sessions = []
         self.step_times = self
         self.failing = ''  # name of the call that raises
+        self.failure = RuntimeError  # what it raises
         self.plan_value = (0.4, 0.1)
         self.warmed_up = 0
         self.backend = FakeBackend(self)
@@ -64,13 +66,14 @@ class FakeEngine:
         if self.costs[part]:
             self.sleep(self.costs[part])
         if part == self.failing:
-            raise RuntimeError(f'{part} fails')
+            raise self.failure(f'{part} fails')
 
 
 class FakeBackend:
     """The network calls; what wraps them is in the way of every session."""
 
     name = 'fake'
+    asynchronous = False
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
@@ -93,6 +96,7 @@ class FakeSession:
         self.observed = []   # (mean of the frame, executed)
         self.imagined = []   # (actions, steps)
         self.resets = 0
+        self.overlaps = self.busy = False
 
     def _run(self, network):
         return self.engine.backend.run(network, [()])[0]
@@ -115,6 +119,10 @@ class FakeSession:
             self._run('denoise')
         self.imagined.append((actions, steps))
         return future(actions)
+
+    def look_ahead(self, goal, steps=2):
+        plan = functools.cache(lambda: self.plan(goal))
+        return SimpleNamespace(plan=plan, future=lambda: self.imagine(plan(), steps))
 
     def decode(self, future):
         self._run('decode')

@@ -10,6 +10,7 @@ from fake_engine import FakeClock, FakeEngine
 
 from worldmodel_ros.engine.answers import Observation
 from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.engine.parallel.failure import RankFailure
 from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
@@ -223,6 +224,19 @@ def test_an_exception_in_the_engine_stops_the_robot_and_is_reported(call):
     assert rig.failures == [f'RuntimeError: {call} fails'] and rig.restarted
     rig.engine.failing = ''
     assert [rig.tick().tier for _ in range(7)][-1] is Tier.TWO_STEP
+
+
+def test_a_session_outlives_lost_processes_of_its_model():
+    rig = Rig()
+    rig.tick()
+    rig.engine.failing, rig.engine.failure = 'policy', RankFailure
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict) == (Tier.STOP, Verdict.INVALID)
+    assert rig.failures == ['RankFailure: policy fails'] and not rig.restarted
+    rig.engine.failing = ''
+    assert [rig.tick().tier for _ in range(7)][-1] is Tier.TWO_STEP
+    session, = rig.engine.sessions
+    assert len(session.observed) == 9 and session.resets == 1
 
 
 def test_an_exception_in_decoding_costs_the_pictures_only():

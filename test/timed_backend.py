@@ -22,6 +22,7 @@ class TimedBackend:
 
     name = 'timed'
     asynchronous = False
+    older = None
 
     def __init__(self, clock: FakeClock, costs=None, sizes=(1,), share=0.1, preset=SMALL):
         self.preset, self.sizes, self.share = preset, sizes, share

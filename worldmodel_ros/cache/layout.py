@@ -83,6 +83,12 @@ class TileLayout:
         return tile * self.page_tokens + frame * self.tokens_per_frame[tile] + within
 
     @cached_property
+    def frame_order(self) -> np.ndarray:
+        """Tokens of a frame, counted row by row, in the order in which pages have them: tile by tile, int64
+        (tokens,)."""
+        return np.argsort(self.token_index[0])
+
+    @cached_property
     def frame_index(self) -> np.ndarray:
         """Frame of the slab at each place, int64 (tiles, page_tokens); `frames` where a border tile has no token."""
         frame = np.full(self.tiles * self.page_tokens, self.frames)

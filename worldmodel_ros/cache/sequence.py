@@ -16,14 +16,17 @@ from .table import OBSERVED, TIER, VALID, Table
 class SequenceCache:
     """Frames by absolute number, in slabs; what is done costs the slabs that it touches, and nothing is ever moved.
 
-    New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs there can always be held,
-    staged ones included; 0 for a branch, which takes what is left and may lose it. ``sinks``: the first slabs, which
-    eviction spares. Not safe for use from two threads at once; different sequences of the same pools are.
+    New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
+    one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it. ``sinks``:
+    the first slabs, which eviction spares. Not safe for use from two threads at once; different sequences of the same
+    pools are.
     """
 
-    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int = 0, sinks: int = 0):
+    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
+                 sinks: int = 0):
         self.layout, self.pools, self.sinks = layout, tuple(pools), sinks
-        self._holding = _Holding(layout, self.pools, guaranteed_slabs)
+        slabs = (guaranteed_slabs,) if isinstance(guaranteed_slabs, int) else tuple(guaranteed_slabs)
+        self._holding = _Holding(layout, self.pools, slabs + (0,) * (len(self.pools) - len(slabs)))
         self._finalizer = weakref.finalize(self, self._holding.abandon)
         self._finalizer.atexit = False
 
@@ -98,12 +101,12 @@ class SequenceCache:
 class _Holding:
     """What a sequence holds, apart from it: its finalizer must not keep it alive."""
 
-    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int):
+    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int]):
         self.table = Table.empty(layout.tiles)
         self.lost = False
         self.leases = tuple(
-            pool.allocator.lease(guaranteed_slabs * layout.tiles) if guaranteed_slabs and tier == 0
-            else pool.allocator.lease(surrender=self.surrender) for tier, pool in enumerate(pools))
+            pool.allocator.lease(slabs * layout.tiles) if slabs else pool.allocator.lease(surrender=self.surrender)
+            for pool, slabs in zip(pools, guaranteed_slabs, strict=True))
 
     def surrender(self, lease: Lease) -> np.ndarray:
         """Loses the pages of one tier to a session."""

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.attention import requantise
 from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
@@ -19,22 +20,25 @@ class TorchStorage:
 
     FP8 and FP4 pages have scales that span them, so a slab is written to them as a whole. ``pinned`` pages lie in host
     memory that a GPU copies from and to while it computes. As in `NumpyStorage`, there is a `null_page` of zeros.
+    ``scratch`` pages more, with the ids `scratch`, are nobody's: a pass that commits nothing writes its own there.
     """
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int, precision: Precision,
-                 device: torch.device | str = 'cpu', pinned: bool = False):
+                 device: torch.device | str = 'cpu', pinned: bool = False, scratch: int = 0):
         self.pages, self.null_page = pages, pages
+        self.scratch = pages + 1 + np.arange(scratch)
+        self._there = there = pages + 1 + scratch
         self.precision, self.device = precision, torch.device(device)
         self._layout, self._layers = layout, layers
         if precision is Precision.FP32:
             # What reads these gathers them, and does not ask for the shapes of tensor cores.
-            shape = (2, layers, pages + 1, heads, layout.page_tokens, head_dim)
+            shape = (2, layers, there, heads, layout.page_tokens, head_dim)
             self.pool = Pool(precision, *torch.zeros(shape, device=device))
         else:
-            self.pool = Pool.allocate(precision, pages + 1, heads, layout.page_tokens, head_dim, device, layers)
+            self.pool = Pool.allocate(precision, there, heads, layout.page_tokens, head_dim, device, layers)
         if pinned:
             self.pool = Pool(precision, **{name: t.pin_memory() for name, t in self.pool.tensors().items()})
-        self.page_bytes = self.pool.nbytes // (pages + 1)
+        self.page_bytes = self.pool.nbytes // there
         self._side = torch.cuda.Stream(self.device) if self.device.type == 'cuda' else None
 
     def layer(self, index: int) -> Pool:
@@ -48,13 +52,13 @@ class TorchStorage:
     def row_index(self, ids: np.ndarray) -> np.ndarray:
         """Rows of pages, int64 (layers, heads, n)."""
         heads = self.pool.heads
-        first = np.arange(self._layers)[:, None, None] * (self.pages + 1) + ids
+        first = np.arange(self._layers)[:, None, None] * self._there + ids
         return first * heads + np.arange(heads)[:, None]
 
     def device_rows(self, pages: Tensor) -> Tensor:
         """Rows of pages (B, n) on the device, int64 (layers, B, heads, n)."""
         heads = torch.arange(self.pool.heads, device=self.device)[:, None]
-        first = torch.arange(self._layers, device=self.device)[:, None, None, None] * (self.pages + 1)
+        first = torch.arange(self._layers, device=self.device)[:, None, None, None] * self._there
         return (first + pages[:, None]) * self.pool.heads + heads
 
     def tokens(self, ids: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,12 +93,19 @@ class TorchStorage:
         if isinstance(source, TorchStorage) and source.precision is self.precision:
             self._copy_bytes(ids, source, source_ids)
             return
+        to = self._index(ids)
+        if isinstance(source, TorchStorage):
+            of = source._index(source_ids)
+            for layer in range(self._layers):
+                if source.device == self.device:
+                    requantise(source.layer(layer), of, self.layer(layer), to)
+                else:
+                    parts = read_pages(source.layer(layer), of)
+                    write_pages(self.layer(layer), to, *(part.to(self.device) for part in parts))
+            return
+        k, v = (torch.from_numpy(part).to(self.device) for part in source.read(source_ids))
         for layer in range(self._layers):
-            if isinstance(source, TorchStorage):
-                k, v = read_pages(source.layer(layer), source._index(source_ids))
-            else:
-                k, v = (torch.from_numpy(part[:, layer]) for part in source.read(source_ids))
-            write_pages(self.layer(layer), self._index(ids), k.to(self.device), v.to(self.device))
+            write_pages(self.layer(layer), to, k[:, layer], v[:, layer])
 
     def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
         if self._side is None:
@@ -145,7 +156,9 @@ class TorchStorage:
                     tensor[layer, to].copy_(theirs[name][layer, of], non_blocking=True)
 
     def _index(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(ids, np.int64)).to(self.device)
+        index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
+        # From pinned memory, so that the host does not wait for all that the device has to do before.
+        return index.pin_memory().to(self.device, non_blocking=True) if self.device.type == 'cuda' else index
 
     def _settle(self) -> None:
         """Waits for copies to the host that are still under way."""

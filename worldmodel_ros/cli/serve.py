@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import argparse
 
+from worldmodel_ros.engine.loading import BACKENDS
+
 _EXAMPLES = """\
 examples:
   worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
@@ -37,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         '(default: tiny)')
     parser.add_argument('--smaller', default='', metavar='MODEL', help='second model, for answers for which the first '
                         'one has no time (default: none)')
-    parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
+    parser.add_argument('--backend', default='auto', choices=BACKENDS,
                         help='what runs the networks (default: auto)')
     parser.add_argument('--sessions', type=int, default=8, metavar='N', help='robots at a time (default: 8)')
     parser.add_argument('--socket', default='auto', metavar='PATH',

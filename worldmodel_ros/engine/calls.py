@@ -65,6 +65,21 @@ def run(calls: Calls[Result], backend: Backend) -> Result:
         calls.close()  # what it holds is let go now, and not when the exception's traceback is forgotten
 
 
+def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
+    """As `run`, but only queues the work of the device, which goes on beside the host; outputs are the back end's own.
+    For an asynchronous back end."""
+    outputs = None
+    try:
+        while True:
+            item, outputs = calls.send(outputs), None
+            if isinstance(item, Call):
+                outputs, = backend.launch(item.network, [item.inputs])
+    except StopIteration as end:
+        return end.value
+    finally:
+        calls.close()
+
+
 class Work(Generic[Result]):
     """Calls that are run unit by unit: they stand at ``boundary``, or have ended, and then ``result`` is there."""
 

@@ -27,7 +27,7 @@ class Engine:
         self.spec = backend.preset
         self.folder = folder
         self.sessions = sessions
-        self.memory = Memory(backend.preset, backend.storage, sessions)
+        self.memory = Memory(backend.preset, backend.storage, sessions, backend.older)
         self.step_times = StepTimes()
 
     def open_session(self, seed: int = 0) -> Session:
@@ -41,16 +41,20 @@ class Engine:
         """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
         spec = self.spec
         rng = np.random.default_rng(0)
-        # The first calls allocate: they would stay in the quantiles for minutes.
-        for step_times, count in ((StepTimes(), 2), (self.step_times, ticks)):
+        # The first calls allocate, compile and capture: they would stay in the quantiles for minutes. A window that is
+        # not full yet is a case of its own.
+        young = spec.tile[0] if spec.tile else spec.window_frames
+        first = 2 + young if self.backend.asynchronous else 2
+        for step_times, count in ((StepTimes(), first), (self.step_times, ticks)):
             session = Session(self.backend, self.memory, step_times)
             for tick in range(count):
                 frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
                 session.observe(frame, np.zeros(spec.actions, np.float32))
-                future = session.imagine(session.plan(spec.goals[0]), steps=1 + tick % 2)
-                session.decode(future)
+                ahead = session.look_ahead(spec.goals[0], steps=1 + tick % 2)
+                ahead.plan()
+                session.decode(ahead.future())
                 # A real-time thread that never waits would keep the machine's other processes from running.
                 time.sleep(WARM_UP_PAUSE)
-            if step_times is not self.step_times:
-                for _ in session.what_if(np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)):
-                    pass
+                if step_times is not self.step_times and tick in (0, count - 1):
+                    for _ in session.what_if(np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)):
+                        pass

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,17 @@ class FaultyBackend:
         return getattr(self._backend, name)
 
     def run(self, network: str, batch: Sequence[tuple]) -> list:
+        return self._faulty(self._backend.run, network, batch)
+
+    def launch(self, network: str, batch: Sequence[tuple]) -> list:
+        return self._faulty(self._backend.launch, network, batch)
+
+    def _faulty(self, run: Callable[[str, Sequence[tuple]], list], network: str, batch: Sequence[tuple]) -> list:
         if self._faults.delay > 0.0:
             time.sleep(self._faults.delay)
         if self._faults.fail:
             raise InjectedFault('fault_raise is set')
-        outputs = self._backend.run(network, batch)
+        outputs = run(network, batch)
         if self._faults.nan and network == 'policy':
-            return [np.full_like(plans, np.nan) for plans in outputs]
+            return [plans * np.float32(np.nan) for plans in outputs]  # arrays, or a device's tensors
         return outputs

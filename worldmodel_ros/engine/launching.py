@@ -5,11 +5,14 @@ graph starts them all at once; it was captured for one batch size, so a batch is
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .staging import Inputs
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -28,22 +31,33 @@ class Eager:
         return function(*(self._stacked(column) for column in columns))
 
     def _stacked(self, column: Column) -> Tensor:
-        if _on_host(column):
-            return torch.from_numpy(np.stack(column)).to(self._device)
-        return torch.stack(_on(self._device, column))
+        if any(isinstance(part, Tensor) for part in column):
+            return torch.stack([torch.as_tensor(part, device=self._device) for part in column])
+        return torch.from_numpy(np.stack(column)).to(self._device)
 
 
 class Graphs:
     """As Eager, from graphs that are captured when a function first meets a bucket and shapes.
 
     Rows that pad a batch repeat its first one, so that they do nothing that it does not do. A function may be called
-    more than once while it is captured; it must not depend on how often.
+    more than once while it is captured; it must not depend on how often. A call returns as soon as the GPU has its
+    work; ``captures`` and ``capture_seconds`` tell how many have been captured, compilation included.
     """
 
-    def __init__(self, device: torch.device):
+    inputs_type = Inputs
+
+    def __init__(self, device: torch.device, priority: int = 0):
+        """``priority``: of the kernels, over those of other graphs; lower numbers go first."""
         self._device = device
         self._graphs: dict[Hashable, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all: no two run at once, and results are copied out
+        # Memory that is free again is so for the stream that had it: with streams of its own, each graph would take more.
+        self._streams = torch.cuda.Stream(), torch.cuda.Stream(priority=priority)
+        self.capture_seconds = 0.0
+
+    @property
+    def captures(self) -> int:
+        return len(self._graphs)
 
     def __call__(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
         size = len(columns[0])
@@ -51,60 +65,33 @@ class Graphs:
         shapes = tuple(tuple(column[0].shape) for column in columns)
         graph = self._graphs.get((key, bucket, shapes))
         if graph is None:
-            graph = _Graph(self._device, bucket, columns)
-            graph.fill(columns)
-            graph.capture(function, self._memory)
-            self._graphs[key, bucket, shapes] = graph
-        else:
-            graph.fill(columns)
-        return graph.replay(size)
+            start = time.perf_counter()
+            graph = self._graphs[key, bucket, shapes] = _Graph(
+                self.inputs_type(self._device, bucket, columns), function, columns, self._memory, *self._streams)
+            self.capture_seconds += time.perf_counter() - start
+        return graph(columns)
 
 
 class _Graph:
     """One captured function, and the memory that it reads from and writes to."""
 
-    def __init__(self, device: torch.device, bucket: int, columns: Sequence[Column]):
-        self._device = device
-        firsts = [column[0] if isinstance(column[0], Tensor) else torch.from_numpy(np.array(column[0]))
-                  for column in columns]
-        self._inputs = [torch.zeros((bucket, *first.shape), dtype=first.dtype, device=device) for first in firsts]
-        self._staging: list[Tensor | None] = [None] * len(columns)  # in host memory from which a GPU copies by itself
-        self._copied = torch.cuda.Event()
-
-    def fill(self, columns: Sequence[Column]) -> None:
-        size = len(columns[0])
-        self._copied.synchronize()  # the staging memory may still be read from
-        for index, (column, static) in enumerate(zip(columns, self._inputs)):
-            if _on_host(column):
-                if self._staging[index] is None:
-                    self._staging[index] = torch.zeros(static.shape, dtype=static.dtype, pin_memory=True)
-                np.stack(column, out=self._staging[index].numpy()[:size])
-                static[:size].copy_(self._staging[index][:size], non_blocking=True)
-            else:
-                torch.stack(_on(self._device, column), out=static[:size])
-            if size < len(static):
-                static[size:] = static[:1]
-        self._copied.record()
-
-    def capture(self, function: Function, memory: tuple) -> None:
-        side = torch.cuda.Stream()
+    def __init__(self, inputs: Inputs, function: Function, columns: Sequence[Column], memory: tuple,
+                 side: torch.cuda.Stream, capturing: torch.cuda.Stream):
+        """Captures ``function`` for ``inputs``, with the values of ``columns``: it may not like zeros. ``side``: the
+        stream of the calls before; kernels have the priority of ``capturing``."""
+        self._inputs = inputs
+        inputs.fill(columns)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # libraries choose and allocate at first calls
-                function(*self._inputs)
+                function(*inputs.tensors)
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory):
-            self._outputs = function(*self._inputs)
+        # Other threads of a node may use the device meanwhile: only this one's calls are forbidden to wait.
+        with torch.cuda.graph(self._graph, pool=memory, stream=capturing, capture_error_mode='thread_local'):
+            self._outputs = function(*inputs.tensors)
 
-    def replay(self, size: int) -> tuple[Tensor, ...]:
+    def __call__(self, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        self._inputs.fill(columns)
         self._graph.replay()
-        return tuple(output[:size].clone() for output in self._outputs)
-
-
-def _on_host(column: Column) -> bool:
-    return not any(isinstance(part, Tensor) for part in column)
-
-
-def _on(device: torch.device, column: Column) -> list[Tensor]:
-    return [torch.as_tensor(part, device=device) for part in column]
+        return tuple(output[:len(columns[0])].clone() for output in self._outputs)

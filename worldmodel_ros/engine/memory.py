@@ -12,14 +12,20 @@ from ..cache.pool import PagePool
 from ..cache.sequence import SequenceCache
 from ..cache.storage import Storage
 from ..cache.table import Table
+from ..cache.tiers import TierPolicy
 from ..model.presets import Preset
+from .tile_window import TileWindow
 
 BLOCKED = np.float32(-1e9)  # finite, so that a row that is blocked everywhere gives numbers instead of NaN
 
+# A slab moves when all its frames are older than this; so many more may then wait for it.
+COMPLETE_IS_OLDER = TierPolicy((1,))
+NOT_YET_OLDER = 3
+
 
 def page_layout(preset: Preset) -> TileLayout:
-    """A page for each frame, of all its tokens: the grids of small presets are no larger than a tile."""
-    return TileLayout((1, *preset.grid), preset.grid)
+    """The preset's tiles; or a page for each frame, of all its tokens."""
+    return TileLayout(preset.tile or (1, *preset.grid), preset.grid)
 
 
 def slabs_of(frames: int, layout: TileLayout) -> int:
@@ -28,33 +34,49 @@ def slabs_of(frames: int, layout: TileLayout) -> int:
 
 
 class Memory:
-    """One pool of pages for all sessions of an engine.
+    """The pools of pages for all sessions of an engine: one, or one for the newest slabs and one for the others, which
+    has them in fewer bits.
 
     Every session is guaranteed its window, and the slab that a tick is about to add. With each come as many pages more
     as a question what if needs: those of the window that the session meanwhile drops, and a window of the branch's own.
     """
 
-    def __init__(self, preset: Preset, storage: Callable[[TileLayout, int], Storage], sessions: int):
-        """``storage`` makes one for a layout and a number of pages."""
+    def __init__(self, preset: Preset, storage: Callable[[TileLayout, int], Storage], sessions: int,
+                 older: Callable[[TileLayout, int], Storage] | None = None):
+        """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete."""
         self.layout = page_layout(preset)
-        self._frames = preset.window_frames
+        self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
-        self._guaranteed = self._slabs + 1
-        branch = 2 * self._slabs + slabs_of(preset.chunk_frames, self.layout)
-        pages = sessions * (self._guaranteed + branch) * self.layout.tiles
-        self.pool = PagePool.of('pages', storage(self.layout, pages))
+        chunk, held = slabs_of(preset.chunk_frames, self.layout), self._slabs + preset.sink_slabs + 1
+        slabs = [(held, 2 * self._slabs + chunk)]
+        if older is not None:
+            recent = NOT_YET_OLDER + preset.sink_slabs + 1
+            slabs.insert(0, (recent, recent + chunk))
+        self._guaranteed = [guaranteed for guaranteed, _ in slabs]
+        self.pools = [PagePool.of(name, make(self.layout, sessions * sum(each) * self.layout.tiles))
+                      for name, make, each in zip(('pages', 'older'), (storage, older), slabs)]
+
+    @property
+    def pool(self) -> PagePool:
+        """What new slabs are written to."""
+        return self.pools[0]
 
     def open(self) -> SequenceCache:
         """The cache of a new session. Raises OutOfPages when no window can be guaranteed any more."""
-        return SequenceCache(self.layout, [self.pool], self._guaranteed)
+        return SequenceCache(self.layout, self.pools, self._guaranteed, self._preset.sink_slabs)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
-        """Drops what has left the window of the frame after ``newest``."""
+        """Drops what has left the window of the frame after ``newest``, and lets complete slabs lie in fewer bits."""
         cache.evict(newest + 1 - self._frames)
+        if len(self.pools) > 1:
+            COMPLETE_IS_OLDER.apply(cache, newest)
 
-    def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> Window:
+    def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> Window | TileWindow:
         """What a block of frames at ``times`` (T,) sees. A causal block is committed: a frame sees those before it, and
         none that a session which commits frame by frame would have dropped."""
+        if self._preset.tile:
+            storages = tuple(pool.storage for pool in self.pools)
+            return TileWindow(self._preset, cache.table, self.layout, storages, times)
         pages, key_times = _places(cache.table, self.layout, self._slabs, self.pool.storage.null_page)
         oldest = np.maximum((times if causal else times[:1]) - self._frames, 0)
         return Window(self.pool.storage, pages, key_times, times, oldest, causal, self.layout.tokens)

@@ -1,45 +1,24 @@
 """One robot's stream: what it has seen, what it plans and what it imagines."""
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from ..cache.sequence import SequenceCache
 from ..model.steps import FLOW, HALF, WHOLE
 from . import session_file
-from .calls import Boundary, Call, Calls, Work, run, run_unit
+from .calls import Boundary, Call, Calls, Result, Work, run, run_ahead, run_unit
+from .futures import Future, LookAhead, Moment
 from .memory import Memory
 from .noise import Noise
+from .part_times import PartTimes
 from .step_times import BEFORE_DENOISING, StepTimes
-
-
-@dataclass
-class Future:
-    """An imagined chunk of T frames under ``actions`` (T, A), SI units.
-
-    latents (T, h, w, Z); collision_risk (T,) in [0, 1], probability of a contact within each step; progress, per goal,
-    the expected decrease (m) of the distance to it over the whole chunk; frames uint8 (T, H, W, 3) once decoded.
-    """
-
-    actions: np.ndarray
-    latents: np.ndarray
-    collision_risk: np.ndarray
-    progress: dict[str, float]
-    before: np.ndarray  # (h, w, Z), the latent that the first frame follows
-    frames: np.ndarray | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Moment:
-    """What a session had seen by frame ``time``, whose latent is ``latent``."""
-
-    cache: SequenceCache
-    time: int
-    latent: np.ndarray
 
 
 class Session:
@@ -53,7 +32,8 @@ class Session:
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self.spec = backend.preset
         self._noise = Noise(seed, (self.spec.chunk_frames, *self.spec.latent_size, self.spec.latent_channels))
-        self.timings: dict[str, float] = {}
+        self._times = PartTimes(step_times)
+        self._observing_took = 0.0  # s, of the host
         self._cache = memory.open()
         self.reset()
 
@@ -69,10 +49,21 @@ class Session:
     def frames_seen(self) -> int:
         return self._time + 1
 
+    @property
+    def timings(self) -> dict[str, float]:
+        """The last time of each part of the work, s."""
+        return self._times.last
+
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
         """Encodes a frame, uint8 (H, W, 3) RGB, and commits it; ``executed`` (A,), SI units, is the action that was
-        executed over the step period before it."""
-        run(self.observing(frame, executed), self._backend)
+        executed over the step period before it. Where the device works beside the host, it has only been queued."""
+        start = time.perf_counter()
+        if self._backend.asynchronous:
+            self._times.forget()
+            self._queue(self.observing(frame, executed))
+        else:
+            run(self.observing(frame, executed), self._backend)
+        self._observing_took = time.perf_counter() - start
 
     def observing(self, frame: np.ndarray, executed: np.ndarray) -> Calls[None]:
         """`observe`, as a part of a unit."""
@@ -124,6 +115,25 @@ class Session:
         self._step_times.record_tick(before + time.perf_counter() - start, steps)
         return future
 
+    def look_ahead(self, goal: str, steps: int = 2) -> LookAhead:
+        """`plan` and, of that plan, `imagine`. Where the device works beside the host, everything has been queued when
+        this returns: between frame and command it never waits for the host."""
+        if not self._backend.asynchronous:
+            plan = functools.cache(lambda: self.plan(goal))
+            return LookAhead(plan, lambda: self.imagine(plan(), steps))
+        start, before = time.perf_counter(), self._latent
+        plan = self._queue(self.planning(goal))
+        fetched = self._backend.fetch(plan)
+        z, outcomes = self._queue(self._denoised(self._cache, self._time, plan, steps))
+        outcomes = [self._backend.fetch(part) for part in outcomes]
+
+        def future() -> Future:
+            logits, progress = (part.result() for part in outcomes)
+            self._times.read()
+            self._step_times.record_tick(self._observing_took + time.perf_counter() - start, steps)
+            return self._future(fetched.result(), z, logits, progress, before)
+        return LookAhead(fetched.result, future)
+
     def imagining(self, actions: np.ndarray, steps: int = 2) -> Calls[Future]:
         """`imagine`, a unit for each step."""
         self._require_observation()
@@ -136,10 +146,13 @@ class Session:
 
     def decoding(self, future: Future) -> Calls[np.ndarray]:
         """`decode`, a unit."""
+        future.frames = yield from self._decoded(future.latents, future.before)
+        return future.frames
+
+    def _decoded(self, latents: np.ndarray, before: np.ndarray) -> Calls[np.ndarray]:
         yield Boundary('decode')
         with self._measure('decode'):
-            future.frames = yield Call('decode', (future.latents, future.before))
-        return future.frames
+            return (yield Call('decode', (latents, before)))
 
     def what_if(self, actions: np.ndarray, steps: int = 2) -> Generator[None, None, Future]:
         """Imagines ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
@@ -148,14 +161,26 @@ class Session:
         decoded Future of T frames. It sees the session as it was when the first `next` ran. Raises OutOfPages when too
         many branches are open; they end with their generators.
         """
-        work = Work(self.branching(actions, steps))
+        work = Work(self._branching(actions, steps))
         yield
         while work.boundary:
-            error, = run_unit([work], self._backend)
-            if error:
-                raise error
+            self._run_unit(work)
             yield
-        return work.result
+        cache, parts = work.result
+        if self.busy:
+            self._backend.settle_beside()
+        cache.require_pages()  # a tick may have come between
+        return self._joined(parts, len(actions))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device does the units of `what_if` beside ticks."""
+        return self._backend.asynchronous and self._backend.overlaps
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device still works on a unit of `what_if`; the next one waits for it."""
+        return self._backend.asynchronous and self._backend.busy
 
     def moment(self) -> Moment:
         """What `branching` can begin from later, when the session has gone on."""
@@ -164,27 +189,42 @@ class Session:
 
     def branching(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
         """`what_if` from now or from a moment, in units; forks before the first one."""
+        _, parts = yield from self._branching(actions, steps, moment)
+        return self._joined(parts, len(actions))
+
+    def _branching(self, actions: np.ndarray, steps: int, moment: Moment | None = None
+                   ) -> Calls[tuple[SequenceCache, list[tuple]]]:
+        """The branch's cache and, for `_joined`, its chunks, which may be the back end's own."""
         self._require_observation()
         total, size = len(actions), self.spec.chunk_frames
         actions = self._actions(actions, total)
         moment = moment or Moment(self._cache, self._time, self._latent)
         cache, time_, latent = moment.cache.fork(), moment.time, moment.latent
-        parts: list[Future] = []
+        parts = []
         for start in range(0, total, size):
             chunk = actions[start:start + size]
             # A last chunk that is short goes on with its last action; what it adds is cut off below.
             chunk = np.concatenate([chunk, np.repeat(chunk[-1:], size - len(chunk), 0)])
-            part = yield from self._denoise(cache, time_, chunk, steps, latent)
-            parts.append(part)
-            yield from self.decoding(part)
+            z, outcomes = yield from self._denoised(cache, time_, chunk, steps)
+            frames = yield from self._decoded(z, latent)
+            parts.append((chunk, z, outcomes, latent, frames))
             if start + size < total:
                 yield Boundary('commit')
-                yield from self._commit(cache, part.latents, time_ + 1 + np.arange(size), chunk, observed=False)
-                time_, latent = time_ + size, part.latents[-1]
-        return Future(actions, np.concatenate([self._backend.host(p.latents) for p in parts])[:total],
-                      np.concatenate([p.collision_risk for p in parts])[:total],
-                      {goal: sum(p.progress[goal] for p in parts) for goal in self.spec.goals},
-                      self._backend.host(parts[0].before), np.concatenate([p.frames for p in parts])[:total])
+                yield from self._commit(cache, z, time_ + 1 + np.arange(size), chunk, observed=False)
+                time_, latent = time_ + size, z[-1]
+        return cache, parts
+
+    def _joined(self, parts: list[tuple], total: int) -> Future:
+        """The future of a branch of ``total`` frames, from its chunks."""
+        host, futures = self._backend.host, []
+        for chunk, z, outcomes, before, frames in parts:
+            futures.append(self._future(chunk, host(z), *map(host, outcomes), host(before)))
+            futures[-1].frames = host(frames)
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(future, name) for future in futures])[:total]
+        return Future(joined('actions'), joined('latents'), joined('collision_risk'),
+                      {goal: sum(future.progress[goal] for future in futures) for goal in self.spec.goals},
+                      futures[0].before, joined('frames'))
 
     def save(self, path: str | Path) -> None:
         """Writes the session to a safetensors file."""
@@ -202,9 +242,14 @@ class Session:
     def _denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int,
                  before: np.ndarray) -> Calls[Future]:
         """Denoises the chunk after frame ``newest``, whose latent is ``before``; a unit for each step."""
+        z, (logits, progress) = yield from self._denoised(cache, newest, actions, steps)
+        return self._future(actions, z, logits, progress, before)
+
+    def _denoised(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int) -> Calls[tuple]:
+        """Latents and what the outcomes' network says of them, which may be the back end's own, as may ``actions``."""
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
-        spec, count = self.spec, self.spec.chunk_frames
+        count = self.spec.chunk_frames
         row = {1: WHOLE, 2: HALF}.get(steps, FLOW)
         for step in range(steps):
             yield Boundary('denoise', step)
@@ -217,13 +262,20 @@ class Session:
                 rate = 1.0 / (steps * (1.0 - tau)) if step + 1 < steps else 1.0
                 z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
                 if step + 1 == steps:
-                    logits, progress = yield Call('outcomes', (features,))
-        return Future(actions, z, 1.0 / (1.0 + np.exp(-logits)), dict(zip(spec.goals, progress[-1].tolist())), before)
+                    outcomes = yield Call('outcomes', (features,))
+        return z, outcomes
+
+    def _future(self, actions: np.ndarray, z: np.ndarray, logits: np.ndarray, progress: np.ndarray,
+                before: np.ndarray) -> Future:
+        risk = 1.0 / (1.0 + np.exp(-logits))
+        return Future(actions, z, risk, dict(zip(self.spec.goals, progress[-1].tolist())), before)
 
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
                 observed: bool = True) -> Calls[np.ndarray]:
         """The pass of clean frames (T, h, w, Z), which makes them a part of the cache; returns their features."""
         window = self._memory.window(cache, times, causal=True)
+        if self._backend.asynchronous:
+            self._backend.before_writing()
         with cache.stage() as staged:
             places = staged.places(int(times[0]), len(times), observed)
             features = yield Call('commit', (latents, actions, window, places))
@@ -250,21 +302,25 @@ class Session:
         if self._latent is None:
             raise ValueError('the session has seen no frame yet: call observe first')
 
-    def _measure(self, part: str) -> _Measure:
-        return _Measure(self, part)
+    def _queue(self, calls: Calls[Result]) -> Result:
+        """Has the device do a call's work when its turn comes; the results are the back end's own."""
+        with self._times.queued(self._backend.mark):
+            return run_ahead(calls, self._backend)
 
+    def _run_unit(self, work: Work) -> None:
+        """Runs the next unit: beside what ticks do, if the device can; else it is waited for, so that there is one at
+        most that a tick has to wait for."""
+        backend = self._backend
+        if self.overlaps:
+            with self._times.ignored(), backend.beside():  # how long it takes beside a tick says nothing of a tick
+                error, = run_unit([work], SimpleNamespace(run=backend.launch))
+        else:
+            with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
+                error, = run_unit([work], backend)
+            backend.settle()
+            self._times.read()
+        if error:
+            raise error
 
-class _Measure:
-    """Times a block of work into the session's timings and the engine's step times; a failed one is not recorded."""
-
-    def __init__(self, session: Session, part: str):
-        self._session, self._part = session, part
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind, value, traceback) -> None:
-        if kind is None:
-            seconds = time.perf_counter() - self._start
-            self._session.timings[self._part] = seconds
-            self._session._step_times.record(self._part, seconds)
+    def _measure(self, part: str) -> AbstractContextManager[None]:
+        return self._times.measure(part)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .step_times import StepTimes
 
 _MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
+_POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
 _JOB_TIME = 0.03  # s, that saving or loading a session is expected to take
 
 Job = Callable[['Session'], Any]
@@ -23,7 +24,8 @@ Job = Callable[['Session'], Any]
 class SpareTime:
     """
     Work that can wait, most urgent first. A piece of it is begun only if, by the high quantile of what such
-    pieces took, it is over when the next observation comes; what never fits is never done.
+    pieces took, it is over when the next observation comes; what never fits is never done. Where the device answers
+    questions beside ticks, these need not fit.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the
     session.
@@ -78,7 +80,10 @@ class SpareTime:
         elif self._jobs and self._fits(_JOB_TIME, expected):
             job, promise = self._jobs.popleft()
             _fulfil(promise, lambda: job(session))
-        elif (self._questions or self._inquiry) and self._fits(self._step_times.unit(), expected):
+        elif self._inquiry and session.busy:
+            return _POLL
+        elif (self._questions or self._inquiry) and (
+                session.overlaps or self._fits(self._step_times.unit(), expected)):
             self._inquire(session, observed)
         else:
             return self._patience(expected)

@@ -6,7 +6,9 @@ the device; only plans, outcomes and pictures come to the host.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,40 +17,84 @@ from torch import Tensor
 from ..cache.layout import TileLayout
 from ..cache.torch_storage import TorchStorage
 from ..kernels.pages import Precision
+from ..model.checkpoint_description import ModelError
 from ..model.rotary import space_rotation, time_rotation
 from ..model.steps import FLOW
 from ..model.world_model import WorldModel
+from .beside import TICKS, Beside
+from .compiled import compile_layers, not_compiled
 from .launching import BUCKETS, Eager, Graphs
 from .memory import BLOCKED, Window
+from .staging import Fetched
+from .tile_passes import TilePasses
 
 
 class TorchBackend:
     """``precision`` BF16 puts the DiT and its pages in bfloat16, and is for GPUs; noise levels, the VAE and the heads
-    keep float32. ``graphs`` False runs eagerly on a GPU, too."""
+    keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too.
+    ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
+    kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one."""
 
-    def __init__(self, model: WorldModel, threads: int = 1, precision: Precision = Precision.FP32, graphs: bool = True):
-        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    storage_type = TorchStorage
+
+    def __init__(self, model: WorldModel, threads: int = 1, precision: Precision = Precision.FP32, graphs: bool = True,
+                 compiled: bool = False, device: torch.device | str | None = None):
+        self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         on_gpu = self.device.type == 'cuda'
-        self.name = f'torch-{self.device}' + ('-bf16' if precision is Precision.BF16 else '')
+        self.name = f'torch-{self.device}' + ('' if precision is Precision.FP32 else f'-{precision.value}')
         if not on_gpu:
             torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = on_gpu  # shapes never change: the fastest convolutions are worth a search
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.preset = model.preset
+        self.heads = self.preset.heads  # whose pages are here
         self.precision = precision
-        if precision is Precision.BF16:
+        if precision is not Precision.FP32:
             for part in (model.dit.embed, model.dit.blocks, model.dit.modulation, model.dit.out):
                 part.to(torch.bfloat16)
-        self.sizes = BUCKETS if on_gpu else (1,)
+        if precision.quantised and self.preset.tile is None:
+            raise ValueError(f'preset {self.preset.name!r} commits frame by frame to pages of one frame, and has them in '
+                             f'fp32 or bf16, not in {precision.value}')
+        self._compiled = compiled
+        if compiled:
+            compile_layers(model.dit)
+        self.sizes = BUCKETS if on_gpu and not self.preset.tile else (1,)
         self.asynchronous = on_gpu
-        self._launch = Graphs(self.device) if on_gpu and graphs else Eager(self.device)
+        self._launch = Graphs(self.device, TICKS) if on_gpu and graphs else Eager(self.device)
+        # A chunk of tiles is denoised in scratch pages, of which there is one set.
+        self._beside = Beside(self.device) if on_gpu and graphs and not self.preset.tile else None
+        self._tiles = TilePasses(model.dit, self.device, self._launch) if self.preset.tile else None
         self._space = torch.tensor(space_rotation(self.preset), device=self.device)
+        # In the place of a past frame's features, where a stream begins.
+        self._no_state = torch.zeros(1, 4 * self.preset.vae_width, *self.preset.latent_size, device=self.device)
 
     def storage(self, layout: TileLayout, pages: int) -> TorchStorage:
-        """What the passes of the DiT read the pages of sessions from."""
-        preset = self.preset
-        return TorchStorage(layout, preset.depth, preset.heads, preset.head_dim, pages, self.precision, self.device)
+        """What the passes of the DiT read the pages of sessions from, and write new ones to."""
+        return self._storage(layout, pages, Precision.BF16 if self.precision.quantised else self.precision)
+
+    @property
+    def older(self) -> Callable[[TileLayout, int], TorchStorage] | None:
+        """What makes the storage of complete slabs, where they lie in fewer bits than new ones."""
+        return partial(self._storage, precision=self.precision) if self.precision.quantised else None
+
+    def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> TorchStorage:
+        preset, scratch = self.preset, 0
+        if preset.tile and precision is self.precision:  # where a chunk's keys and values lie while it is denoised
+            scratch = preset.chunk_frames // layout.frames * layout.tiles
+        try:
+            return self.storage_type(layout, len(preset.cache_layers), self.heads, preset.head_dim, pages, precision,
+                                     self.device, scratch=scratch)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f'{pages} pages for the sessions of preset {preset.name!r} in {precision.value} do not fit '
+                             f'into the memory of {self.device} ({error}): allow fewer sessions, or keep pages in FP8 '
+                             f'(back end torch-fp8)') from error
 
     @torch.inference_mode()
+    def launch(self, network: str, batch: Sequence[tuple]) -> list:
+        """`run`, but all outputs are the back end's own: a GPU has only been given the work."""
+        with not_compiled() if self._compiled and len(batch) > 1 else nullcontext():
+            return getattr(self, f'_{network}')(list(zip(*batch, strict=True)))
+
     def run(self, network: str, batch: Sequence[tuple]) -> list:
         """Outputs of a network for each of ``batch``, inputs whose shapes are equal. Arrays are float32 unless noted;
         those that come from another network may be tensors on the device, and those marked * are.
@@ -63,7 +109,10 @@ class TorchBackend:
         outcomes: features (T, P, D) to contact logits (T,) and progress (T, goals) in m.
         decode: latents (T, h, w, Z) and (h, w, Z) before them to frames uint8 (T, H, W, 3).
         """
-        return getattr(self, f'_{network}')(list(zip(*batch, strict=True)))
+        outputs = self.launch(network, batch)
+        if network == 'outcomes':
+            return list(zip(*(_on_host(part) for part in zip(*outputs))))
+        return _on_host(outputs) if network in ('policy', 'decode') else outputs
 
     def host(self, array: np.ndarray | Tensor) -> np.ndarray:
         """An output as numpy."""
@@ -74,22 +123,78 @@ class TorchBackend:
         if self.device.type == 'cuda':
             torch.cuda.current_stream().synchronize()
 
+    def fetch(self, array: Tensor) -> Fetched:
+        """Begins to bring an output to the host; nothing waits for it yet."""
+        return Fetched(array)
+
+    def mark(self) -> torch.cuda.Event:
+        """A point in the device's time, which is over when `settle` is; `elapsed_time` to another is in ms."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What this thread launches in this context goes before what is launched `beside`."""
+        if self.device.type != 'cuda':
+            yield
+            return
+        stream = torch.cuda.Stream(self.device, priority=TICKS)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            yield
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is a `beside`."""
+        return self._beside is not None
+
+    @contextmanager
+    def beside(self) -> Iterator[Beside]:
+        """What is launched in this context is done beside what is launched outside of it, at lower priority; one piece
+        of work at a time."""
+        self._beside.wait()
+        ours, self._launch = self._launch, self._beside.launch
+        try:
+            with self._beside.queueing():
+                yield self._beside
+        finally:
+            self._launch = ours
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was launched `beside` is still under way."""
+        return self._beside is not None and self._beside.busy
+
+    def settle_beside(self) -> None:
+        """Waits until it is done."""
+        self._beside.wait()
+
+    def before_writing(self) -> None:
+        """To be called before pages are claimed and written."""
+        if self._beside is None:
+            return
+        if self._launch is self._beside.launch:
+            self._beside.will_write()
+        else:
+            self._beside.before_writing()
+
     def _encode(self, columns: list[tuple]) -> list:
         frames, states = columns
 
-        def encode(frames: Tensor, previous: Tensor) -> tuple[Tensor, ...]:
-            return self.model.vae.encode(self._images(frames), previous[:, 0])
-        # At the start of a stream the frame stands in for its own past.
-        states = [self.model.vae.encoder.down(self._images(torch.as_tensor(frame, device=self.device)[None]))
-                  if state is None else torch.as_tensor(state, device=self.device)
-                  for frame, state in zip(frames, states)]
-        latents, features = self._launch('encode', encode, [frames, states])
+        def encode(frames: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, ...]:
+            return self.model.vae.encode_next(self._images(frames), previous[:, 0], started)
+        started = [np.bool_(state is not None) for state in states]
+        states = [self._no_state if state is None else state for state in states]
+        latents, features = self._launch('encode', encode, [frames, states, started])
         return [(latent, features[index:index + 1]) for index, latent in enumerate(latents)]
 
     def _images(self, frames: Tensor) -> Tensor:
         return frames.permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1.0
 
     def _commit(self, columns: list[tuple]) -> list:
+        if self._tiles:
+            return [self._tiles.commit(*inputs) for inputs in zip(*columns)]
         latents, actions, windows, places = columns
         storage = windows[0].storage
         targets, offsets = zip(*(storage.tokens(*place) for place in places))
@@ -106,6 +211,8 @@ class TorchBackend:
         return list(features)
 
     def _denoise(self, columns: list[tuple]) -> list:
+        if self._tiles:
+            return [self._tiles.denoise(*inputs) for inputs in zip(*columns)]
         z, tau, rate, row, actions, windows = columns
         storage = windows[0].storage
 
@@ -151,11 +258,12 @@ class TorchBackend:
 
     def _policy(self, columns: list[tuple]) -> list:
         plans, = self._launch('policy', lambda *inputs: (self.model.action_head(*inputs),), columns)
-        return list(plans.cpu().numpy())
+        return list(plans)
 
     def _outcomes(self, columns: list[tuple]) -> list:
-        outcomes = self._launch('outcomes', self.model.outcome_head, columns)
-        return list(zip(*(part.cpu().numpy() for part in outcomes)))
+        def outcomes(features: Tensor) -> tuple[Tensor, Tensor]:
+            return self.model.outcome_head(features.float())
+        return list(zip(*self._launch('outcomes', outcomes, columns)))
 
     def _decode(self, columns: list[tuple]) -> list:
         def decode(latents: Tensor, before: Tensor) -> tuple[Tensor]:
@@ -164,4 +272,9 @@ class TorchBackend:
             frames = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
             return (frames.unflatten(0, latents.shape[:2]),)
         frames, = self._launch('decode', decode, columns)
-        return list(frames.cpu().numpy())
+        return list(frames)
+
+
+def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
+    """Outputs of a batch as numpy, in one copy."""
+    return list(torch.stack(list(rows)).cpu().numpy())

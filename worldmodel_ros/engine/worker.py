@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from .answers import Listener, Observation, Prediction
 from .ladder import STEPS, Decision
+from .parallel.failure import RankFailure
 from .responder import Responder
+from .session import LookAhead
 from .spare_time import SpareTime
 from .what_if import Question
 
@@ -123,6 +126,11 @@ class Worker:
         return 0.0
 
     def _run(self) -> None:
+        backend = self._engine.backend
+        with backend.urgent() if backend.asynchronous else nullcontext():
+            self._work()
+
+    def _work(self) -> None:
         while self._running:
             try:
                 patience = self.step()
@@ -169,15 +177,17 @@ class Worker:
 
     def _look_ahead(self, observation: Observation, decision: Decision, begun: float) -> None:
         start = self._clock()
-        plan = self._plan(observation)
+        # Below the one-step tier this is a trial: without measuring it, it could not be found fast enough
+        # again.
+        ahead = self._ahead(observation.goal, STEPS.get(decision.tier, 1))
+        plan = ahead.plan()
+        _require_finite(plan, 'the plan')
         planned = self._clock()
         if observation.goal:
             self._responder.planned(observation, decision, plan)
         if self._slot is not None:
             return
-        # Below the one-step tier this is a trial: without measuring it, it could not be found fast enough
-        # again.
-        future = self._session.imagine(plan, steps=STEPS.get(decision.tier, 1))
+        future = ahead.future()
         _require_finite(future.collision_risk, 'the collision risk')
         imagined = self._clock()
         if not observation.goal or self._responder.finished(observation, decision, plan):
@@ -188,21 +198,23 @@ class Worker:
                 'denoise': imagined - planned, 'total': imagined - observation.received,
                 'predicted': decision.finish - observation.received}))
 
-    def _plan(self, observation: Observation) -> np.ndarray:
+    def _ahead(self, goal: str, steps: int) -> LookAhead:
+        """What is planned, and imagined of it; without a goal, of standing still."""
+        if goal:
+            return self._session.look_ahead(goal, steps)
         spec = self._engine.spec
-        if not observation.goal:
-            return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
-        plan = self._session.plan(observation.goal)
-        _require_finite(plan, 'the plan')
-        return plan
+        still = np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        return LookAhead(lambda: still, lambda: self._session.imagine(still, steps))
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         reason = f'{type(error).__name__}: {error}'
         self._responder.fault(observation, reason)
-        # Not a reset: whatever is broken in the old session is to be gone.
-        self._session = self._engine.open_session()
-        self._episode = self._committed = None
-        self._listener.failed(reason, error, True)
+        anew = not isinstance(error, RankFailure)  # which its session outlives
+        if anew:
+            # Not a reset: whatever is broken in the old session is to be gone.
+            self._session = self._engine.open_session()
+            self._episode = self._committed = None
+        self._listener.failed(reason, error, anew)
 
 
 def _require_finite(values: np.ndarray, what: str) -> None:

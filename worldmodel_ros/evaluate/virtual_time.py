@@ -1,13 +1,14 @@
 """Time that passes only when somebody says so, and a model that does nothing but take its time."""
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engine.session import Future
+from ..engine.session import Future, LookAhead
 from ..engine.step_times import BEFORE_DENOISING, StepTimes
 from .step_times import MeasuredTimes
 
@@ -98,6 +99,10 @@ class TimedSession:
         self._engine.step_times.record_tick(spent, steps)
         none = np.zeros(0, np.float32)
         return Future(actions, none, np.zeros(len(actions), np.float32), dict.fromkeys(self.spec.goals, 0.0), none)
+
+    def look_ahead(self, goal: str, steps: int = 2) -> LookAhead:
+        plan = functools.cache(lambda: self.plan(goal))
+        return LookAhead(plan, lambda: self.imagine(plan(), steps))
 
     def decode(self, future: Future) -> None:
         self._spend('decode')

@@ -6,11 +6,11 @@ from typing import Any
 
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
+from worldmodel_ros.engine.loading import BACKENDS
 from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.nodes.parameters import Param
 from worldmodel_ros.transport.address import AddressError, socket_path
 
-BACKENDS = ('auto', 'torch', 'onnx', 'onnx-int8')
 TRANSPORTS = ('raw', 'compressed')
 _LADDER, _FRAMES = Settings(), FrameSettings()
 
@@ -26,7 +26,8 @@ def _socket_refusal(server: str) -> str | None:
 # Changing these would need another engine or other subscriptions.
 _FIXED_WHILE_CONFIGURED = (
     Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote'),
-    Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU',
+    Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU. Of the others, '
+          'torch-bf16, torch-compiled and torch-fp8 are for GPUs',
           choices=BACKENDS),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine',
           low=1, high=256),

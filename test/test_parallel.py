@@ -1,0 +1,249 @@
+"""A model in several processes gives the answers of one process, and outlives the death of any other than rank 0."""
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiled_model import TILED
+
+from worldmodel_ros.engine.loading import load
+from worldmodel_ros.engine.parallel.failure import RankFailure
+from worldmodel_ros.engine.staging import Inputs
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.weights import RandomWeights, build
+from worldmodel_ros.parallel import rounding
+from worldmodel_ros.parallel.group import _block_of
+from worldmodel_ros.parallel.packing import pack, unpack
+
+pytestmark = [pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
+    torch.cuda.is_available(), reason='for processes on a CPU; on GPUs: python benchmarks/parallel.py')]
+
+DIVIDED = replace(TILED, name='divided-test', image_size=(64, 64), width=64, heads=4)  # 2 x 2 tiles a slab
+ACTION = np.array([0.2, 0.4], np.float32)
+CHUNK = np.tile(np.array([[0.3, 1.0]], np.float32), (DIVIDED.chunk_frames, 1))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('divided') / 'model'
+    checkpoint.save(build(DIVIDED, RandomWeights()), folder, {'trained': False}, dtype=torch.float32)
+    return folder
+
+
+@contextmanager
+def several(folder, count, parallel, backend='torch'):
+    engine = load(str(folder), backend, gpus=count, parallel=parallel)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def images(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *DIVIDED.image_size, 3), dtype=np.uint8)
+
+
+def driven(engine, frames):
+    session = engine.open_session()
+    for frame in frames:
+        session.observe(frame, ACTION)
+    return session
+
+
+def answers(session):
+    """A plan, two tiers of an imagined chunk, and a branch of three chunks that commits what it imagines."""
+    *_, branch = run(session.what_if(np.repeat(CHUNK, 3, 0)[:-1]))
+    futures = [session.imagine(CHUNK, steps) for steps in (1, 2)]
+    return [session.plan('red'), *(future.latents for future in futures), branch.latents,
+            *(future.collision_risk for future in futures), np.array(list(branch.progress.values()))]
+
+
+def run(generator):
+    while True:
+        try:
+            yield next(generator)
+        except StopIteration as end:
+            yield end.value
+            return
+
+
+def assert_same(found, expected, atol):
+    for each, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(each, right, atol=atol, rtol=0)
+
+
+class TestFourProcessesThatShareTheFrames:
+    @pytest.fixture(scope='class')
+    def four(self, folder):
+        with several(folder, 4, 'sequence') as engine:
+            yield engine
+
+    def test_they_answer_as_one(self, folder, four):
+        for count in (1, 11):  # a young session, and one whose first slabs have been dropped
+            frames = images(count)
+            expected = answers(driven(load(str(folder), 'torch'), frames))
+            assert np.abs(expected[2]).mean() > 0.1
+            assert_same(answers(driven(four, frames)), expected, 1e-5)
+
+    def test_a_session_of_one_process_goes_on_in_them_and_back(self, folder, four, tmp_path):
+        single, frames = load(str(folder), 'torch'), images(7)
+        session = driven(single, frames)
+        session.save(tmp_path / 'single')
+        moved = four.open_session()
+        moved.load(tmp_path / 'single')
+        assert_same(answers(moved), answers(session), 1e-5)
+        moved.save(tmp_path / 'four')
+        back = single.open_session()
+        back.load(tmp_path / 'four')
+        assert_same(answers(back), answers(session), 1e-6)
+
+
+def wait_until_complete(backend, patience=60.0):
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return backend.require_complete()
+        except RankFailure:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+class TestTwoProcessesThatShareTheWeights:
+    @pytest.fixture(scope='class')
+    def two(self, folder):
+        with several(folder, 2, 'tensor') as engine:
+            yield engine
+
+    def test_they_answer_as_one(self, folder, two):
+        frames = images(5)
+        assert_same(answers(driven(two, frames)), answers(driven(load(str(folder), 'torch'), frames)), 1e-5)
+
+    @pytest.mark.parametrize('fault', [signal.SIGKILL, signal.SIGSTOP])
+    def test_a_lost_process_is_noticed_and_the_session_restored_from_its_frames(self, folder, two, fault):
+        two.backend._patience = 2.0
+        expected, session = load(str(folder), 'torch').open_session(), two.open_session()
+        *frames, lost, after = images(7)  # a window, so that the restored session lacks nothing
+
+        def observe(frame):
+            for each in (expected, session):
+                each.observe(frame, ACTION)
+        for frame in frames:
+            observe(frame)
+        session.imagine(CHUNK)
+        branch = session.what_if(np.repeat(CHUNK, 2, 0))
+        next(branch)
+        os.kill(two.backend.processes.pids[0], fault)
+        start = time.monotonic()
+        observe(lost)  # is taken in nevertheless
+        with pytest.raises(RankFailure, match='signal 9' if fault == signal.SIGKILL else 'within 2 s'):
+            session.plan('red')
+        assert time.monotonic() - start < 2.0 + 3.0  # on a busy machine
+        with pytest.raises(RankFailure):
+            session.imagine(CHUNK)
+        wait_until_complete(two.backend)
+        with pytest.raises(RankFailure, match='next frame'):
+            session.plan('red')
+        with pytest.raises(RankFailure, match='replaced'):
+            list(branch)
+        observe(after)
+        assert_same(answers(session), answers(expected), 1e-5)
+
+
+def test_fp8_is_rounded_in_the_same_places_by_two_processes_as_by_one(folder):
+    frames = images(5)
+    expected = answers(driven(load(str(folder), 'torch-fp8'), frames))
+    with several(folder, 2, 'sequence', 'torch-fp8') as engine:
+        assert_same(answers(driven(engine, frames)), expected, 1e-6)
+
+
+def test_exchanging_in_fp8_costs_what_its_rounding_does(folder):
+    frames = images(5)
+    expected = answers(driven(load(str(folder), 'torch'), frames))
+    with several(folder, 2, 'sequence-fp8') as engine:
+        found = answers(driven(engine, frames))
+    error = np.sqrt(np.mean((found[2] - expected[2]) ** 2) / np.mean(expected[2] ** 2))
+    assert 0.0 < error < 0.02
+
+
+def test_the_processes_end_with_rank_0_however_that_ends(folder):
+    program = ('import os, sys, signal; from worldmodel_ros.engine.loading import load;'
+               'engine = load(sys.argv[1], "torch", gpus=2); print(*engine.backend.processes.pids, flush=True);'
+               'os.kill(os.getpid(), signal.SIGKILL)')
+    done = subprocess.run([sys.executable, '-c', program, str(folder)], stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    pid, = map(int, done.stdout.split())
+    deadline = time.monotonic() + 10.0
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(pid)
+
+
+def runs(pid):
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize('count, parallel, backend, reason', [
+    (3, 'sequence', 'torch', '4 heads and 64 tokens'), (2, 'pipeline', 'torch', 'sequence-fp8'),
+    (2, 'sequence', 'onnx', 'runs on one GPU')])
+def test_what_cannot_be_divided_is_refused_before_any_process_starts(folder, count, parallel, backend, reason):
+    with pytest.raises(ModelError, match=reason):
+        load(str(folder), backend, gpus=count, parallel=parallel)
+
+
+def test_a_model_without_tiles_is_refused():
+    with pytest.raises(ModelError, match='no tiles'):
+        load('tiny', 'torch', gpus=2)
+
+
+def test_tensors_of_different_types_travel_in_one_message():
+    tensors = [torch.arange(6, dtype=torch.float32).view(2, 3), torch.tensor(True), torch.zeros(0, 3),
+               torch.randn(5).to(torch.float8_e4m3fn), torch.arange(20, dtype=torch.int64).view(2, 5, 2)]
+    for found, tensor in zip(unpack(pack(tensors), tensors), tensors, strict=True):
+        assert found.dtype == tensor.dtype and torch.equal(found.float(), tensor.float())
+
+
+def rows_of_many_sizes():
+    x = torch.randn(3, 2, 5, 16) * torch.logspace(-30, 30, 30).view(3, 2, 5, 1)
+    x[1, 1, 3] = 0.0
+    return x
+
+
+def test_a_rounded_message_keeps_every_row_to_its_own_scale_and_shows_what_is_not_finite():
+    x = rows_of_many_sizes()
+    found = rounding.decode(rounding.encode(x), (3, 5, 16), torch.float32)
+    assert ((found - x).norm(dim=-1) <= 0.04 * x.norm(dim=-1)).all()
+    x[2, 0, 4, 7] = float('nan')
+    found = rounding.decode(rounding.encode(x), (3, 5, 16), torch.float32)
+    assert (found.isfinite().all(-1) == x.isfinite().all(-1)).all()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
+    rounding_triton = pytest.importorskip('worldmodel_ros.parallel.rounding_triton', reason='Triton is not installed')
+    x = rows_of_many_sizes().to(dtype)
+    message = rounding.encode(x)
+    used = 3 * 5 * (16 + 4)
+    assert torch.equal(rounding_triton.encode(x)[:, :used], message[:, :used])
+    found = rounding_triton.decode(message, (3, 5, 16), dtype)
+    assert torch.equal(found, rounding.decode(message, (3, 5, 16), dtype))
+
+
+def test_inputs_that_lie_in_one_block_are_sent_as_it_is():
+    columns = [[np.zeros((2, 3), np.float32)], [np.int64(1)], [np.ones(5, np.int32)]]
+    inputs = Inputs(torch.device('cpu'), 1, columns)
+    with torch.inference_mode():
+        block = _block_of(inputs.tensors)
+        block.fill_(1)
+    assert all((tensor.view(torch.uint8) == 1).all() for tensor in inputs.tensors)
+    assert _block_of([tensor.clone() for tensor in inputs.tensors]) is None

@@ -1,0 +1,195 @@
+"""Rank 0's back end: it decides what is run, and all processes run it."""
+from __future__ import annotations
+
+import atexit
+from collections.abc import Hashable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...cache.layout import TileLayout
+from ...kernels.pages import Precision
+from ...parallel.link import START_UP, Link
+from ..launching import Column, Eager, Function, Graphs
+from ..staging import Fetched
+from .backend import DividedBackend, check
+from .failure import RankFailure
+from .orders import READY, Build, OpenStorage, Pass
+from .passes import PASSES
+from .processes import Processes
+from .source import Source, use_device
+from .storage import LedPages
+from .supervisor import Supervisor
+
+TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
+PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
+NO_FEATURES = (None,)  # of a commit while processes are missing
+
+
+class LeadingBackend(DividedBackend):
+    """A `TorchBackend` that has the passes over tiles run by ``count`` processes, of which this is rank 0.
+
+    From when a process has failed until all have been replaced, commits give NO_FEATURES, and whatever looks ahead
+    raises RankFailure. The pages of the former processes are lost then; ``epoch`` counts how often that was.
+    """
+
+    storage_type = LedPages
+
+    def __init__(self, source: Source, kind: str, count: int, patience: float | None = None):
+        """``kind``: how the model is divided, one of KINDS; ``patience``: s, in which a pass must be over, unless
+        it is the first of its shapes; a tick's period on GPUs, if not given. Raises ModelError, and ValueError for
+        what cannot be divided."""
+        check(source.preset, kind, count)
+        if dist.is_initialized():
+            raise ValueError('this process works with others already, and can for one model only: close that first')
+        self._count = count
+        self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
+        self._opened: list[OpenStorage] = []
+        self._known: set[Pass] = set()  # which have been compiled, and captured
+        self._source, self._kind, self._place = source, kind, use_device(0)
+        store, processes = self._start()  # they read the model at the same time
+        try:
+            super().__init__(source, kind, 0, count)
+            self._alone, self._launch = self._launch, self._launched
+            self._together = self._new_launcher()
+            self.join(self._meet(store, processes))
+        except BaseException:
+            processes.stop()
+            Link.leave()
+            raise
+        self._supervisor = Supervisor(processes, self._assemble, self._dissolve)
+        self.name = f'{self.name}-{kind}-{count}'
+        atexit.register(self.close)  # graphs have to be gone before what they send by
+
+    @property
+    def epoch(self) -> int:
+        """How often the processes have been replaced."""
+        return self._supervisor.epoch
+
+    @property
+    def processes(self) -> Processes:
+        """The others, ranks 1 and up; raises RankFailure while they are not complete."""
+        return self._supervisor.processes
+
+    def require_complete(self) -> None:
+        """Raises RankFailure while processes are missing."""
+        self._supervisor.require()
+
+    def close(self) -> None:
+        """Ends the other processes. They would end with this one, too."""
+        atexit.unregister(self.close)
+        self._supervisor.close()
+
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
+        outputs = super().run(network, batch)
+        if network not in TAKING_IN:
+            self.require_complete()  # or what the device was waited for is no result
+        return outputs
+
+    def fetch(self, array: Tensor) -> FetchedFromAll:
+        return FetchedFromAll(super().fetch(array), self)
+
+    def _commit(self, columns: list[tuple]) -> list:
+        try:
+            return super()._commit(columns)
+        except RankFailure:
+            return [NO_FEATURES] * len(columns[0])
+
+    def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> LedPages:
+        order = OpenStorage(len(self._opened), layout, pages, precision)
+        self._supervisor.tell(order)
+        self._opened.append(order)
+        storage = super()._storage(layout, pages, precision)
+        storage.number, storage.supervisor = order.number, self._supervisor
+        return storage
+
+    def _launched(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """What stands in the place of a launcher: the passes over tiles are everybody's, all else is run here."""
+        if not (isinstance(key, tuple) and key[0] in PASSES):
+            return self._alone(key, function, columns)
+        network, storages = key
+        epoch, started = self.epoch, _Started()
+        order = Pass(network, tuple(storage.number for storage in storages),
+                     tuple((tuple(column[0].shape), _dtype(column[0])) for column in columns))
+        first = order not in self._known
+        self._supervisor.tell(order)
+        self._supervisor.expect(epoch, started, START_UP.total_seconds() if first else self._patience)
+        try:
+            outputs = self._together(key, partial(self.passes.run, network, storages), columns)
+            started.event = self.mark() if self.device.type == 'cuda' else _OVER
+        except Exception as error:
+            raise self._supervisor.failed(epoch, error) from error
+        self._known.add(order)
+        return outputs
+
+    def _start(self) -> tuple[dist.TCPStore, Processes]:
+        store = Link.listen(self._count)
+        return store, Processes([Build(self._source, self._kind, rank, self._count, store.port)
+                                 for rank in range(1, self._count)])
+
+    def _meet(self, store: dist.TCPStore, processes: Processes) -> Link:
+        processes.expect(READY, START_UP.total_seconds())
+        return Link.join(self._place, 0, self._count, store)
+
+    def _assemble(self) -> Processes:
+        store, processes = self._start()
+        try:
+            self.group.link = self._meet(store, processes)
+            for order in self._opened:
+                processes.tell(order)
+        except BaseException:
+            processes.stop()
+            Link.leave()
+            raise
+        self._together = self._new_launcher()
+        return processes
+
+    def _new_launcher(self) -> Eager | Graphs:
+        return Graphs(self.device) if self.device.type == 'cuda' else Eager(self.device)
+
+    def _dissolve(self) -> None:
+        self._together = None  # and with it graphs whose messages are those of the dead
+        self._known.clear()
+        Link.leave()
+
+
+class FetchedFromAll:
+    """A `Fetched` of which somebody has to make sure that it is a result."""
+
+    def __init__(self, fetched: Fetched, backend: LeadingBackend):
+        self._fetched, self._backend = fetched, backend
+
+    def result(self) -> np.ndarray:
+        result = self._fetched.result()
+        self._backend.require_complete()
+        return result
+
+
+class _Started:
+    """A pass whose end is watched from before the device knows of it."""
+
+    event: Any = None
+
+    def query(self) -> bool:
+        return self.event is not None and self.event.query()
+
+
+class _Over:
+    def query(self) -> bool:
+        return True
+
+
+_OVER = _Over()
+
+
+def _dtype(array: np.ndarray | Tensor) -> torch.dtype:
+    return array.dtype if isinstance(array, Tensor) else _torch_type(array.dtype)
+
+
+@lru_cache
+def _torch_type(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

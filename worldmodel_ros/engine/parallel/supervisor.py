@@ -1,0 +1,153 @@
+"""Keeps the processes of a model complete: watches them, and replaces all of them when one fails."""
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import Pipe
+from typing import Any, NamedTuple, Protocol
+
+from .failure import RankFailure
+from .processes import Processes
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.02  # how often work on a device is looked at
+RETRY_S = (1.0, 2.0, 5.0, 10.0)  # from one attempt to start them to the next
+
+
+class Event(Protocol):
+    """A point in a device's time, as torch.cuda.Event."""
+
+    def query(self) -> bool: ...
+
+
+class _Work(NamedTuple):
+    epoch: int
+    event: Event
+    since: float  # steady time, s
+    patience: float  # s
+
+
+class Supervisor:
+    """Looks at the processes from a thread of its own, at least every LOOK_S.
+
+    One has failed when it ends, when it says so, when a message to it fails, or when work that all of them share is
+    not over in time. Then all are ended: a message without its partner would hang for ever, on a GPU, too. They are
+    started anew until that succeeds; ``epoch`` counts how often. ``trouble`` is empty while they are complete, and
+    else says what is wrong.
+    """
+
+    def __init__(self, processes: Processes, assemble: Callable[[], Processes], dissolve: Callable[[], None]):
+        """``dissolve``, called when the processes are dead, gives up what the device still waits for from them;
+        ``assemble`` starts others and gets them to work."""
+        self._processes: Processes | None = processes
+        self._assemble, self._dissolve = assemble, dissolve
+        self.epoch, self.trouble = 0, ''
+        self._failed = threading.Event()
+        self._work: deque[_Work] = deque()  # on the device, in its order
+        self._turned = 0.0  # when the first of it had its turn
+        self._wake, self._woken = Pipe()
+        self._closed = False
+        self._thread = threading.Thread(target=self._watch, name='ranks', daemon=True)
+        self._thread.start()
+
+    @property
+    def processes(self) -> Processes:
+        """Those of this epoch; raises RankFailure while they are not complete."""
+        self.require()
+        return self._processes
+
+    def tell(self, order: Any) -> None:
+        """Gives all processes an order. Raises RankFailure while they are not complete."""
+        self.require()
+        epoch = self.epoch
+        try:
+            self._processes.tell(order)
+        except Exception as error:
+            raise self.failed(epoch, error) from error
+
+    def require(self) -> None:
+        """Raises RankFailure while the processes are not complete; also what the device has given then is no
+        result."""
+        if self.trouble:
+            raise RankFailure(self.trouble)
+
+    def expect(self, epoch: int, event: Event, patience: float) -> None:
+        """Has ``event`` watched, which is to come within so many seconds of now, or of the one before it."""
+        self._work.append(_Work(epoch, event, time.monotonic(), patience))
+
+    def failed(self, epoch: int, error: Exception) -> RankFailure:
+        """Reports that work of an epoch failed; returns what is to be raised."""
+        if epoch == self.epoch and not self.trouble:
+            self._wake.send(f'a pass failed: {error}')
+            self._failed.wait(5.0)
+        return RankFailure(self.trouble or str(error))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._closed = True
+        self._wake.send('')
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed:
+            reason = self._reason()
+            if reason and not self._closed:
+                self._replace(reason)
+        self._end()
+
+    def _reason(self) -> str:
+        """Why the processes have to be replaced, if they have to; takes up to LOOK_S."""
+        try:
+            self._processes.check(LOOK_S, self._woken)
+        except RankFailure as failure:
+            return str(failure)
+        if self._woken.poll():
+            return self._woken.recv()
+        now = time.monotonic()
+        while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
+            self._work.popleft()
+            self._turned = now
+        if self._work and now > max(self._work[0].since, self._turned) + self._work[0].patience:
+            return f'the processes of the model did not finish a pass within {self._work[0].patience:g} s'
+        return ''
+
+    def _replace(self, reason: str) -> None:
+        self.trouble = reason
+        self._failed.set()
+        _log.error('%s; starting all of them anew', reason)
+        start = time.monotonic()
+        self._end()
+        for attempt in itertools.count():
+            try:
+                self._processes = self._assemble()
+                break
+            except Exception as error:  # whatever it is, the robot stands still until it is mended
+                self.trouble = f'{reason}; starting anew failed: {error}'
+                _log.error('%s', self.trouble)
+                if self._pause(RETRY_S[min(attempt, len(RETRY_S) - 1)]):
+                    return
+        while self._woken.poll():  # of the epoch that is over
+            self._woken.recv()
+        self._failed.clear()
+        self.epoch += 1
+        self.trouble = ''
+        _log.warning('the processes of the model are complete again after %.1f s', time.monotonic() - start)
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits; returns whether there is nothing to wait for any more."""
+        deadline = time.monotonic() + seconds
+        while not self._closed and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._closed
+
+    def _end(self) -> None:
+        self._work.clear()
+        if self._processes is not None:
+            self._processes.stop()
+            self._processes = None
+            self._dissolve()

@@ -1,0 +1,77 @@
+"""A process of a model, other than rank 0: does what rank 0 orders, and ends when that is gone.
+
+Rank 0 starts it (see `processes`): `python -m worldmodel_ros.engine.parallel.worker PIPE LIFELINE`, file descriptors.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ...parallel.link import Link
+from ..launching import Column
+from .backend import DividedBackend
+from .following import receiving_launcher, stand_ins
+from .orders import READY, Build, ChangePages, OpenStorage, Pass, StorageNumber
+from .source import use_device
+from .storage import HeadsOfPages
+
+
+class Follower:
+    """Does with its share of the model what rank 0 does with its own."""
+
+    def __init__(self, order: Build, pipe: Connection):
+        device = use_device(order.rank)
+        self._backend = DividedBackend(order.source, order.kind, order.rank, order.count)
+        self._storages: dict[int, HeadsOfPages] = {}
+        self._launch = receiving_launcher(self._backend.device)
+        self._stand_ins: dict[Pass, list[Column]] = {}
+        pipe.send(READY)
+        self._backend.join(Link.join(device, order.rank, order.count, Link.connect(order.port, order.count)))
+
+    @torch.inference_mode()
+    def do(self, order: Any) -> None:
+        """Carries out an order."""
+        if isinstance(order, Pass):
+            if order not in self._stand_ins:
+                self._stand_ins[order] = stand_ins(order, self._backend.device)
+            storages = tuple(self._storages[number] for number in order.storages)
+            self._launch((order.network, storages), partial(self._backend.passes.run, order.network, storages),
+                         self._stand_ins[order])
+        elif isinstance(order, ChangePages):
+            arguments = [self._storages[each.number] if isinstance(each, StorageNumber) else each
+                         for each in order.arguments]
+            getattr(self._storages[order.number], order.method)(*arguments)
+        elif isinstance(order, OpenStorage):
+            self._storages[order.number] = self._backend._storage(order.layout, order.pages, order.precision)
+        else:
+            raise TypeError(f'unknown order: {order!r}')
+
+
+def main(pipe: Connection, lifeline: int) -> None:
+    """Follows until rank 0 is gone."""
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    try:
+        follower = Follower(pipe.recv(), pipe)
+        while True:
+            follower.do(pipe.recv())
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(f'{type(error).__name__}: {error}')
+        raise
+
+
+def _end_with(lifeline: int) -> None:
+    # The main thread may hang in a message that has no partner any more.
+    os.read(lifeline, 1)
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

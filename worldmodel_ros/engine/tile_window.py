@@ -1,0 +1,89 @@
+"""What a pass of a model with tiles sees of a session: lists of pages, for every tile of queries.
+
+A query tile visits whole pages, and its place in time is a slab's. A chunk to be denoised counts as whole slabs that
+follow the newest one, whether that is complete or not, and its keys lie in scratch pages. What is committed lies in its
+own slab, and sees that one and those before it: frames that are committed together see each other within a slab.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from ..cache.layout import TileLayout
+from ..cache.patterns import PageLists, Pattern, page_lists
+from ..cache.storage import Storage
+from ..cache.table import Table
+from ..model.presets import Preset
+
+
+@dataclass(frozen=True)
+class PassPages:
+    """Pages of one pass. tier: of its own pages, int32 (groups * tiles,), whose first ``offset`` frames are there
+    already; lists, by pattern and tier, for the tiles of each group in turn."""
+
+    times: np.ndarray
+    groups: int
+    tier: int
+    own: np.ndarray
+    offset: int
+    lists: list[list[PageLists]]
+
+
+@dataclass(frozen=True, eq=False)
+class TileWindow:
+    """A session's table when a block of frames at ``times`` (T,) is about to be passed."""
+
+    preset: Preset
+    table: Table
+    layout: TileLayout
+    storages: tuple[Storage, ...]
+    times: np.ndarray
+
+    @cached_property
+    def of_chunk(self) -> PassPages:
+        """For a chunk to be denoised, of whole slabs, whose keys are nobody's."""
+        groups, tier = len(self.times) // self.layout.frames, len(self.storages) - 1
+        own, first = self.storages[tier].scratch, int(self.table.slabs[-1]) + 1
+        table = self.table
+        for group, ids in enumerate(own.reshape(groups, -1)):
+            table = table.put(np.array([first + group, self.layout.frames, 0, tier, *ids]))
+        return self._pass(table, self.times, range(first, first + groups), tier, own, 0)
+
+    def of_commit(self, ids: np.ndarray) -> Iterator[tuple[slice, PassPages]]:
+        """For each slab of a block that is committed, which of its frames (a slice) and the pass that writes them to
+        the staged pages: ``ids`` (slabs * tiles,), slab by slab, as `Stage.places` gives them."""
+        slabs, frames = self.times // self.layout.frames, self.layout.frames
+        table = self.table
+        for slab, own in zip(np.unique(slabs).tolist(), ids.reshape(-1, self.layout.tiles)):
+            begin, end = np.searchsorted(slabs, [slab, slab + 1]).tolist()
+            valid = int(self.times[end - 1]) % frames + 1
+            part = self.times[begin:end]
+            # Without what was predicted from here on, or would be dropped by who commits frame by frame.
+            seen = (table.slabs < slab) & ((table.slabs + 1) * frames > part[0] - self.preset.window_frames)
+            seen[:self.preset.sink_slabs] = table.slabs[:self.preset.sink_slabs] < slab
+            table = table.select(seen).put(np.array([slab, valid, 0, 0, *own]))
+            yield slice(begin, end), self._pass(table, part, (slab,), 0, own, int(part[0]) % frames)
+
+    def _pass(self, table: Table, times: np.ndarray, slabs: range | tuple[int, ...], tier: int, own: np.ndarray,
+              offset: int) -> PassPages:
+        nothing, lists = _nothing(len(slabs) * self.layout.tiles), []
+        for pattern in patterns_of(self.preset):
+            found = page_lists(table, self.layout, tuple(slabs), pattern)
+            lists.append([found.get(each, nothing) for each in range(len(self.storages))])
+        return PassPages(times, len(slabs), tier, own.astype(np.int32), offset, lists)
+
+
+@lru_cache(maxsize=8)
+def patterns_of(preset: Preset) -> tuple[Pattern, ...]:
+    """The different neighbourhoods of a preset, moved inside at borders, so that all query tiles cost the same."""
+    plane = TileLayout(preset.tile, preset.grid).plane
+    return tuple(Pattern(slabs or None, (rows or plane[0], columns or plane[1]), shifted=True)
+                 for slabs, rows, columns in dict.fromkeys(preset.patterns))
+
+
+def _nothing(query_tiles: int) -> PageLists:
+    empty = np.zeros(0, np.int32)
+    return PageLists(np.zeros(query_tiles + 1, np.int32), empty, empty, np.zeros(query_tiles, np.int32))

@@ -1,0 +1,1 @@
+"""One network on several GPUs: how its tokens, heads and weights are divided, and what its parts exchange."""

@@ -1,0 +1,103 @@
+"""How the processes of one network divide a pass among them: by frames or by weights.
+
+* `SequenceParallel`: each has a run of successive frames, with all weights (Ulysses, Jacobs et al. 2023, where
+  attention leaves the run, and only there). Layers that attend within a frame move nothing; layers that attend to
+  the cache exchange some frames of all heads for all frames of some heads, and back.
+* `TensorParallel`: each has some heads and some hidden units, with all frames (Megatron-LM, Shoeybi et al. 2019).
+  It moves more, and is for networks whose weights do not fit one GPU.
+
+In both, a process holds the cache's pages of its own heads.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from . import rounding
+from .link import Link
+from .packing import pack, unpack
+
+
+class Group:
+    """This process among those of a link."""
+
+    def __init__(self, link: Link):
+        self.link, self.rank, self.count = link, link.rank, link.count
+
+    def own(self, x: Tensor, dim: int) -> Tensor:
+        """This process's share of x along ``dim``."""
+        if x.shape[dim] % self.count:
+            raise ValueError(f'{x.shape[dim]} cannot be divided among {self.count} processes: of a tensor '
+                             f'{tuple(x.shape)}, dimension {dim}')
+        return x.chunk(self.count, dim)[self.rank]
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The whole, from every process's share along ``dim``."""
+        dim %= x.dim()
+        return self.link.all_gather(x).movedim(0, dim).flatten(dim, dim + 1)
+
+    def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Rank 0's tensors; the others' say of which shapes and types they are. Where all lie in one block of
+        memory, in every process at the same places, they are overwritten."""
+        block = _block_of(tensors)
+        if block is not None:
+            self.link.broadcast(block)
+            return list(tensors)
+        packed = pack(tensors)
+        self.link.broadcast(packed)
+        return unpack(packed, tensors)
+
+
+class TensorParallel(Group):
+    """Every process has all frames, and the weights of its own heads and hidden units (`tensor_parallel.share`)."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every process's x."""
+        return self.link.sum(x)
+
+
+class SequenceParallel(Group):
+    """Every process has all weights, and its own run of the frames.
+
+    ``rounded``: what is exchanged travels in e4m3, with a scale for each row along the last dimension
+    (`rounding`).
+    """
+
+    def __init__(self, link: Link, rounded: bool = False):
+        super().__init__(link)
+        self.rounded = rounded
+
+    def exchange(self, x: Tensor, divide: int, join: int) -> Tensor:
+        """All along ``join`` and an own share along ``divide``, of x, which is an own share along ``join`` and all
+        along ``divide``; neither is the last dimension."""
+        divide, join, width = divide % x.dim(), join % x.dim(), x.shape[-1]
+        part = [*x.shape[:divide], x.shape[divide] // self.count, *x.shape[divide + 1:]]  # for and from each process
+        sent = x.reshape(math.prod(part[:divide]), self.count, -1, width)
+        before, after = math.prod(part[:join]), math.prod(part[join:-1])
+        if self.rounded:
+            coding = _coding(x)
+            joined = coding.decode(self.link.all_to_all(coding.encode(sent)), (before, after, width), x.dtype)
+        else:
+            received = self.link.all_to_all(sent.transpose(0, 1).contiguous().flatten(1).view(torch.uint8))
+            joined = received.view(x.dtype).view(self.count, before, after, width).transpose(0, 1)
+        part[join] *= self.count
+        return joined.reshape(part)
+
+
+def _block_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The memory that all of several tensors lie in, as bytes."""
+    storage = tensors[0].untyped_storage()
+    if len(tensors) == 1 or any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
+        return None
+    return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
+
+
+def _coding(x: Tensor) -> ModuleType:
+    if not x.is_cuda:
+        return rounding
+    from . import rounding_triton
+    return rounding_triton

@@ -1,0 +1,82 @@
+"""What processes exchange, over torch.distributed: NCCL between GPUs, gloo between CPUs."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# PyTorch 2.13 has given it another name.
+_all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
+START_UP = timedelta(seconds=120)  # for all to come to the same message; loading and compiling are part of it
+
+
+@dataclass(frozen=True)
+class Link:
+    """This process, number ``rank`` of ``count``, and the messages between all of them.
+
+    Every method is to be called by all processes, in the same order and with the same shapes. Between GPUs it only
+    queues the work, and can be captured in a CUDA graph; then a partner that has died is waited for without end.
+    Between CPUs it raises RuntimeError when a partner has died.
+    """
+
+    device: torch.device
+    rank: int
+    count: int
+
+    @staticmethod
+    def listen(count: int) -> dist.TCPStore:
+        """Where ``count`` processes of this machine meet, in rank 0; its ``port`` is a free one."""
+        return dist.TCPStore('127.0.0.1', 0, count, True, START_UP, wait_for_workers=False)
+
+    @staticmethod
+    def connect(port: int, count: int) -> dist.TCPStore:
+        """The same, in all other processes."""
+        return dist.TCPStore('127.0.0.1', port, count, False, START_UP)
+
+    @classmethod
+    def join(cls, device: torch.device, rank: int, count: int, store: dist.TCPStore) -> Link:
+        """Waits until all have joined."""
+        if device.type == 'cuda':
+            # A failure is ours to find and to mend: PyTorch's way is to end the process, and rank 0 drives the robot.
+            os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '0'
+            os.environ['TORCH_NCCL_ENABLE_MONITORING'] = '0'
+            dist.init_process_group('nccl', store=store, rank=rank, world_size=count, timeout=START_UP,
+                                    device_id=device)
+        else:
+            dist.init_process_group('gloo', store=store, rank=rank, world_size=count, timeout=START_UP)
+        return cls(device, rank, count)
+
+    @staticmethod
+    def leave() -> None:
+        """Leaves without waiting for the others, who may be dead; graphs that hold messages must be gone before."""
+        if dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()  # the orderly end would wait
+
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        """Row r of (R, n) goes to process r; row r of the result came from process r."""
+        received = torch.empty_like(rows)
+        dist.all_to_all_single(received, rows)
+        return received
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """x (...) of every process, (R, ...)."""
+        x = x.contiguous()
+        whole = x.new_empty(self.count, *x.shape)
+        # As bytes, since gloo knows few types.
+        _all_gather(whole.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
+        return whole
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all processes, the same bits in each of them."""
+        x = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x)
+        return x
+
+    def broadcast(self, row: Tensor) -> None:
+        """Overwrites ``row`` with that of rank 0."""
+        dist.broadcast(row, 0)
