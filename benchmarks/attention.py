@@ -50,7 +50,7 @@ def error(q: torch.Tensor, pools: list[Pool], lists: list[TileLists], out: torch
 
 def ours(q: torch.Tensor, quantised_q: tuple, pools: list[Pool], lists: list[TileLists]):
     """The call that is timed. The kernel that writes the pages makes the FP8 queries on the way, so they are given."""
-    if supports(q, pools):
+    if supports(q, pools, lists[0].query_tiles):
         return partial(paged_attention_hopper, q, pools, lists, out=torch.empty_like(q), quantised_q=quantised_q)
     return partial(paged_attention, q, pools, lists)
 

@@ -101,6 +101,43 @@ def attention(generator: torch.Generator, rng: np.random.Generator) -> Iterator[
                             milliseconds(call))
 
 
+def by_frame(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    """Tokens that come, and results that go, frame by frame instead of tile by tile: bit for bit the same."""
+    tiles, order = 16, (FRAMES, 16)
+    pools = [random_pool(generator, Precision(p), PAGES, HEADS, TOKENS, DIM) for p in ('bf16', 'fp8')]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (-1, tiles, FRAMES, TOKENS // FRAMES)).transpose(1, 2).flatten(0, 3).contiguous()
+    q = random_tensor(generator, 4 * tiles * TOKENS, HEADS, DIM, dtype=torch.bfloat16) * 2
+    for used in (pools[:1], pools[1:], pools):
+        lists = [random_lists(rng, list(rng.integers(0, 30, 4 * tiles)), PAGES, TOKENS, 0.1, 'cuda') for _ in used]
+
+        def call():
+            return paged_attention(q, used, lists, by_frame=order)
+        error = different(fresh(call), turned(paged_attention(q, used, lists)))
+        yield Check('paged_attention, by frame', '+'.join(pool.precision.value for pool in used), error, 0.0,
+                    milliseconds(call))
+    qkv = random_tensor(generator, 4 * tiles * TOKENS, 3, HEADS, DIM, dtype=torch.bfloat16)
+    rotary = torch.rand((len(qkv), DIM), generator=generator, device='cuda')
+    weights = [random_tensor(generator, DIM, dtype=torch.bfloat16) for _ in range(2)]
+    pages = torch.randperm(PAGES, generator=generator, device='cuda')[:4 * tiles].int()
+    counts = torch.full_like(pages, TOKENS)
+    for pool in pools:
+        written = copy.deepcopy(pool)
+
+        def call():
+            return write_qkv_triton(written, pages, counts, turned(qkv), _angles(turned(rotary)), *weights,
+                                    by_frame=order)[0]
+        found = [fresh(call), *written.tensors().values()]
+        expected = [write_qkv_triton(pool, pages, counts, qkv, _angles(rotary), *weights)[0], *pool.tensors().values()]
+        yield Check('write_qkv, by frame', pool.precision.value, max(map(different, found, expected)), 0.0,
+                    milliseconds(call))
+
+
+def _angles(rotary: torch.Tensor) -> torch.Tensor:
+    return torch.stack(rotary.chunk(2, 1))
+
+
 def page_writing(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
     tiles = 64
     qkv = random_tensor(generator, tiles * TOKENS, 3, HEADS, DIM, dtype=torch.bfloat16) * 3
@@ -187,7 +224,7 @@ def main() -> int:
     options = parser.parse_args()
     checks = []
     with torch.inference_mode():
-        for part in (attention, page_writing, temporal, requantising):
+        for part in (attention, by_frame, page_writing, temporal, requantising):
             for check in part(torch.Generator('cuda').manual_seed(options.seed), np.random.default_rng(options.seed)):
                 checks.append(check)
                 print(f'{"ok    " if check.kept else "BROKEN"} {check.kernel:26} {check.case:44} {check.error:.2e} of '

@@ -11,7 +11,7 @@ from pathlib import Path
 from worldmodel_ros.demo.style import BAD, MODEL, TIER_COLOURS, TRUTH, picture
 
 LOOKS = {'fifo': (BAD, 'first come, first served'), 'edf': ('#f59e0b', 'earliest deadline first'),
-         'edf_ladder': (MODEL, 'earliest deadline first, with the ladder')}
+         'edf_ladder': (MODEL, 'the same, with the ladder')}
 TIERS = {'TWO_STEP': (TIER_COLOURS['two_step'], 'two steps'), 'ONE_STEP': (TIER_COLOURS['one_step'], 'one step'),
          'SMALLER': ('#a78bfa', 'the smaller model'), 'REFUSED': ('#d5dae0', 'refused at arrival'),
          'LATE': (BAD, 'late')}

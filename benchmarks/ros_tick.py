@@ -1,0 +1,180 @@
+"""Camera message in to command out, over ROS: the real node and gate under Fast DDS, in processes of their own.
+
+    python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
+    python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
+
+This process is the robot: it publishes pictures, stamped when it does, and takes the gate's commands. A command's time
+is from its picture's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
+program uses the same GPU, or where there is none, all cores. Random weights: what the plan says means nothing.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from ros_tick_node import ENGINE
+
+HERE = Path(__file__).resolve().parent
+SETTLING = 3.0  # s, after the first command
+NAMES = {1: 'two_step', 2: 'one_step', 3: 'replan', 4: 'stop', 0: 'none'}
+VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
+
+
+def main() -> int:
+    options = parsed()
+    result = {'command': 'python benchmarks/ros_tick.py ' + ' '.join(sys.argv[1:]), 'weights': 'random', 'rows': [],
+              'failed': {}, **about()}
+    phases = [('alone', options.seconds), *([('loaded', options.load_seconds)] if options.load_seconds else [])]
+    try:
+        with system(options) as logs, robot(options) as camera:
+            camera.begin(options.start_timeout)
+            for name, seconds in phases:
+                with load(result['machine']['gpus']) if name == 'loaded' else nullcontext():
+                    time.sleep(SETTLING)
+                    camera.clear()
+                    time.sleep(seconds)
+                    result['rows'].append(row(options, name, seconds, camera))
+                print(json.dumps(result['rows'][-1]), file=sys.stderr, flush=True)
+                save(result, options)
+    except Exception as error:
+        result['failed'] = {'error': f'{type(error).__name__}: {error}'}
+        print(f'failed: {error}', file=sys.stderr)
+    save(result, options)
+    print(json.dumps(result, indent=1))
+    return 1 if result['failed'] else 0
+
+
+@contextmanager
+def system(options: argparse.Namespace):
+    """The model's node and the gate, as bringup describes them, but for the engine."""
+    from worldmodel_ros.bringup import process
+    from worldmodel_ros.bringup.description import load as describe
+    from worldmodel_ros.bringup.supervisor import Supervisor
+    process.ACTIVATION_TIMEOUT = options.start_timeout  # layers may be compiled first
+    description = describe()
+    model = {'deadline_s': options.deadline, 'reserve_s': options.reserve, 'headroom_s': options.reserve / 4,
+             'tick_tolerance_s': 0.4 / options.rate, 'goal': 'red', 'frozen_camera_timeout_s': 0.0}
+    gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 4,
+            'command_timeout_s': max(0.13, 1.5 / options.rate)}
+    nodes = description.resolve('robot', parameters={'world_model_node': model, 'command_gate': gate})
+    engine = {'preset': options.preset, 'backend': options.backend, 'rate_hz': options.rate, 'gpus': options.gpus,
+              'parallel': options.parallel}
+    nodes = [replace(node, executable=str(HERE / 'ros_tick_node.py'), respawn=False,
+                     environment={ENGINE: json.dumps(engine)}) if node.name == 'world_model_node' else node
+             for node in nodes]
+    with tempfile.TemporaryDirectory() as logs, Supervisor(description.environment, options.logs or logs) as supervisor:
+        supervisor.add(nodes)
+        supervisor.start()
+        supervisor.wait_ready(options.start_timeout)
+        options.domain = supervisor.domain_id
+        yield logs
+
+
+@contextmanager
+def robot(options: argparse.Namespace):
+    """The camera and the base, on threads of their own."""
+    from ros_tick_robot import Robot
+    spec = preset(options.preset)
+    with Robot(spec.image_size, options.rate, options.domain) as camera:
+        yield camera
+
+
+def load(gpus: list) -> AbstractContextManager:
+    from worldmodel_ros.demo.load import CpuLoad
+    return program([sys.executable, str(HERE / 'gpu_load.py')]) if gpus else CpuLoad()
+
+
+@contextmanager
+def program(command: list[str]):
+    """Another program beside, which must have started."""
+    child = subprocess.Popen(command)
+    try:
+        time.sleep(8.0)  # importing torch and making its context
+        if child.poll() is not None:
+            raise RuntimeError(f'{command[-1]} ended with exit status {child.returncode}')
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def row(options: argparse.Namespace, phase: str, seconds: float, camera) -> dict:
+    """What the robot saw in one phase."""
+    images, commands, statuses = camera.taken()
+    if not commands:
+        raise RuntimeError(f'{phase}: not one command in {seconds:g} s; see --logs')
+    ms = 1e3 * np.array(commands)
+    p50, p99 = np.quantile(ms, (0.5, 0.99))
+    tiers = Counter(NAMES.get(status.tier, str(status.tier)) for status in statuses)
+    verdicts = Counter(VERDICTS[status.verdict] for status in statuses)
+    model = [status.latency * 1e3 for status in statuses if status.tier in (1, 2)]
+    return {'preset': options.preset, 'backend': options.backend, 'gpus': options.gpus if about_gpus() else 0,
+            'parallel': options.parallel if options.gpus > 1 else 'single', 'phase': phase, 'rate_hz': options.rate,
+            'seconds': seconds, 'deadline_ms': round(options.deadline * 1e3, 2), 'images': images,
+            'commands': len(commands),
+            'camera_to_command_ms': {'p50': round(float(p50), 3), 'p99': round(float(p99), 3),
+                                     'max': round(float(ms.max()), 3)},
+            'late_commands_published': int((ms > options.deadline * 1e3).sum()),
+            'received_to_command_ms_p50': round(float(np.median(model)), 3) if model else None,
+            'tiers': dict(tiers), 'verdicts': dict(verdicts)}
+
+
+def preset(name: str):
+    from worldmodel_ros.model.presets import PRESETS
+    return PRESETS[name]
+
+
+def about_gpus() -> list[str]:
+    """Names of the GPUs, asked of the driver's tool: this process must have no context on them."""
+    try:
+        command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split('\n')[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def about() -> dict:
+    from worldmodel_ros.machine import machine, versions
+    return {'machine': {**machine(), 'gpus': about_gpus()}, 'versions': versions()}
+
+
+def save(result: dict, options: argparse.Namespace) -> None:
+    if options.folder:
+        gpus = result['machine']['gpus']
+        name = next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'
+        options.folder.mkdir(parents=True, exist_ok=True)
+        count = f'x{options.gpus}' if options.gpus > 1 else ''
+        name = f'ros_tick_{name}{count}' + ('' if options.preset == 'base' else f'_{options.preset}')
+        (options.folder / f'{name}.json').write_text(json.dumps(result, indent=1) + '\n')
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--preset', default='base')
+    parser.add_argument('--backend', default='torch-compiled')
+    parser.add_argument('--gpus', type=int, default=1)
+    parser.add_argument('--parallel', default='sequence-fp8', help='how several GPUs share the model')
+    parser.add_argument('--rate', type=float, default=60.0, help='pictures per second, each of which is a tick')
+    parser.add_argument('--deadline', type=float, help='s from stamp to robot; default: one period of the camera')
+    parser.add_argument('--reserve', type=float, default=0.002, help='s of it for gate and transport')
+    parser.add_argument('--seconds', type=float, default=600.0, help='without the other program')
+    parser.add_argument('--load-seconds', type=float, default=30.0, help='beside it; 0: not at all')
+    parser.add_argument('--start-timeout', type=float, default=400.0)
+    parser.add_argument('--logs', type=Path, help='folder for the logs of the nodes; default: a temporary one')
+    parser.add_argument('--folder', type=Path)
+    options = parser.parse_args()
+    options.deadline = options.deadline or 1.0 / options.rate
+    return options
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""The robot of ros_tick.py: a camera at a steady rate, and a base that takes commands."""
+from __future__ import annotations
+
+import array
+import threading
+import time
+
+import numpy as np
+import rclpy
+from geometry_msgs.msg import TwistStamped
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+
+from worldmodel_ros.msg import DeadlineStatus
+from worldmodel_ros.nodes.qos import CAMERA, STATUS
+
+PICTURES = 16  # different ones: a camera that shows the same one is frozen
+FIRST_COMMAND = 30.0  # s
+
+
+class Robot:
+    """Publishes pictures from `begin` on; `taken` has what came back since `clear`."""
+
+    def __init__(self, size: tuple[int, int], rate: float, domain: int):
+        self._period = 1.0 / rate
+        rng = np.random.default_rng(0)
+        self._pictures = [array.array('B', rng.integers(0, 256, (*size, 3), np.uint8).tobytes())
+                          for _ in range(PICTURES)]
+        self._size = size
+        self._context = Context()
+        rclpy.init(args=[], context=self._context, domain_id=domain)
+        self._node = Node('robot', context=self._context, start_parameter_services=False, enable_rosout=False)
+        self._camera = self._node.create_publisher(Image, 'camera/image_raw', CAMERA)
+        self._node.create_subscription(TwistStamped, 'cmd_vel', self._on_command, STATUS)
+        self._node.create_subscription(DeadlineStatus, 'deadline_status', self._on_status, STATUS)
+        self._executor = SingleThreadedExecutor(context=self._context)  # it tells when DDS had a message
+        self._executor.add_node(self._node)
+        self._lock = threading.Lock()
+        self._over, self._driven = threading.Event(), threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._film, self._listen)]
+        self.clear()
+
+    def __enter__(self) -> Robot:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._over.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self._executor.shutdown()
+        self._node.destroy_node()
+        rclpy.try_shutdown(context=self._context)
+
+    def begin(self, timeout: float = FIRST_COMMAND) -> None:
+        """Films until there is a command; raises RuntimeError if none comes."""
+        for thread in self._threads:
+            thread.start()
+        if not self._driven.wait(min(timeout, FIRST_COMMAND)):
+            raise RuntimeError(f'no command within {FIRST_COMMAND:.0f} s of the first picture: see --logs')
+
+    def clear(self) -> None:
+        with self._lock:
+            self._images, self._commands, self._statuses = 0, [], []
+
+    def taken(self) -> tuple[int, list[float], list[DeadlineStatus]]:
+        """Pictures published, the age of each command's picture when it came (s), and statuses, since `clear`."""
+        with self._lock:
+            return self._images, list(self._commands), list(self._statuses)
+
+    def _film(self) -> None:
+        height, width = self._size
+        message = Image(height=height, width=width, encoding='rgb8', step=3 * width)
+        message.header.frame_id = 'camera'
+        due, count = time.monotonic(), 0
+        while not self._over.is_set():
+            message.data = self._pictures[count % PICTURES]
+            message.header.stamp = self._node.get_clock().now().to_msg()
+            self._camera.publish(message)
+            with self._lock:
+                self._images += 1
+            count, due = count + 1, max(due + self._period, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            self._executor.spin_once(timeout_sec=0.1)
+
+    def _on_command(self, message: TwistStamped, info: dict[str, int]) -> None:
+        stamp = message.header.stamp.sec * 10 ** 9 + message.header.stamp.nanosec
+        if not stamp:  # the gate's own, a stop
+            return
+        with self._lock:
+            self._commands.append((info['received_timestamp'] - stamp) / 1e9)
+        self._driven.set()
+
+    def _on_status(self, message: DeadlineStatus) -> None:
+        with self._lock:
+            self._statuses.append(message)

@@ -1,0 +1,243 @@
+"""The same networks as one would run them without this project: bf16, torch.compile, a cache that is cloned to grow.
+
+Keys and values of the window are one tensor a layer, to which each pass concatenates its own before it attends; what a
+frame adds is concatenated behind, and the oldest dropped. Attention is cuDNN's, where the whole window is attended to,
+and FlexAttention with the same tiles where it is not. Without masks and heads, and from the latents on.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from tick_measure import WARM, summary
+from tick_work import full_window, layer_patterns
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from worldmodel_ros.cache.patterns import PageLists, page_lists
+from worldmodel_ros.engine.loading import random_model
+from worldmodel_ros.model.attention import rotate
+from worldmodel_ros.model.dit import Block, DiT
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.model.rotary import rotary_angles, space_rotation, time_rotation
+from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+
+ROTATIONS = 4096  # frames whose phases are kept on the device
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+
+class Dense:
+    """A network whose cache layers attend to all of a window; its passes are `dense`."""
+
+    def __init__(self, dit: DiT, preset: Preset, device: torch.device):
+        self.dit, self.preset, self.device = dit, preset, device
+        self.dtype = dit.embed.weight.dtype
+        shape = preset.depth, 1, preset.heads, preset.window_frames * preset.tokens, preset.head_dim
+        self.k, self.v = (torch.randn(shape, dtype=self.dtype, device=device) for _ in range(2))
+        self.newest = preset.window_frames - 1
+        times = np.arange(ROTATIONS + preset.chunk_frames)
+        self._time, self._space = (torch.tensor(part, device=device)
+                                   for part in (time_rotation(preset, times), space_rotation(preset)))
+
+    def compile(self, mode: str | None) -> None:
+        self.step = torch.compile(self.step, dynamic=False, mode=mode)
+        self.commit_pass = torch.compile(self.commit_pass, dynamic=False, mode=mode)
+
+    def commit(self, latents: Tensor, actions: Tensor) -> None:
+        """The clean pass of one frame, (1, 1, h, w, Z), which then is the newest of the window."""
+        self.newest += 1
+        self.k, self.v = self.commit_pass(latents, actions, self._rotary(self.newest, 1), self.k, self.v)
+
+    def commit_pass(self, latents: Tensor, actions: Tensor, rotary: Tensor, k: Tensor, v: Tensor
+                    ) -> tuple[Tensor, Tensor]:
+        tau = latents.new_ones(1, 1)
+        _, keys, values = dense(self.dit, latents, tau, tau.long() * FLOW, actions, rotary, k, v)
+        return tuple(torch.cat([old[:, :, :, self.preset.tokens:], new], 3) for old, new in ((k, keys), (v, values)))
+
+    def chunk(self, noise: Tensor, actions: Tensor, steps: int) -> Tensor:
+        """A chunk after the newest frame, denoised."""
+        z, rotary = noise, self._rotary(self.newest + 1, self.preset.chunk_frames)
+        row = torch.full(z.shape[:2], {1: WHOLE, 2: HALF}.get(steps, FLOW), device=self.device)
+        for step in range(steps):
+            tau = torch.full(z.shape[:2], step / steps, device=self.device)
+            rate = torch.full((), 1.0 / (steps - step), device=self.device)
+            z = self.step(z, tau, rate, row, actions, rotary, self.k, self.v)
+        return z
+
+    def step(self, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor, rotary: Tensor, k: Tensor,
+             v: Tensor) -> Tensor:
+        clean, _, _ = dense(self.dit, z, tau, row, actions, rotary, k, v)
+        return z + (clean - z) * rate
+
+    def _rotary(self, first: int, count: int) -> Tensor:
+        """(2, 1, 1, T * P, d / 2), float32."""
+        first %= ROTATIONS  # what a longer run would see does not change its time
+        parts = self._time[:, first:first + count, None], self._space[:, None]
+        shape = 2, count, self.preset.tokens, -1
+        return torch.cat([part.expand(shape) for part in parts], -1).flatten(1, 2)[:, None, None]
+
+
+def dense(dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, rotary: Tensor, k: Tensor, v: Tensor
+          ) -> tuple[Tensor, Tensor, Tensor]:
+    """A pass in which all tokens see the window (L, 1, H, W * P, d) and each other: clean latents, own keys, values."""
+    cond, x = dit.enter(latents, tau, step, actions)
+    own = []
+    for layer, block in enumerate(dit.blocks):
+        x, *kv = block(x, cond, rotary, None, (k[layer], v[layer]))
+        own.append(kv)
+    return dit.finish(x, cond)[0].float(), *(torch.stack(part) for part in zip(*own))
+
+
+class Tiled:
+    """A network with tiles. A cache layer's window lies page after page, so that FlexAttention sees whole blocks."""
+
+    def __init__(self, dit: DiT, preset: Preset, device: torch.device):
+        self.dit, self.preset, self.device = dit, preset, device
+        dtype = dit.embed.weight.dtype
+        self.layout, table, queries = full_window(preset)
+        self.own = len(queries) * self.layout.tiles * self.layout.page_tokens
+        keys = len(table) * self.layout.tiles * self.layout.page_tokens
+        shape = 1, preset.heads, keys - self.own, preset.head_dim
+        self.window = [torch.randn(2, *shape, dtype=dtype, device=device) for _ in preset.cache_layers]
+        attends = {}
+        for pattern in set(layer_patterns(preset)):
+            lists, = page_lists(table, self.layout, queries, pattern).values()
+            attends[pattern] = attention_to(lists, keys, self.layout.page_tokens, device)
+        self.attends = [attends[pattern] for pattern in layer_patterns(preset)]
+        angles = rotary_angles(preset, preset.window_frames + np.arange(preset.chunk_frames))
+        self.rotary = torch.from_numpy(angles).to(device)
+
+    def compile(self, mode: str | None) -> None:
+        self.step = torch.compile(self.step, dynamic=False, mode=mode)
+
+    def chunk(self, noise: Tensor, actions: Tensor, steps: int) -> Tensor:
+        z = noise
+        row = torch.full(z.shape[:2], {1: WHOLE, 2: HALF}.get(steps, FLOW), device=self.device)
+        for step in range(steps):
+            tau = torch.full(z.shape[:2], step / steps, device=self.device)
+            z = self.step(z, tau, torch.full((), 1.0 / (steps - step), device=self.device), row, actions, *self.window)
+        return z
+
+    def step(self, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor, *window: Tensor) -> Tensor:
+        cond, x = self.dit.enter(z, tau, row, actions)
+        caches = iter(range(len(window)))
+        for block, is_cache in zip(self.dit.blocks, self.dit.kinds):
+            qkv, state = block.enter(x, cond)
+            layer = next(caches) if is_cache else None
+            attended = self._within_frames(block, qkv) if layer is None else self._over_tiles(layer, block, qkv, window)
+            x = block.leave(x, attended, state)
+        clean = self.dit.finish(x, cond)[0].float()
+        return z + (clean - z) * rate
+
+    def _qkv(self, block: Block, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (T, H, P, d), normalised and rotated."""
+        q, k, v = qkv[0].permute(2, 0, 3, 1, 4).unbind(0)
+        rotary = self.rotary[:, :, None]
+        return *(rotate(part, rotary).to(v.dtype) for part in (block.q_norm(q), block.k_norm(k))), v
+
+    def _within_frames(self, block: Block, qkv: Tensor) -> Tensor:
+        q, k, v = self._qkv(block, qkv)
+        return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)[None]
+
+    def _over_tiles(self, layer: int, block: Block, qkv: Tensor, window: tuple[Tensor, ...]) -> Tensor:
+        q, k, v = (self._by_page(part) for part in self._qkv(block, qkv))
+        k, v = torch.cat([window[layer][0], k], 2), torch.cat([window[layer][1], v], 2)
+        out = self.attends[layer](q, k, v)
+        frames, tiles = self.layout.frames, self.layout.tiles
+        out = out[0].unflatten(1, (-1, tiles, frames, self.layout.page_tokens // frames))
+        return out.permute(1, 3, 2, 4, 0, 5).reshape(1, self.preset.chunk_frames, self.preset.tokens, -1)
+
+    def _by_page(self, x: Tensor) -> Tensor:
+        """(T, H, P, d) to (1, H, T * P, d), page after page."""
+        frames, tiles = self.layout.frames, self.layout.tiles
+        x = x.unflatten(0, (-1, frames)).unflatten(3, (tiles, -1))  # slab, frame, H, tile, token, d
+        return x.permute(2, 0, 3, 1, 4, 5).flatten(1, 4)[None]
+
+
+def attention_to(lists: PageLists, keys: int, page_tokens: int, device: torch.device
+                 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention of query tiles to the tiles that are listed; on a GPU FlexAttention, which skips the others."""
+    if device.type == 'cuda':
+        from attention_cases import flex_mask
+        from torch.nn.attention.flex_attention import flex_attention
+
+        from worldmodel_ros.cache.torch_storage import kernel_lists
+        mask = flex_mask(kernel_lists(lists, device), keys)
+        return lambda q, k, v: flex_attention(q, k, v, block_mask=mask)
+    allowed = torch.zeros(len(lists.starts) - 1, keys // page_tokens, dtype=torch.bool)
+    for tile, (begin, end) in enumerate(zip(lists.starts, lists.starts[1:])):
+        allowed[tile, lists.pages[begin:end].tolist()] = True
+    allowed = allowed.repeat_interleave(page_tokens, 0).repeat_interleave(page_tokens, 1)
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def build(preset: Preset, device: torch.device) -> Dense | Tiled:
+    layers = torch.bfloat16 if device.type == 'cuda' else torch.float32
+    dit = random_model(preset.name, 0, device, layers).dit.eval().requires_grad_(False)
+    return (Tiled if preset.tile else Dense)(dit, preset, device)
+
+
+@torch.inference_mode()
+def measure_baseline(preset: Preset, steps: int, ticks: int, seconds: float, compiled: bool = True) -> dict:
+    """The faster of the modes of torch.compile that the cache permits; ms of a chunk and of a frame's commit."""
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    # Graphs want inputs that stay: a window is copied to them, which a large one's bytes forbid.
+    modes = ['default'] if preset.tile else ['default', 'reduce-overhead']
+    found = []
+    for mode in modes if compiled else [None]:
+        network = build(preset, device)
+        if mode:
+            network.compile(mode)
+        start = time.perf_counter()
+        with sdpa_kernel(BACKENDS, set_priority=True) if device.type == 'cuda' else nullcontext():
+            times = chunks(network, steps, ticks, seconds / len(modes), device)
+        found.append({'mode': mode, 'ticks': len(times['chunk']), 'chunk_ms': summary(times['chunk']),
+                      'commit_ms': summary(times['commit'])['p50'] if times['commit'] else None,
+                      'whole_s': round(time.perf_counter() - start, 1)})
+    best = min(found, key=lambda each: each['chunk_ms']['p50'])
+    return {**best, 'modes': {each['mode']: each['chunk_ms']['p50'] for each in found}}
+
+
+def chunks(network: Dense | Tiled, steps: int, ticks: int, seconds: float, device: torch.device
+           ) -> dict[str, list[float]]:
+    """Milliseconds of each chunk and, of a dense network, of each frame's commit."""
+    spec = network.preset
+    size = spec.chunk_frames, *spec.latent_size, spec.latent_channels
+    noise, latent = torch.randn(1, *size, device=device), torch.randn(1, 1, *size[1:], device=device)
+    actions = torch.full((1, spec.chunk_frames, spec.actions), 0.1, device=device)
+    clock = Clock(device)
+    times: dict[str, list[float]] = {'chunk': [], 'commit': []}
+    end = None
+    for tick in range(WARM + ticks):
+        if isinstance(network, Dense):
+            commit = clock.ms(lambda: network.commit(latent, actions[:, :1]))
+            times['commit'].append(commit)
+        times['chunk'].append(clock.ms(lambda: network.chunk(noise, actions, steps)))
+        if tick == WARM:  # what came before compiled
+            end = time.perf_counter() + seconds
+        if end and time.perf_counter() > end:
+            break
+    return {name: values[WARM:] for name, values in times.items()}
+
+
+class Clock:
+    """Times of a function in the device's own time, its start-up from the host included."""
+
+    def __init__(self, device: torch.device):
+        self._on_gpu = device.type == 'cuda'
+
+    def ms(self, function: Callable[[], object]) -> float:
+        if not self._on_gpu:
+            start = time.perf_counter()
+            function()
+            return (time.perf_counter() - start) * 1e3
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
