@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip('triton')
 SHARED_MEMORY = 232_448  # bytes that a program may have on an H100
-VARIANTS = {'attention, bf16': 'attention-nnn', 'attention, fp8': 'attention-ynn',
-            'attention, fp8 and fp4, added to bf16': 'attention-yyy', 'product in fp8': 'product-nn',
+VARIANTS = {'attention, bf16, added to others': 'attention-nny', 'attention, fp8': 'attention-ynn',
+            'attention, fp8 and fp4': 'attention-yyn', 'product in fp8': 'product-nn',
             'product in fp8, then gelu': 'product-yn',
             'product in fp8, specialised': 'product-ny'}
 

@@ -1,7 +1,7 @@
 """Paged attention for Hopper (compute capability 9.0), in Gluon: persistent, warp-specialised, pages read in place.
 
 A program owns an SM: two groups of four warps attend, one warp loads, and four warps expand FP4 pages to FP8, if there
-are any. bf16 pages take one launch; FP8 and FP4 pages, mixed at will, another, which adds to the first one's result.
+are any. FP8 and FP4 pages, mixed at will, take one launch; bf16 pages another, which adds to the first one's result.
 """
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
     scale_log2 = (1.0 / math.sqrt(dim) if scale is None else scale) * math.log2(math.e)
     bf16, fp8, fp4 = (given.get(p) for p in (Precision.BF16, Precision.FP8, Precision.FP4))
     launch = _Launch(q, out, lse, scale_log2, *(by_frame or (1, 1)))
-    if bf16:
-        launch(q, *bf16, None, None, q_scale=None, add=False)
     if fp8 or fp4:
         q8, q_scale = quantise_queries(q) if quantised_q is None else quantised_q
         # Without FP8 pages their rows are empty, and nothing is read through their descriptors.
         first = fp8 or (Pool.allocate(Precision.FP8, 1, heads, fp4[0].page_tokens, dim, q.device), _no_pages(fp4[1]))
-        launch(q8, *first, *(fp4 or (None, None)), q_scale, add=bf16 is not None)
+        launch(q8, *first, *(fp4 or (None, None)), q_scale, add=False)
+    if bf16:
+        launch(q, *bf16, None, None, q_scale=None, add=bool(fp8 or fp4))
     return out
 
 
