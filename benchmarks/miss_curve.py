@@ -157,7 +157,8 @@ class Bench:
 
     def what_if(self) -> None:
         """Ticks with branches asked all the time and without, and the time of branches while nothing else runs."""
-        sessions, seconds = max(1, round(0.4 * self.capacity())), 2.0 * self.options.seconds
+        seconds = 2.0 * self.options.seconds
+        sessions = min(max(1, round(0.4 * self.capacity())), self.options.max_sessions)
         answers, result = [], self.result['what_if']
         result |= {'branches': BRANCHES, 'steps': BRANCH_STEPS}
 
