@@ -98,15 +98,17 @@ class Tiled:
     def __init__(self, dit: DiT, preset: Preset, device: torch.device):
         self.dit, self.preset, self.device = dit, preset, device
         dtype = dit.embed.weight.dtype
-        self.layout, table, queries = full_window(preset)
-        self.own = len(queries) * self.layout.tiles * self.layout.page_tokens
-        keys = len(table) * self.layout.tiles * self.layout.page_tokens
-        shape = 1, preset.heads, keys - self.own, preset.head_dim
+        layout, table, queries = full_window(preset)
+        slab = layout.tiles * layout.page_tokens
+        keys = len(table) * slab
+        # Plain numbers, since torch.compile would follow the layout into NumPy.
+        self.frames, self.tiles, self.run = layout.frames, layout.tiles, layout.page_tokens // layout.frames
+        shape = 1, preset.heads, keys - len(queries) * slab, preset.head_dim
         self.window = [torch.randn(2, *shape, dtype=dtype, device=device) for _ in preset.cache_layers]
         attends = {}
         for pattern in set(layer_patterns(preset)):
-            lists, = page_lists(table, self.layout, queries, pattern).values()
-            attends[pattern] = attention_to(lists, keys, self.layout.page_tokens, device)
+            lists, = page_lists(table, layout, queries, pattern).values()
+            attends[pattern] = attention_to(lists, keys, layout.page_tokens, device)
         self.attends = [attends[pattern] for pattern in layer_patterns(preset)]
         angles = rotary_angles(preset, preset.window_frames + np.arange(preset.chunk_frames))
         self.rotary = torch.from_numpy(angles).to(device)
@@ -147,14 +149,12 @@ class Tiled:
         q, k, v = (self._by_page(part) for part in self._qkv(block, qkv))
         k, v = torch.cat([window[layer][0], k], 2), torch.cat([window[layer][1], v], 2)
         out = self.attends[layer](q, k, v)
-        frames, tiles = self.layout.frames, self.layout.tiles
-        out = out[0].unflatten(1, (-1, tiles, frames, self.layout.page_tokens // frames))
+        out = out[0].unflatten(1, (-1, self.tiles, self.frames, self.run))
         return out.permute(1, 3, 2, 4, 0, 5).reshape(1, self.preset.chunk_frames, self.preset.tokens, -1)
 
     def _by_page(self, x: Tensor) -> Tensor:
         """(T, H, P, d) to (1, H, T * P, d), page after page."""
-        frames, tiles = self.layout.frames, self.layout.tiles
-        x = x.unflatten(0, (-1, frames)).unflatten(3, (tiles, -1))  # slab, frame, H, tile, token, d
+        x = x.unflatten(0, (-1, self.frames)).unflatten(3, (self.tiles, -1))  # slab, frame, H, tile, token, d
         return x.permute(2, 0, 3, 1, 4, 5).flatten(1, 4)[None]
 
 
@@ -177,7 +177,9 @@ def attention_to(lists: PageLists, keys: int, page_tokens: int, device: torch.de
 
 def build(preset: Preset, device: torch.device) -> Dense | Tiled:
     layers = torch.bfloat16 if device.type == 'cuda' else torch.float32
-    dit = random_model(preset.name, 0, device, layers).dit.eval().requires_grad_(False)
+    dit = random_model(preset.name, 0, device, layers).dit.to(device).eval().requires_grad_(False)
+    for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as the engine has them
+        part.to(layers)
     return (Tiled if preset.tile else Dense)(dit, preset, device)
 
 
