@@ -24,11 +24,11 @@ from worldmodel_ros.machine import machine, versions
 
 STEPS = 2
 # What a kernel does, by its name: the first that matches.
-KINDS = (('attention', r'attn|attention|flash|fmha|sdpa|_kernel_attend|paged'),
+KINDS = (('attention', r'attn|attention|flash|fmha|sdpa'),
          ('convolution', r'conv|winograd|implicit|wgrad|fprop|mkldnn'),
-         ('linear', r'gemm|matmul|cutlass|cublas|nvjet|scaled_mm|addmm|linear|\bmm\b|bmm'),
+         ('linear', r'gemm|gemv|matmul|cutlass|cublas|nvjet|scaled_mm|addmm|linear|_product|\bmm\b|bmm'),
          ('copy', r'memcpy|memset|copy|cat|index|gather|scatter|stack'),
-         ('row-wise', r'norm|gelu|silu|modulat|rotat|quant|elementwise|triton_|reduce|softmax|add|mul'))
+         ('row-wise', r'norm|gelu|silu|modulat|rotat|quant|_each|_write|elementwise|triton_|reduce|softmax|add|mul'))
 
 
 def kind_of(name: str) -> str:

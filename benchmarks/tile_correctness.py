@@ -1,11 +1,12 @@
-"""Sessions of a model with tiles on this machine's GPU, against the same by the definition, in float32 on the CPU.
+"""Sessions of a model with tiles on this machine's GPU, against the same by the kernels' definitions, in float32.
 
     python benchmarks/tile_correctness.py --json benchmarks/results/tile_correctness_<gpu>.json
 
 The tiles, heads and patterns are those of `robot_3b`, and so the kernels; width and depth are smaller, and the weights
-random. Each back end sees the same pictures, with and without CUDA graphs: in one window that is not full yet and in
-one from which slabs were dropped. Errors are root mean squares, relative, of the imagined latents and of a branch's second
-chunk. Ends with 1 if one is beyond its limit. Without a GPU, the back ends are compared as they are on a CPU.
+random. The definitions, in plain PyTorch, run on the same GPU. Each back end sees the same pictures, with and without
+CUDA graphs: in one window that is not full yet and in one from which slabs were dropped. Errors are root mean squares,
+relative, of the imagined latents and of a branch's second chunk. Ends with 1 if one is beyond its limit. Without a GPU,
+the back ends are compared as they are on a CPU.
 """
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +31,7 @@ from tiled_model import decided  # noqa: E402
 
 from worldmodel_ros.engine.engine import Engine  # noqa: E402
 from worldmodel_ros.engine.torch_backend import TorchBackend  # noqa: E402
+from worldmodel_ros.kernels import page_write, qk_norm, reference  # noqa: E402
 from worldmodel_ros.kernels.pages import Precision  # noqa: E402
 from worldmodel_ros.machine import machine, versions  # noqa: E402
 from worldmodel_ros.model.precision import to_fp8  # noqa: E402
@@ -38,6 +43,26 @@ LARGE = replace(ROBOT_3B, name='tiles', width=512, heads=4, depth=9, vae_width=1
 # About twice what rounding alone costs on a CPU; other tiles in the lists, of six layers, cost 0.16 to 0.3.
 LIMITS = {'fp32': 2e-3, 'bf16': 0.04, 'fp8 pages': 0.05, 'fp8': 0.2}
 MOMENTS = (5, 27)
+
+
+@contextmanager
+def definitions() -> Iterator[None]:
+    """Where this machine has a GPU, layers in float32 call the kernels' definitions in their place."""
+    with ExitStack() as patches:
+        if torch.cuda.is_available():
+            from worldmodel_ros.kernels import attention_triton, page_write_triton, qk_norm_triton
+            for module, kernel, definition in (
+                    (attention_triton, 'paged_attention_triton', reference.paged_attention),
+                    (page_write_triton, 'write_qkv_triton', page_write.write_qkv),
+                    (qk_norm_triton, 'rotate_qk_triton', qk_norm.rotate_qk)):
+                patches.enter_context(patch.object(module, kernel, definition))
+        yield
+
+
+def truth(model: WorldModel, preset: Preset) -> dict[str, np.ndarray]:
+    made = TorchBackend(copy.deepcopy(model), len(os.sched_getaffinity(0)), graphs=False)
+    with definitions():
+        return answers(Engine(made, Path('truth'), 1), preset)
 
 
 def backend(name: str, model: WorldModel, graphs: bool) -> TorchBackend:
@@ -86,21 +111,21 @@ def main() -> int:
     preset = replace(LARGE, width=options.width, heads=options.width // 128, chunk_frames=options.frames)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, on_gpu = decided(build(preset, RandomWeights())), torch.cuda.is_available()
-    start, threads = time.perf_counter(), len(os.sched_getaffinity(0))
-    truth = answers(Engine(TorchBackend(copy.deepcopy(model), threads, device='cpu'), Path('truth'), 1), preset)
+    start, expected = time.perf_counter(), truth(model, preset)
     result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': torch.cuda.get_device_name() if on_gpu else None,
               **machine(), 'versions': versions(('torch', 'triton')), 'weights': 'random',
               'definition_s': round(time.perf_counter() - start, 1), 'rows': []}
+    print(f'definitions: {result["definition_s"]} s', flush=True)
     for name, graphs in ((name, graphs) for name in LIMITS for graphs in ((False, True) if on_gpu else (False,))):
-        row = {'backend': name, 'graphs': graphs, 'limit': LIMITS[name]}
+        row, start = {'backend': name, 'graphs': graphs, 'limit': LIMITS[name]}, time.perf_counter()
         try:
             engine = Engine(backend(name, model, graphs), Path(name), 1)
-            row['errors'] = {case: error(latents, truth[case]) for case, latents in answers(engine, preset).items()}
+            row['errors'] = {case: error(latents, expected[case]) for case, latents in answers(engine, preset).items()}
             row['kept'] = max(row['errors'].values()) <= row['limit']
         except Exception as failure:  # the others are worth having
             row |= {'failed': f'{type(failure).__name__}: {failure}', 'kept': False}
-        result['rows'].append(row)
-        print(json.dumps(row), flush=True)
+        result['rows'].append(row | {'seconds': round(time.perf_counter() - start, 1)})
+        print(json.dumps(result['rows'][-1]), flush=True)
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(result, indent=1) + '\n')

@@ -12,7 +12,8 @@ from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from worldmodel_ros.kernels import attention_hopper, linear_hopper
+from worldmodel_ros.kernels import attention_hopper, linear_hopper, page_write_triton
+from worldmodel_ros.kernels.pages import Precision
 
 BM, BN, D, PAGE = attention_hopper.BLOCK_M, attention_hopper.BLOCK_N, attention_hopper.HEAD_DIM, 256
 NAMES = {gl.bfloat16: 'bf16', gl.float8e4nv: 'fp8e4nv', gl.uint8: 'u8'}
@@ -32,19 +33,19 @@ def signature(quantised, fp4):
         known |= {'raw_k_desc': descriptor(gl.uint8, BN, D // 2), 'raw_v_desc': descriptor(gl.uint8, D, BN // 2),
                   'raw_k_exponent_desc': descriptor(gl.uint8, BN * D // 256, 16),
                   'raw_v_exponent_desc': descriptor(gl.uint8, D, PAGE // 16)}
-    for name in attention_hopper._kernel.arg_names:
+    for name in attention_hopper._attention.arg_names:
         absent = name.isupper() or (name.startswith(('raw', 'fp4')) and not fp4) or ('scale' in name and not quantised)
         known.setdefault(name, 'constexpr' if absent else '*fp32' if 'scale' in name else '*i32')
-    return {name: known[name] for name in attention_hopper._kernel.arg_names}
+    return {name: known[name] for name in attention_hopper._attention.arg_names}
 
 
 def attention(quantised, fp4, add):
-    arguments, names = signature(quantised, fp4), attention_hopper._kernel.arg_names
+    arguments, names = signature(quantised, fp4), attention_hopper._attention.arg_names
     stages = 2 if not quantised else 3 if fp4 else 5
     constants = {'PAGE': PAGE, 'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4,
                  'ADD': add, 'FRAMES': 4, 'TILES': 16}
     aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if arguments[name].startswith('*')}
-    source = GluonASTSource(attention_hopper._kernel, arguments, {
+    source = GluonASTSource(attention_hopper._attention, arguments, {
         (i,): constants.get(name) for i, name in enumerate(names) if arguments[name] == 'constexpr'}, aligned)
     return compiled(source, num_warps=4)
 
@@ -63,6 +64,25 @@ def product(gelu, specialised):
     return compiled(source, num_warps=tiles.warps, num_stages=tiles.stages)
 
 
+def page(own_scale):
+    """Keys and values of a page of 256 tokens of width 128: in FP8, or without a scale."""
+    names, pool = page_write_triton._write.arg_names, '*u8' if own_scale else '*bf16'
+    block = PAGE if own_scale else page_write_triton.STREAM // D
+    values = page_write_triton.PAGE_VALUES[Precision.FP8] if own_scale else page_write_triton.STREAM_VALUES
+    constants = {'PART': 1, 'PIECES': PAGE // block, 'BLOCK': block, 'N': PAGE, 'RUN': PAGE // 4, 'TILES': 16,
+                 'T': PAGE, 'H': 24, 'D': D, 'LIMIT': 448.0 if own_scale else None, 'QUERY_LIMIT': 448.0, 'NATIVE': True,
+                 **dict.fromkeys(('q_scale', 'k_exponent', 'v_exponent', 'offsets'))}
+    known = {'k': pool, 'v': pool, 'pages': '*i32', 'counts': '*i32', 'eps': 'fp32', 'tokens': 'i32',
+             **dict.fromkeys(('qkv', 'q_weight', 'k_weight', 'q'), '*bf16'),
+             **dict.fromkeys(('rotary', 'k_scale', 'v_scale'), '*fp32'),
+             **dict.fromkeys(('token_stride', 'part_stride', 'head_stride'), 'i32')}
+    aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names)
+               if name not in constants and known[name] != 'fp32'}
+    source = ASTSource(page_write_triton._write, {n: 'constexpr' if n in constants else known[n] for n in names},
+                       {(names.index(name),): value for name, value in constants.items()}, aligned)
+    return compiled(source, num_warps=page_write_triton.warps(block * D, values))
+
+
 def compiled(source, **options):
     kernel = triton.compile(source, target=GPUTarget('cuda', 90, 32), options=options)
     ptxas = Path(triton.__file__).parent / 'backends/nvidia/bin/ptxas'
@@ -76,6 +96,6 @@ def compiled(source, **options):
 
 
 if __name__ == '__main__':
-    kernels = {'attention': attention, 'product': product}
+    kernels = {'attention': attention, 'product': product, 'page': page}
     named = (variant.split('-') for variant in sys.argv[1:])
     print(json.dumps([kernels[name](*(letter == 'y' for letter in letters)) for name, letters in named]))

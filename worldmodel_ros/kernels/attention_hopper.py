@@ -37,13 +37,13 @@ def _tiles(desc):
 
 
 @gluon.jit
-def _kernel(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
-            raw_v_desc, raw_v_exponent_desc, o, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
-            starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full,
-            items, q_blocks, heads, tile_blocks, scale_log2,
-            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-            TILES: gl.constexpr):
+def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
+               raw_v_desc, raw_v_exponent_desc, o, o_desc, lse, q_scale, k_scale, v_scale, fp4_k_scale, fp4_v_scale,
+               starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full,
+               items, q_blocks, heads, tile_blocks, scale_log2,
+               PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+               QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
+               TILES: gl.constexpr):
     DTYPE: gl.constexpr = gl.float8e4nv if QUANTISED else gl.bfloat16
     smem = (gl.allocate_shared_memory(DTYPE, [4, BM // 2, D], q_desc.layout),
             gl.allocate_shared_memory(DTYPE, [STAGES, BN, D], k_desc.layout),
@@ -136,7 +136,7 @@ class _Launch:
             _rows(raw.v, page // 2, dim, BLOCK_N // 2), _rows(raw.v_exponent, page // 16, dim, page // 16)]
         items = self.tokens // BLOCK_M * self.heads
         stages = 2 if not quantised else 5 if raw is None else 3  # what shared memory has room for
-        _kernel[(min(self.programs, items),)](
+        _attention[(min(self.programs, items),)](
             _rows(q, width, BLOCK_M // 2, dim), _rows(pool.k, dim, BLOCK_N, dim), _rows(*value_rows), *raw_descs,
             self.out, _rows(self.out, width, BLOCK_M // 2, dim), self.lse,
             q_scale, pool.k_scale, pool.v_scale, *((None, None) if raw is None else (raw.k_scale, raw.v_scale)),

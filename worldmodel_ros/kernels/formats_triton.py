@@ -61,10 +61,10 @@ def from_e4m3(bits, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 @triton.jit
 def to_e4m3(x, NATIVE: tl.constexpr):
     """float32 to bytes of e4m3, to nearest, ties to even; beyond 448 saturates."""
-    x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     if NATIVE:
-        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)  # the instruction saturates by itself
     else:
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
         bits = x.to(tl.uint32, bitcast=True)
         magnitude = bits & 0x7FFFFFFF
         normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
@@ -153,13 +153,19 @@ def scale_for(largest, LIMIT: tl.constexpr):
 
 @triton.jit
 def store_quantised(x, out, exponent, row, first, A: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr,
-                    NATIVE: tl.constexpr):
-    """x (A, B), divided by the page's scale, to columns from ``first`` on of rows (A,) of WIDTH values: in FP4 where
-    there are exponents, else in FP8."""
-    row = row[:, None]
+                    NATIVE: tl.constexpr, there=True):
+    """x (A, B), divided by the page's scale, to columns from ``first`` on of rows (A,) of WIDTH values, but for rows
+    that are not ``there`` and columns beyond WIDTH: in FP4 where there are exponents, else in FP8."""
     if exponent is None:
-        tl.store(out + row * WIDTH + first + tl.arange(0, B)[None, :], to_e4m3(x, NATIVE))
+        _store_rows(to_e4m3(x, NATIVE), out, row, first, there, A, B, WIDTH)
     else:
         packed, power = to_e2m1(x, A, B)
-        tl.store(out + row * (WIDTH // 2) + first // 2 + tl.arange(0, B // 2)[None, :], packed)
-        tl.store(exponent + row * (WIDTH // 16) + first // 16 + tl.arange(0, B // 16)[None, :], power)
+        _store_rows(packed, out, row, first // 2, there, A, B // 2, WIDTH // 2)
+        _store_rows(power, exponent, row, first // 16, there, A, B // 16, WIDTH // 16)
+
+
+@triton.jit
+def _store_rows(x, out, row, first, there, A: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr):
+    column = first + tl.arange(0, B)[None, :]
+    there = tl.full([A], True, tl.int1) & there
+    tl.store(out + row[:, None] * WIDTH + column, x, mask=there[:, None] & (column < WIDTH))

@@ -1,7 +1,8 @@
-"""`page_write.write_qkv` in one launch: what the projection wrote is read, and each result written, once from memory.
+"""`page_write.write_qkv`: what the projection wrote is read from memory, and each result written, once.
 
-A program has the queries, the keys or the values of one tile and head. Keys and values of a quantised page are gone
-through twice, for the page's scale and then for its values; the second time they come from the cache.
+A program has some queries, keys or values of one tile and head; of a quantised page it holds all keys or values in its
+registers, for the page's scale is known only after the last. Queries are written apart from those, by programs of which
+many are under way on a processor.
 """
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from torch import Tensor
 from .formats_triton import (
     LIMITS, cast, largest_magnitude, native_e4m3, scale_for, store_quantised, to_e4m3, token_order)
 from .page_write import check
-from .pages import Pool
+from .pages import Pool, Precision
 from .pools_triton import as_bytes
 from .quantise import FP8_MAX
+
+# Values of a program that streams, and of its threads; and of the threads of one that holds a page.
+STREAM, STREAM_VALUES, PAGE_VALUES = 4096, 16, {Precision.FP8: 64, Precision.FP4: 32}
 
 
 def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
@@ -31,21 +35,38 @@ def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rot
     q_scale = torch.empty((len(qkv), heads), dtype=torch.float32, device=qkv.device) if quantise_q else None
     tokens = len(qkv) // len(pages)
     frames, of_frame = by_frame or (1, 1)
-    _write[(len(pages), heads, 3)](
-        qkv, rotary, q_weight, k_weight, as_bytes(q), q_scale, *map(as_bytes, (pool.k, pool.v)), pool.k_scale,
-        pool.v_scale, pool.k_exponent, pool.v_exponent, pages, counts, offsets, *qkv.stride()[:3], len(qkv), eps,
-        N=tokens, RUN=tokens // frames, TILES=of_frame, T=pool.page_tokens, H=heads, D=dim,
-        BLOCK=min(4096 // dim, pool.page_tokens & -pool.page_tokens), LIMIT=LIMITS.get(pool.precision),
-        QUERY_LIMIT=FP8_MAX, NATIVE=native_e4m3(qkv.device), num_warps=8)
+    places = triton.next_power_of_2(pool.page_tokens)
+
+    def launch(first: int, parts: int, block: int, values: int) -> None:
+        pieces = triton.cdiv(places, block)
+        _write[(heads, parts, len(pages) * pieces)](
+            qkv, rotary, q_weight, k_weight, as_bytes(q), q_scale, *map(as_bytes, (pool.k, pool.v)), pool.k_scale,
+            pool.v_scale, pool.k_exponent, pool.v_exponent, pages, counts, offsets, *qkv.stride()[:3], len(qkv), eps,
+            PART=first, PIECES=pieces, BLOCK=block, N=tokens, RUN=tokens // frames, TILES=of_frame,
+            T=pool.page_tokens, H=heads, D=dim, LIMIT=LIMITS.get(pool.precision), QUERY_LIMIT=FP8_MAX,
+            NATIVE=native_e4m3(qkv.device), num_warps=warps(block * dim, values))
+    stream = min(STREAM // dim, places)
+    if not pool.precision.quantised:
+        launch(0, 3, stream, STREAM_VALUES)
+    else:
+        launch(0, 1, stream, STREAM_VALUES)
+        launch(1, 2, places, PAGE_VALUES[pool.precision])
     return q, q_scale
+
+
+def warps(total: int, each: int) -> int:
+    """Of a program with so many values, if a thread is to have ``each`` of them."""
+    return min(max(total // (32 * each), 1), 32)
 
 
 @triton.jit
 def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, k_exponent, v_exponent, pages, counts,
            offsets, token_stride, part_stride, head_stride, tokens, eps, N: tl.constexpr, RUN: tl.constexpr,
-           TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-           LIMIT: tl.constexpr, QUERY_LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    tile, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+           TILES: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, PART: tl.constexpr,
+           PIECES: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, QUERY_LIMIT: tl.constexpr,
+           NATIVE: tl.constexpr):
+    head, part, piece = tl.program_id(0), PART + tl.program_id(1), tl.program_id(2)
+    tile, piece = (piece // PIECES).to(tl.int64), piece % PIECES
     first = tile // TILES * (TILES * N) + tile % TILES * RUN  # row of the tile's first token
     source = qkv + first * token_stride + part * part_stride + head * head_stride
     angles = rotary + first * (D // 2)
@@ -55,22 +76,26 @@ def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, 
     offset = 0
     if offsets is not None:
         offset = tl.load(offsets + tile)
+    place = piece * BLOCK + tl.arange(0, BLOCK)
+    token = place - offset
+    inside = (token >= 0) & (token < N)
     if part == 0:
-        _queries(source, angles, sines, q_weight, q, q_scale, tile, head, count, token_stride, eps, N, RUN, TILES, H, D,
-                 BLOCK, QUERY_LIMIT, NATIVE)
+        x = normalised(source, angles, sines, q_weight, _row(place, RUN, TILES), place < N, place < count, token_stride,
+                       eps, D)
+        _store_queries(x, q, q_scale, (tile * N + place) * H + head, place < N, QUERY_LIMIT, NATIVE)
     elif part == 1:
+        x = normalised(source, angles, sines, k_weight, _row(token, RUN, TILES), inside, token < count, token_stride,
+                       eps, D)
         if LIMIT is None:
-            _plain(source, angles, sines, k_weight, k, unit, count, offset, token_stride, eps, RUN, TILES, T, D, BLOCK,
-                   True)
+            _store_plain(x, k, unit * T + place, (token >= 0) & (place < T))
         else:
-            _keys(source, angles, sines, k_weight, k, k_scale, k_exponent, unit, count, token_stride, eps, RUN, TILES,
-                  T, D, BLOCK, LIMIT, NATIVE)
+            x *= _store_scale(x, k_scale + unit, LIMIT)
+            store_quantised(x, k, k_exponent, unit * T + place, 0, BLOCK, D, D, NATIVE, place < T)
+    elif LIMIT is None:
+        x = _raw(source, _row(token, RUN, TILES), inside, token < count, token_stride, D)
+        _store_plain(x, v, unit * T + place, (token >= 0) & (place < T))
     else:
-        if LIMIT is None:
-            _plain(source, angles, sines, k_weight, v, unit, count, offset, token_stride, eps, RUN, TILES, T, D, BLOCK,
-                   False)
-        else:
-            _values(source, v, v_scale, v_exponent, unit, count, token_stride, RUN, TILES, T, D, BLOCK, LIMIT, NATIVE)
+        _values(source, v, v_scale, v_exponent, unit, count, token_stride, N, RUN, TILES, T, D, BLOCK, LIMIT, NATIVE)
 
 
 @triton.jit
@@ -80,12 +105,15 @@ def _row(token, RUN: tl.constexpr, TILES: tl.constexpr):
 
 
 @triton.jit
-def normalised(source, angles, sines, weight, token, there, token_stride, eps, D: tl.constexpr):
-    """Tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``."""
+def normalised(source, angles, sines, weight, token, inside, there, token_stride, eps, D: tl.constexpr):
+    """Tokens (BLOCK,) of queries or keys, normalised and rotated, float32 (BLOCK, D); zero where not ``there``.
+
+    All ``inside`` memory are read, lest that wait for what ``there`` is computed from.
+    """
     HALF: tl.constexpr = D // 2
     BLOCK: tl.constexpr = token.shape[0]
     d = tl.arange(0, HALF)[None, :]
-    mask = there[:, None]
+    mask = inside[:, None]
     row = source + token.to(tl.int64)[:, None] * token_stride + d
     a = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
@@ -95,79 +123,54 @@ def normalised(source, angles, sines, weight, token, there, token_stride, eps, D
     angle = angles + token[:, None] * HALF + d
     cos = tl.load(angle, mask=mask, other=0.0)
     sin = tl.load(angle + sines, mask=mask, other=0.0)
-    # Selected once more at the end, lest zero become -0.
+    mask = (inside & there)[:, None]
     a, b = tl.where(mask, a * cos - b * sin, 0.0), tl.where(mask, a * sin + b * cos, 0.0)
     return tl.join(a, b).permute(0, 2, 1).reshape(BLOCK, D)
 
 
 @triton.jit
-def _raw(source, token, there, token_stride, D: tl.constexpr):
-    at = source + token.to(tl.int64)[:, None] * token_stride + tl.arange(0, D)[None, :]
-    return tl.load(at, mask=there[:, None], other=0.0).to(tl.float32)
+def _raw(source, token, inside, there, token_stride, D: tl.constexpr):
+    """Values of tokens, of any shape, float32 (*shape, D); read and zero as in `normalised`."""
+    at = tl.expand_dims(token.to(tl.int64) * token_stride, -1) + tl.arange(0, D)
+    x = tl.load(source + at, mask=tl.expand_dims(inside, -1), other=0.0)
+    return tl.where(tl.expand_dims(there, -1), x, tl.zeros_like(x)).to(tl.float32)  # x is zero where not inside
 
 
 @triton.jit
-def _queries(source, angles, sines, weight, q, q_scale, tile, head, count, token_stride, eps, N: tl.constexpr,
-             RUN: tl.constexpr, TILES: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-             LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    for first in range(0, N, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        x = normalised(source, angles, sines, weight, _row(token, RUN, TILES), token < count, token_stride, eps, D)
-        row = (tile * N + token) * H + head
-        at = row[:, None] * D + tl.arange(0, D)[None, :]
-        inside = token < N
-        if q_scale is None:
-            tl.store(q + at, cast(x, q.dtype.element_ty), mask=inside[:, None])
-        else:
-            scale, inverse = scale_for(largest_magnitude(x, 1), LIMIT)
-            tl.store(q + at, to_e4m3(x * inverse[:, None], NATIVE), mask=inside[:, None])
-            tl.store(q_scale + row, scale, mask=inside)
+def _store_queries(x, q, q_scale, row, inside, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+    """Queries (PLACES, D) to rows (PLACES,), as they are or, where there are scales, in e4m3."""
+    at = row[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    if q_scale is None:
+        tl.store(q + at, cast(x, q.dtype.element_ty), mask=inside[:, None])
+    else:
+        scale, inverse = scale_for(largest_magnitude(x, 1), LIMIT)
+        tl.store(q + at, to_e4m3(x * inverse[:, None], NATIVE), mask=inside[:, None])
+        tl.store(q_scale + row, scale, mask=inside)
 
 
 @triton.jit
-def _plain(source, angles, sines, weight, out, unit, count, offset, token_stride, eps, RUN: tl.constexpr,
-           TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr):
-    """Keys or values to an unquantised page, from a place on."""
-    for first in range(0, T, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        token = place - offset
-        there = (token >= 0) & (token < count)
-        if KEYS:
-            x = normalised(source, angles, sines, weight, _row(token, RUN, TILES), there, token_stride, eps, D)
-        else:
-            x = _raw(source, _row(token, RUN, TILES), there, token_stride, D)
-        at = (unit * T + place)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(out + at, cast(x, out.dtype.element_ty), mask=(token >= 0)[:, None])
+def _store_plain(x, out, row, inside):
+    """Keys or values (PLACES, D) to rows (PLACES,) of an unquantised page."""
+    at = row[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    tl.store(out + at, cast(x, out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
-def _keys(source, angles, sines, weight, k, k_scale, k_exponent, unit, count, token_stride, eps, RUN: tl.constexpr,
-          TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
-          NATIVE: tl.constexpr):
-    largest = tl.zeros([D], tl.float32)
-    for first in range(0, count, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        x = normalised(source, angles, sines, weight, _row(token, RUN, TILES), token < count, token_stride, eps, D)
-        largest = tl.maximum(largest, largest_magnitude(x, 0), propagate_nan=tl.PropagateNan.ALL)
-    scale, inverse = scale_for(largest_magnitude(largest, 0), LIMIT)
-    tl.store(k_scale + unit, scale)
-    for first in range(0, T, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        x = normalised(source, angles, sines, weight, _row(token, RUN, TILES), token < count, token_stride, eps, D)
-        store_quantised(x * inverse, k, k_exponent, unit * T + token, 0, BLOCK, D, D, NATIVE)
+def _store_scale(x, out, LIMIT: tl.constexpr):
+    """Stores the scale of a page of keys or values x, of any shape; returns its reciprocal."""
+    scale, inverse = scale_for(largest_magnitude(tl.reshape(x, [x.numel], can_reorder=True), 0), LIMIT)
+    tl.store(out, scale)
+    return inverse
 
 
 @triton.jit
-def _values(source, v, v_scale, v_exponent, unit, count, token_stride, RUN: tl.constexpr, TILES: tl.constexpr,
-            T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
-    largest = tl.zeros([D], tl.float32)
-    for first in range(0, count, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        x = _raw(source, _row(token, RUN, TILES), token < count, token_stride, D)
-        largest = tl.maximum(largest, largest_magnitude(x, 0), propagate_nan=tl.PropagateNan.ALL)
-    scale, inverse = scale_for(largest_magnitude(largest, 0), LIMIT)
-    tl.store(v_scale + unit, scale)
-    for first in range(0, T, BLOCK):
-        token = token_order(first + tl.arange(0, BLOCK))
-        x = tl.trans(_raw(source, _row(token, RUN, TILES), token < count, token_stride, D))
-        store_quantised(x * inverse, v, v_exponent, unit * D + tl.arange(0, D), first, D, BLOCK, T, NATIVE)
+def _values(source, v, v_scale, v_exponent, unit, count, token_stride, N: tl.constexpr, RUN: tl.constexpr,
+            TILES: tl.constexpr, T: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr, LIMIT: tl.constexpr,
+            NATIVE: tl.constexpr):
+    """Values to a quantised page, which has a row of T tokens for each of D."""
+    # Shaped so that a thread gets four neighbours of a row: they take the way to the threads that store as one word.
+    token = token_order(tl.arange(0, 4)[:, None] + tl.arange(0, PLACES // 4)[None, :] * 4)
+    x = _raw(source, _row(token, RUN, TILES), token < N, token < count, token_stride, D)
+    x *= _store_scale(x, v_scale + unit, LIMIT)
+    x = x.permute(2, 1, 0).reshape(D, PLACES)
+    store_quantised(x, v, v_exponent, unit * D + tl.arange(0, D), 0, D, PLACES, T, NATIVE)

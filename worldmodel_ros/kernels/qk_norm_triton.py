@@ -40,6 +40,6 @@ def _group(first, rotary, weight, token, tokens, token_stride, head_stride, eps,
     there = token < tokens
     for head in range(GROUP):
         source = first + head * head_stride
-        x = normalised(source, rotary, tokens * (D // 2), weight, token, there, token_stride, eps, D)
+        x = normalised(source, rotary, tokens * (D // 2), weight, token, there, there, token_stride, eps, D)
         at = source + token.to(tl.int64)[:, None] * token_stride + tl.arange(0, D)[None, :]
         tl.store(at, cast(x, first.dtype.element_ty), mask=there[:, None])

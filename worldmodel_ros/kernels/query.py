@@ -12,8 +12,8 @@ from .quantise import FP8_MAX
 
 
 @triton.jit
-def _kernel(q, out, scales, rows, D: tl.constexpr, ROWS: tl.constexpr, LIMIT: tl.constexpr,
-            NATIVE: tl.constexpr):
+def _quantise(q, out, scales, rows, D: tl.constexpr, ROWS: tl.constexpr, LIMIT: tl.constexpr,
+              NATIVE: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * D + tl.arange(0, D)[None, :]
     inside = row < rows
@@ -29,6 +29,6 @@ def quantise_queries(q: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     rows = scales.numel()
     block = 32
-    _kernel[(triton.cdiv(rows, block),)](q, as_bytes(out), scales, rows, D=q.shape[-1], ROWS=block, LIMIT=FP8_MAX,
-                                         NATIVE=native_e4m3(q.device))
+    _quantise[(triton.cdiv(rows, block),)](q, as_bytes(out), scales, rows, D=q.shape[-1], ROWS=block, LIMIT=FP8_MAX,
+                                           NATIVE=native_e4m3(q.device))
     return out, scales
