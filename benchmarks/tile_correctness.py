@@ -69,7 +69,7 @@ def backend(name: str, model: WorldModel, graphs: bool) -> TorchBackend:
     precision = Precision.FP32 if name == 'fp32' else Precision.BF16 if name == 'bf16' else Precision.FP8
     made = TorchBackend(copy.deepcopy(model), precision=precision, graphs=graphs)
     if name == 'fp8':
-        to_fp8(made.model.dit)
+        to_fp8(made.model.dit, fused=True)
     return made
 
 

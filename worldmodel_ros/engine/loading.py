@@ -120,7 +120,7 @@ def finish(model: WorldModel, backend: str) -> None:
     """What is done last to the layers of a back end of torch."""
     if backend == 'torch-fp8':
         from ..model.precision import to_fp8
-        to_fp8(model.dit)
+        to_fp8(model.dit, fused=True)
 
 
 def _torch_backend(model: WorldModel, backend: str, threads: int) -> TorchBackend:

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from .rows import Rounded, row_kernels
 
+# Depth by columns, and rows, from which on the product in Triton is the faster one on Hopper (benchmarks/fp8.py).
+DEEP, FULL = 4, 1024
+
 
 def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,
                dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -14,10 +17,15 @@ def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
     On GPUs that multiply FP8 (compute capability 8.9 and up) by the library that torch brings, which wants K and N
     to be multiples of 16, bfloat16 for bias and ``dtype``, and on Hopper adds up with 14 bits: about what rounding
-    to bfloat16 costs. Elsewhere by the definition, which shows the accuracy, not the speed.
+    to bfloat16 costs. There a deep product (the MLP's second) is 3 to 6 % faster by `linear_hopper`. Elsewhere by
+    the definition, which shows the accuracy, not the speed.
     """
     values, scale = x
     if values.is_cuda and dtype is torch.bfloat16 and torch.cuda.get_device_capability(values.device) >= (8, 9):
+        if values.shape[1] >= DEEP * len(weight) and len(values) >= FULL:
+            from . import linear_hopper
+            if linear_hopper.supports(values):
+                return linear_hopper.fp8_linear_hopper(x, weight, weight_scale, bias)
         return torch._scaled_mm(values, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=dtype,
                                 use_fast_accum=True)
     return fp8_linear_reference(x, weight, weight_scale, bias).to(dtype)
