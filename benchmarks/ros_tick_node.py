@@ -11,19 +11,18 @@ from typing import Any
 from worldmodel_ros.nodes.spin import run
 from worldmodel_ros.nodes.world_model_node import WorldModelNode
 
-ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset, backend, rate_hz, gpus, parallel
+ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset and rate_hz
 
 
-def load_engine(model: str, backend: str, threads: int) -> Any:
-    """What ENGINE asks for; the node's own parameters know no random weights, and are not looked at."""
+def load_engine(model: str, **chosen: Any) -> Any:
+    """As the node's parameters choose, but for the model: these know no random weights, and ENGINE names a preset."""
     from worldmodel_ros.engine.loading import load_random
     from worldmodel_ros.model.presets import PRESETS
     wanted = json.loads(os.environ[ENGINE])
     name = wanted['preset']
     # A model's step is the camera's: what it would learn from data of that rate.
     PRESETS[name] = replace(PRESETS[name], step_period=1.0 / wanted['rate_hz'])
-    several = {'gpus': wanted['gpus'], 'parallel': wanted['parallel']} if wanted['gpus'] > 1 else {}
-    return load_random(name, wanted['backend'], threads, sessions=1, **several)
+    return load_random(name, sessions=1, **chosen)
 
 
 if __name__ == '__main__':

@@ -43,7 +43,12 @@ class FakeEngine:
         self.failure = RuntimeError  # what it raises
         self.plan_value = (0.4, 0.1)
         self.warmed_up = 0
+        self.trouble = ''
+        self.closed = 0
         self.backend = FakeBackend(self)
+
+    def close(self) -> None:
+        self.closed += 1
 
     def warm_up(self) -> None:
         self.warmed_up += 1

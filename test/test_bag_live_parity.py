@@ -121,7 +121,7 @@ def through_topics(bag_path, config, checkpoint, ticks):
         compressed = bag.topics[mapping.image_topic].type.endswith('CompressedImage')
     ticks_at = {tick.log_ns for tick in ticks}
     # The node's deadline is not what is tested here: every tick gets its two steps.
-    with rig('configure', 'activate', load_engine=lambda *_: engine, use_sim_time=True, deadline_s=10.0, reserve_s=0.1,
+    with rig('configure', 'activate', load_engine=lambda **_: engine, use_sim_time=True, deadline_s=10.0, reserve_s=0.1,
              camera_timeout_s=60.0, image_transport='compressed' if compressed else 'raw') as node, \
             playing(node, bag_path, config, checkpoint) as step:
         goal = ''

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import torch
 from tiled_model import TILED
+from timed_backend import Listener
 
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.engine.parallel.failure import RankFailure
+from worldmodel_ros.engine.scheduling import StepTable, Tier
+from worldmodel_ros.engine.service import Service, ServiceSettings
+from worldmodel_ros.engine.service_messages import Tick
 from worldmodel_ros.engine.staging import Inputs
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
@@ -156,6 +160,28 @@ class TestTwoProcessesThatShareTheWeights:
         observe(after)
         assert_same(answers(session), answers(expected), 1e-5)
 
+    def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
+        table = StepTable()
+        for part in ('observe', 'denoise', 'decode', 'commit', 'snapshot'):
+            table.record(f'{DIVIDED.name}/{part}', 1, 0.05)
+        service = Service(two, settings=ServiceSettings(pictures=False), table=table)
+        listener, (image,) = Listener(), images(1)
+        robot = service.open(listener)
+
+        def reply(sequence):
+            service.tick(robot, Tick(image, ACTION, time.monotonic() + 60.0, sequence, goal='red'))
+            while len(listener.replies) < sequence:
+                service.step()
+            return listener.replies[-1]
+        expected = driven(load(str(folder), 'torch'), [image]).plan('red')
+        np.testing.assert_allclose(reply(1).plan, expected, atol=1e-5, rtol=0)
+        os.kill(two.backend.processes.pids[0], signal.SIGKILL)
+        lost = reply(2)
+        assert lost.failed and lost.tier is Tier.REFUSED and 'signal 9' in lost.reason
+        wait_until_complete(two.backend)
+        np.testing.assert_allclose(reply(3).plan, expected, atol=1e-5, rtol=0)  # of a session that begins anew
+        service.stop()
+
 
 def test_fp8_is_rounded_in_the_same_places_by_two_processes_as_by_one(folder):
     frames = images(5)
@@ -195,7 +221,7 @@ def runs(pid):
 
 @pytest.mark.parametrize('count, parallel, backend, reason', [
     (3, 'sequence', 'torch', '4 heads and 64 tokens'), (2, 'pipeline', 'torch', 'sequence-fp8'),
-    (2, 'sequence', 'onnx', 'runs on one GPU')])
+    (2, 'sequence', 'onnx', 'runs on one GPU'), (0, 'sequence', 'torch', 'gpus must be at least 1')])
 def test_what_cannot_be_divided_is_refused_before_any_process_starts(folder, count, parallel, backend, reason):
     with pytest.raises(ModelError, match=reason):
         load(str(folder), backend, gpus=count, parallel=parallel)

@@ -18,13 +18,13 @@ def change(node, **values):
 
 
 def test_an_engine_that_cannot_be_loaded_fails_configure_with_its_text_and_leaves_the_node_alive(capfd):
-    def load(model, backend, threads):
+    def load(model, **others):
         raise RuntimeError(f'no model {model!r}: choose another one')
     with rig(load_engine=load, model='huge') as node:
         assert not node.change('configure')
         assert node.state == 'unconfigured'
         assert "no model 'huge': choose another one" in capfd.readouterr().err
-        node.subject._load_engine = lambda model, backend, threads: node.engine
+        node.subject._load_engine = lambda **chosen: node.engine
         assert change(node, model='tiny').successful
         assert node.change('configure', 'activate')
 
@@ -33,7 +33,7 @@ def test_an_engine_that_fails_in_warm_up_fails_configure():
     with rig() as node:
         node.engine.warm_up = lambda: 1 / 0
         assert not node.change('configure')
-        assert node.state == 'unconfigured'
+        assert node.state == 'unconfigured' and node.engine.closed == 1
         del node.engine.warm_up
         assert node.change('configure')
 
@@ -41,16 +41,18 @@ def test_an_engine_that_fails_in_warm_up_fails_configure():
 def test_the_parameters_choose_the_engine():
     asked = []
 
-    def load(model, backend, threads):
-        asked.append((model, backend, threads))
+    def load(**chosen):
+        asked.append(chosen)
         return FakeEngine()
-    with rig('configure', load_engine=load, model='/some/folder', backend='onnx', threads=2):
-        assert asked == [('/some/folder', 'onnx', 2)]
+    chosen = {'model': '/some/folder', 'backend': 'torch-fp8', 'threads': 2, 'gpus': 4, 'parallel': 'tensor'}
+    with rig('configure', load_engine=load, **chosen):
+        assert asked == [chosen]
 
 
 def test_what_belongs_to_the_engine_is_fixed_while_it_is_there():
     with rig('configure') as node:
-        for name, value in (('model', 'other'), ('backend', 'torch'), ('threads', 4),
+        for name, value in (('model', 'other'), ('backend', 'torch'), ('threads', 4), ('gpus', 2),
+                            ('parallel', 'tensor'),
                             ('image_transport', 'compressed'), ('executed_action_topic', 'x')):
             refused = change(node, **{name: value})
             assert not refused.successful and 'deactivate and clean it up' in refused.reason

@@ -74,7 +74,7 @@ class Rig:
         self.engine = FakeEngine(time.sleep, **TINY)
         overrides = [Parameter(name, value=value) for name, value in parameters.items()]
         self.subject = WorldModelNode(
-            load_engine or (lambda model, backend, threads: self.engine), context=self.context,
+            load_engine or (lambda **chosen: self.engine), context=self.context,
             parameter_overrides=overrides, namespace=namespace)
         self.tester = Node('tester', context=self.context, namespace=namespace)
         create = self.tester.create_publisher

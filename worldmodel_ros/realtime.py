@@ -13,6 +13,11 @@ class Logger(Protocol):
     def warning(self, message: str) -> object: ...
 
 
+def priority_of(process: int) -> int:
+    """SCHED_FIFO priority of a process's main thread, by its id (0: this thread's own); 0 under another scheduling."""
+    return os.sched_getparam(process).sched_priority if os.sched_getscheduler(process) == os.SCHED_FIFO else 0
+
+
 def apply(logger: Logger, priority: int, *, all_threads: bool = False) -> bool:
     """
     Put the calling thread under SCHED_FIFO with `priority` (1 to 99; 0 leaves it as it is).

@@ -89,7 +89,7 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     from worldmodel_ros.machine import machine, versions
     from worldmodel_ros.engine.loading import model_folder
     from worldmodel_ros.model import checkpoint
-    from worldmodel_ros.model.checkpoint_description import read_description
+    from worldmodel_ros.model.checkpoint_description import ModelError, read_description
     from worldmodel_ros.train import lerobot
     from worldmodel_ros.train.finetune import recording, run, split, summary
     from worldmodel_ros.train.finetune.options import FineTuning
@@ -97,6 +97,9 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     device = chosen.device if chosen.device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
     description = read_description(model_folder(chosen.model))
     preset = description.preset
+    if preset.tile:
+        raise ModelError(f'{chosen.model} is of preset {preset.name!r}, which has tiles, over which a model can only '
+                         'be run: adapt one without')
     options = FineTuning.on(device, chosen.minutes, steps=tuple(chosen.steps) if chosen.steps else None,
                             mirror=not chosen.no_mirror, seed=chosen.seed)
     recordings, held_out = ([recording.read(path, preset, chosen.config) for path in paths]

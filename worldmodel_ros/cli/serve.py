@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import argparse
 
-from worldmodel_ros.engine.loading import BACKENDS
+from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_KINDS
 
 _EXAMPLES = """\
 examples:
   worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
   worldmodel serve --model base --smaller tiny     and a smaller model for those for which there is no time
+  worldmodel serve --model FOLDER --gpus 4 --backend torch-fp8    a model that is divided among GPUs
   worldmodel serve --status                        what a running server does, as JSON
   worldmodel up --namespace left right --set server:=true     server and two robots together
 
@@ -41,6 +42,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         'one has no time (default: none)')
     parser.add_argument('--backend', default='auto', choices=BACKENDS,
                         help='what runs the networks (default: auto)')
+    parser.add_argument('--gpus', type=int, default=1, metavar='N',
+                        help='GPUs that the first model is divided among, if its preset has tiles (default: 1)')
+    parser.add_argument('--parallel', default=PARALLEL_KINDS[0], choices=PARALLEL_KINDS,
+                        help=f'how it is divided (default: {PARALLEL_KINDS[0]})')
     parser.add_argument('--sessions', type=int, default=8, metavar='N', help='robots at a time (default: 8)')
     parser.add_argument('--socket', default='auto', metavar='PATH',
                         help='where to listen (default: auto, this user\'s own)')
@@ -66,7 +71,7 @@ def _run(chosen: argparse.Namespace) -> int:
             print(json.dumps(ask_status(path), indent=1))
             return 0
         return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
-                                   chosen.realtime_priority))
+                                   chosen.gpus, chosen.parallel, chosen.realtime_priority))
     except (AddressError, ModelError, Unavailable, ValueError) as error:
         print(f'worldmodel serve: {error}', file=sys.stderr)
         return 1

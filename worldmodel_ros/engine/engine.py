@@ -37,6 +37,14 @@ class Engine:
         """
         return Session(self.backend, self.memory, self.step_times, seed)
 
+    @property
+    def trouble(self) -> str:
+        """Why it cannot look ahead at present; empty: it can."""
+        return ''
+
+    def close(self) -> None:
+        """Ends what it runs beside this process; there is nothing, unless the model is on several GPUs."""
+
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
         """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
         spec = self.spec

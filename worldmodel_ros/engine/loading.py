@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ('auto', 'torch', 'torch-bf16', 'torch-compiled', 'torch-fp8', 'onnx', 'onnx-int8')
 PARALLEL_BACKENDS = ('torch', 'torch-bf16', 'torch-fp8')  # that run on several GPUs
+PARALLEL_KINDS = ('sequence', 'sequence-fp8', 'tensor')  # -fp8: what the processes exchange is rounded to e4m3
 WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
 
@@ -34,7 +35,7 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     session, which takes minutes at its first start on a machine; `torch-fp8` has the layers' weights in FP8, and the
     pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU.
     ``sessions`` may be open at a time; a robot needs one, and a second one for the moment in which it begins anew.
-    ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of `parallel.backend.KINDS`, says.
+    ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of PARALLEL_KINDS, says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -47,6 +48,8 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         raise ModelError(f'threads must be at least 1, not {threads}')
     if sessions < 1:
         raise ModelError(f'sessions must be at least 1, not {sessions}')
+    if gpus < 1:
+        raise ModelError(f'gpus must be at least 1, not {gpus}')
     folder = model_folder(model)
     if not (folder / 'model.json').is_file():
         shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
@@ -77,15 +80,20 @@ def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions:
 
 def _on_several(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str
                 ) -> Engine:
+    import torch
+
     from ..model.checkpoint_description import ModelError
     from .parallel.engine import ParallelEngine
+    from .parallel.failure import RankFailure
     from .parallel.leader import LeadingBackend
     from .parallel.source import Source
     if backend not in PARALLEL_BACKENDS:
         raise ModelError(f'back end {backend!r} runs on one GPU; on several: {", ".join(PARALLEL_BACKENDS)}')
+    if torch.cuda.is_available() and torch.cuda.device_count() < gpus:
+        raise ModelError(f'gpus is {gpus}, and this machine has {torch.cuda.device_count()}: choose fewer')
     try:
         leading = LeadingBackend(Source(model, seed, backend, threads), parallel, gpus)
-    except ValueError as error:
+    except (RankFailure, ValueError) as error:
         raise ModelError(str(error)) from error
     return ParallelEngine(leading, Path(model), sessions)
 

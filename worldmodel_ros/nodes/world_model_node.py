@@ -38,7 +38,7 @@ from worldmodel_ros.nodes.world_model_camera import LargeImageAdvice
 from worldmodel_ros.nodes.world_model_intake import Intake
 from worldmodel_ros.nodes.world_model_outputs import Outputs
 from worldmodel_ros.nodes.world_model_parameters import (
-    inconsistency, ladder_settings, parameters, set_faults)
+    ENGINE, inconsistency, ladder_settings, parameters, set_faults)
 from worldmodel_ros.nodes.world_model_services import Context, SlowServices
 from worldmodel_ros.nodes.world_model_statistics import Statistics
 from worldmodel_ros.nodes.world_model_timer import OneShot
@@ -47,6 +47,7 @@ from worldmodel_ros.serve.failover import FailoverWorker
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
+SESSIONS = 2  # at a time: the robot's, and for a moment the one that takes its place; room for eight may not fit a GPU
 _LOG_INTERVAL = 2.0  # s
 
 
@@ -68,11 +69,11 @@ class WorldModelNode(LifecycleNode):
     The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
     command.
 
-    `load_engine(model, backend, threads)` is called in configure; by default it is
+    `load_engine` is called in configure, with the parameters ENGINE by name; by default it is
     worldmodel_ros.engine.load.
     """
 
-    def __init__(self, load_engine: Callable[[str, str, int], Any] | None = None, **options: Any) -> None:
+    def __init__(self, load_engine: Callable[..., Any] | None = None, **options: Any) -> None:
         super().__init__('world_model_node', **options)
         self.refusals = diagnostics.Refusals()
         self._load_engine = load_engine or _load
@@ -98,7 +99,8 @@ class WorldModelNode(LifecycleNode):
         """Load the model and measure it; subscribe."""
         settings = self._settings
         start = time.monotonic()
-        engine = self._load_engine(settings['model'], settings['backend'], settings['threads'])
+        # Kept from here on, so that it is closed whatever fails below.
+        engine = self._engine = self._load_engine(**{name: settings[name] for name in ENGINE})
         images.converter()
         loaded = time.monotonic()
         # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it
@@ -108,7 +110,7 @@ class WorldModelNode(LifecycleNode):
         engine.warm_up()
         self._warm_up = time.monotonic() - loaded
         engine.backend = FaultyBackend(engine.backend, self._faults)
-        self._engine, spec = engine, engine.spec
+        spec = engine.spec
         refusal = self._goal_refusal(self._goal)
         if refusal:
             raise ValueError(f'goal: {refusal}')
@@ -187,6 +189,7 @@ class WorldModelNode(LifecycleNode):
         self._inputs.clear()
         if hasattr(self, '_outputs'):
             self._outputs.destroy()
+        self._engine.close()
         self._engine = None
         gc.collect()
 
@@ -339,15 +342,17 @@ class WorldModelNode(LifecycleNode):
         if self._worker.trouble:
             return diagnostics.Report(
                 diagnostics.WARN, f'driving with the own model: {self._worker.trouble}', values)
+        if self._engine.trouble:
+            return diagnostics.Report(diagnostics.WARN, f'the model is being restored: {self._engine.trouble}', values)
         if best is not Tier.TWO_STEP:
             return diagnostics.Report(diagnostics.WARN, f'degraded to {best.name.lower()}', values)
         doing = f'driving to {self._goal}' if self._goal else 'no goal'
         return diagnostics.Report(diagnostics.OK, doing, values)
 
 
-def _load(model: str, backend: str, threads: int) -> Any:
+def _load(**chosen: Any) -> Any:
     from worldmodel_ros.engine import load  # only now: the back ends are heavy
-    return load(model, backend, threads)
+    return load(**chosen, sessions=SESSIONS)
 
 
 def main() -> int:

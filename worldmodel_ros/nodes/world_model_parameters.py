@@ -6,12 +6,13 @@ from typing import Any
 
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
-from worldmodel_ros.engine.loading import BACKENDS
+from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.nodes.parameters import Param
 from worldmodel_ros.transport.address import AddressError, socket_path
 
 TRANSPORTS = ('raw', 'compressed')
+ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # what an engine is chosen by, as `engine.load` names it
 _LADDER, _FRAMES = Settings(), FrameSettings()
 
 
@@ -31,6 +32,10 @@ _FIXED_WHILE_CONFIGURED = (
           choices=BACKENDS),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine',
           low=1, high=256),
+    Param('gpus', 1, 'GPUs of this machine that the model is divided among, if its preset has tiles; on more than one, '
+          f'backend is one of {", ".join(PARALLEL_BACKENDS)}', low=1, high=64),
+    Param('parallel', PARALLEL_KINDS[0], 'how it is divided: frames, with messages in full or in FP8, or weights',
+          choices=PARALLEL_KINDS),
     Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
           'empty for none; while it is away, the node drives with its own model', check=_socket_refusal),
     Param('image_transport', 'raw',

@@ -22,6 +22,8 @@ class Options:
     backend: str = 'auto'
     sessions: int = 8     # robots at a time
     threads: int = 1      # of one network call on a CPU
+    gpus: int = 1         # that `model` is divided among,
+    parallel: str = 'sequence'  # and how
     realtime_priority: int = 0
 
 
@@ -57,9 +59,10 @@ def _serve(listening, options: Options) -> None:
     from .server import Server
 
     # A robot that connects anew may find its former session not closed yet: room for one more.
-    engine, smaller = (model and load(model, options.backend, options.threads, options.sessions + 1)
-                       for model in (options.model, options.smaller))
-    service = Service(engine, smaller or None, ServiceSettings(sessions=options.sessions))
+    common = options.backend, options.threads, options.sessions + 1
+    engine = load(options.model, *common, options.gpus, options.parallel)
+    smaller = load(options.smaller, *common) if options.smaller else None
+    service = Service(engine, smaller, ServiceSettings(sessions=options.sessions))
     # Before the calibration, whose times it changes. The threads that are started later inherit it.
     realtime.apply(_log, options.realtime_priority, all_threads=True)
     # As in the node: the engine's thread may hold the interpreter for so long while an answer waits to be sent.

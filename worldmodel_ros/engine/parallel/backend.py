@@ -13,13 +13,12 @@ from .passes import DividedPasses
 from .source import Source
 from .storage import HeadsOfPages
 
-KINDS = ('sequence', 'sequence-fp8', 'tensor')  # -fp8: what the processes exchange is rounded to e4m3
-
 
 def check(preset: Preset, kind: str, count: int) -> None:
     """Raises ValueError if a model cannot be divided so."""
-    if kind not in KINDS:
-        raise ValueError(f'a model is not divided by {kind!r}; known: {", ".join(KINDS)}')
+    kinds = loading.PARALLEL_KINDS
+    if kind not in kinds:
+        raise ValueError(f'a model is not divided by {kind!r}; known: {", ".join(kinds)}')
     if preset.tile is None:
         raise ValueError(f'preset {preset.name!r} has no tiles: it runs on one GPU')
     if count < 2 or preset.heads % count or preset.tokens % count:

@@ -14,6 +14,10 @@ class ParallelEngine(Engine):
     def open_session(self, seed: int = 0) -> RestoringSession:
         return RestoringSession(self.backend, self.memory, self.step_times, seed)
 
+    @property
+    def trouble(self) -> str:
+        return self.backend.trouble
+
     def close(self) -> None:
         """Ends the other processes; they would end with this one, too."""
         self.backend.close()

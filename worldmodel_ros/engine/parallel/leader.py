@@ -40,9 +40,9 @@ class LeadingBackend(DividedBackend):
     storage_type = LedPages
 
     def __init__(self, source: Source, kind: str, count: int, patience: float | None = None):
-        """``kind``: how the model is divided, one of KINDS; ``patience``: s, in which a pass must be over, unless
-        it is the first of its shapes; a tick's period on GPUs, if not given. Raises ModelError, and ValueError for
-        what cannot be divided."""
+        """``kind``: how the model is divided, one of `loading.PARALLEL_KINDS`; ``patience``: s, in which a pass must be
+        over, unless it is the first of its shapes; a tick's period on GPUs, if not given. Raises ModelError, and
+        ValueError for what cannot be divided."""
         check(source.preset, kind, count)
         if dist.is_initialized():
             raise ValueError('this process works with others already, and can for one model only: close that first')
@@ -74,6 +74,11 @@ class LeadingBackend(DividedBackend):
     def processes(self) -> Processes:
         """The others, ranks 1 and up; raises RankFailure while they are not complete."""
         return self._supervisor.processes
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the processes; empty while they are complete."""
+        return self._supervisor.trouble
 
     def require_complete(self) -> None:
         """Raises RankFailure while processes are missing."""

@@ -43,6 +43,8 @@ class Processes:
                 [sys.executable, '-m', 'worldmodel_ros.engine.parallel.worker', str(theirs.fileno()), str(lifeline)],
                 pass_fds=(theirs.fileno(), lifeline), env=environment, start_new_session=True,
                 stdin=subprocess.DEVNULL))
+        # It inherits that rank 0 is real-time, if it is by now; but loading takes a core for long.
+        os.sched_setscheduler(self._children[-1].pid, os.SCHED_OTHER, os.sched_param(0))
         self._pipes.append(Connection(ours.detach()))
         self._pipes[-1].send(order)
 

@@ -4,6 +4,7 @@ Rank 0 starts it (see `processes`): `python -m worldmodel_ros.engine.parallel.wo
 """
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ... import realtime
 from ...parallel.link import Link
 from ..launching import Column
 from .backend import DividedBackend
@@ -20,6 +22,8 @@ from .following import receiving_launcher, stand_ins
 from .orders import READY, Build, ChangePages, OpenStorage, Pass, StorageNumber
 from .source import use_device
 from .storage import HeadsOfPages
+
+_log = logging.getLogger(__name__)
 
 
 class Follower:
@@ -40,6 +44,7 @@ class Follower:
         if isinstance(order, Pass):
             if order not in self._stand_ins:
                 self._stand_ins[order] = stand_ins(order, self._backend.device)
+                _schedule_as_rank_0()
             storages = tuple(self._storages[number] for number in order.storages)
             self._launch((order.network, storages), partial(self._backend.passes.run, order.network, storages),
                          self._stand_ins[order])
@@ -65,6 +70,13 @@ def main(pipe: Connection, lifeline: int) -> None:
     except Exception as error:
         pipe.send(f'{type(error).__name__}: {error}')
         raise
+
+
+def _schedule_as_rank_0() -> None:
+    # All wait for the slowest: a real-time rank 0 is no faster than the others.
+    priority = realtime.priority_of(os.getppid())
+    if priority != realtime.priority_of(0):
+        realtime.apply(_log, priority)
 
 
 def _end_with(lifeline: int) -> None:
