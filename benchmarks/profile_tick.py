@@ -100,7 +100,8 @@ def main() -> int:
     print(text)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
-        (options.folder / f'profile_{options.preset}_{options.backend}.txt').write_text(text)
+        gpu = torch.cuda.get_device_name().split()[1].lower() if torch.cuda.is_available() else 'cpu'
+        (options.folder / f'profile_{options.preset}_{options.backend}_{gpu}.txt').write_text(text)
     return 0
 
 
