@@ -53,7 +53,7 @@ class Link:
 
     @staticmethod
     def leave() -> None:
-        """Leaves without waiting for the others, who may be dead; graphs that hold messages must be gone before."""
+        """Leaves without waiting for the others, who may be dead; but until graphs that hold messages are gone."""
         if dist.is_initialized():
             dist.distributed_c10d._abort_process_group()  # the orderly end would wait
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -27,6 +28,7 @@ from .supervisor import Supervisor
 
 TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
 PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
+GIVEN_UP_S = 0.2  # s, by when messages are, though giving them up may not be over
 NO_FEATURES = (None,)  # of a commit while processes are missing
 
 
@@ -157,9 +159,14 @@ class LeadingBackend(DividedBackend):
         return Graphs(self.device) if self.device.type == 'cuda' else Eager(self.device)
 
     def _dissolve(self) -> None:
-        self._together = None  # and with it graphs whose messages are those of the dead
+        # The device may be in a graph, waiting for a message of the dead. It goes on once messages are given up; giving
+        # them up is over only when no graph holds one any more; and a graph may not go before it is through.
+        leaving = threading.Thread(target=Link.leave, name='leaving')
+        leaving.start()
+        leaving.join(GIVEN_UP_S)
+        self._together = None
         self._known.clear()
-        Link.leave()
+        leaving.join()
 
 
 class FetchedFromAll:
