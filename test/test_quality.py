@@ -169,6 +169,11 @@ def test_ranking_rewards_who_tells_the_branches_apart(drive):
     rows = [{'seed': SEED, 'way': 'two_step', **r} for r in perfect + deaf]
     share = sum(r['nearest'] == r['branch'] for r in rows) / len(rows)
     assert summary.what_if(rows)['what_if_ranking'] == {'1.0': round(share, 4)}
+    assert [r['contact'] for r in perfect] == [truth[r['branch']].collided.any() for r in perfect]
+    hit = [{**r, 'contact': r['nearest'] != r['branch']} for r in rows]  # as if every mistake were one of contacts
+    told = summary.what_if(hit)['what_if']['two_step']
+    assert (told['contact']['share'], told['free']['share']) == (0.0, 1.0)
+    assert told['contact']['branches'] + told['free']['branches'] == len(rows)
 
 
 def test_a_dream_that_fades_is_told_from_one_that_does_not(drive):

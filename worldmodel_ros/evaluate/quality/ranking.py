@@ -48,7 +48,7 @@ def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[di
     """For each true branch that differs from all others: which imagined picture is nearest to its last one.
 
     `sensitivity`: how much the imagined branches differ from each other, root mean square, over how much the true ones
-    do; 1 is as much, 0 a model that does not heed the action.
+    do; 1 is as much, 0 a model that does not heed the action. `contact`: whether anything is hit on the true branch.
     """
     pairs = list(combinations(truth, 2))
     true_difference = np.mean([rms(truth[a].frames[-1], truth[b].frames[-1]) for a, b in pairs])
@@ -59,7 +59,7 @@ def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[di
             continue
         scores = {n: psnr(picture, branch.frames[-1]) for n, picture in imagined.items()}
         found.append({'branch': name, 'nearest': max(scores, key=scores.__getitem__), 'psnr_db': scores,
-                      'sensitivity': float(sensitivity)})
+                      'sensitivity': float(sensitivity), 'contact': bool(branch.collided.any())})
     return found
 
 

@@ -68,7 +68,8 @@ def _bearings(objects: list[tuple]) -> dict:
 
 
 def what_if(records: list[dict]) -> dict:
-    """`what_if_ranking` of two steps, and beside it all that tells how the branches are told apart."""
+    """`what_if_ranking` of two steps, and beside it all that tells how the branches are told apart; `contact`, `free`: of
+    branches on which something is hit, and of the others."""
     details = {}
     for way in dict.fromkeys(r['way'] for r in records):
         rows = [r for r in records if r['way'] == way]
@@ -77,6 +78,9 @@ def what_if(records: list[dict]) -> dict:
         details[way] = {'share': _share(hits), 'interval': _bounds(mean_interval(hits, _labels(_rooms(rows)))),
                         'branches': len(rows), 'chance': 0.2, 'mistakes': dict(wrong.most_common()),
                         'action_sensitivity': round(float(np.mean([r['sensitivity'] for r in rows])), 3)}
+        for name, of in (('contact', True), ('free', False)):
+            chosen = hits[[r['contact'] == of for r in rows]]
+            details[way][name] = {'share': _share(chosen), 'branches': len(chosen)}
     share = details['two_step']['share'] if details else None
     return {'what_if_ranking': {f'{RANKING_HORIZON:.1f}': share}, 'what_if': details}
 
