@@ -9,6 +9,7 @@ import torch
 from bags import gap, real_drive, shift_time, simulated_drive, without_commands, write_bag
 from evaluations import TIMES
 from small_model import SMALL, small_checkpoint, small_model
+from tiled_model import tiled_model
 
 from worldmodel_ros.cli import main as cli
 from worldmodel_ros.engine import load
@@ -16,6 +17,7 @@ from worldmodel_ros.evaluate.bag.drive import read_drive
 from worldmodel_ros.evaluate.bag.guess import find_mapping
 from worldmodel_ros.evaluate.bag.source import open_bag
 from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
+from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.train.finetune import imagination, recording
 from worldmodel_ros.train.finetune.augment import Light, mirror_signs
@@ -200,6 +202,13 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_remedy(tmp_path, ca
                             ([str(tmp_path / 'nothing')], 'nothing')):
         assert cli(['finetune', *arguments, '--model', model, '--out', str(tmp_path / 'out')]) == 1
         assert said in capsys.readouterr().err
+
+
+def test_a_model_with_tiles_is_refused_before_anything_is_read(tmp_path, capsys):
+    model = tmp_path / 'tiled'
+    checkpoint.save(tiled_model(), model, {'trained': False})
+    assert cli(['finetune', 'nowhere', '--model', str(model), '--out', str(tmp_path / 'out')]) == 1
+    assert 'has tiles' in capsys.readouterr().err
 
 
 def test_a_dataset_is_read_as_the_bag_that_it_was_made_of(tmp_path):

@@ -14,8 +14,9 @@ from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
 from worldmodel_ros.train import clips, world
 from worldmodel_ros.train.batches import Chunks, mix, noisy_chunks
 from worldmodel_ros.train.data import Episodes
-from worldmodel_ros.train.options import SelfForcingOptions, StudentOptions, TeacherOptions
-from worldmodel_ros.train.policy import command_targets, draw_policy, imitation_loss
+from worldmodel_ros.train.imitation import BLOCK, committed_features
+from worldmodel_ros.train.options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
+from worldmodel_ros.train.policy import command_targets, draw_policy, imitation_loss, policy_labels
 from worldmodel_ros.train.pose import dead_reckoning, displacement
 from worldmodel_ros.train.sampler import Sampler, roll_out
 
@@ -55,7 +56,8 @@ def trained(objective, steps, rate=2e-3, averaged=None, seed=0):
         if averaged is not None:
             for slow, fast in zip(averaged.parameters(), objective.model.parameters()):
                 slow.lerp_(fast.detach(), 0.1)
-        objective.after_update(step)
+        if hasattr(objective, 'after_update'):
+            objective.after_update(step)
         rows.append({name: float(value.detach()) for name, value in values.items()})
     return rows
 
@@ -108,6 +110,90 @@ def test_a_command_chunk_follows_the_expert_only_while_the_robot_does():
     torch.testing.assert_close(prefix[0, 0, 2], torch.tensor([0.6, 1.5]))
     assert mask[0, :3, 0].tolist() == [[False, False, False, True], [False, False, True, True],
                                        [False, True, True, True]]
+
+
+def test_the_policy_searches_for_a_goal_that_its_window_does_not_show():
+    episodes, goal, last = moving_square(episodes=2), 1, 20
+    episodes.search = torch.full_like(episodes.actions, 0.9)
+    episodes.visible[0, :, goal] = False
+    episodes.visible[0, last, goal] = True  # seen once
+    clip = torch.tensor([[0], [1]]), torch.arange(10, 40).expand(2, 30)
+    labels = policy_labels(episodes, clip, SMALL, search=True)
+    searches = (labels == 0.9).all(-1)
+    assert torch.arange(10, 40)[~searches[0, :, goal]].tolist() == list(range(last, last + WINDOW + 1))
+    assert not searches[0, :, goal + 1].any() and not searches[1].any()
+    assert torch.equal(labels[~searches], episodes.expert[clip][~searches])
+    assert torch.equal(policy_labels(episodes, clip, SMALL, search=False), episodes.expert[clip])
+    # A clip that begins after the goal was last seen does not show it.
+    assert (policy_labels(episodes, (clip[0], clip[1][:, last - 9:]), SMALL, search=True)[0, :, goal] == 0.9).all()
+
+
+def test_a_share_of_the_clips_holds_a_beginning_or_an_end_of_a_contact_behind_a_window():
+    episodes, length = moving_square(episodes=4, steps=60), WINDOW + 8
+    episodes.collided = torch.zeros(4, 60, dtype=torch.bool)
+    episodes.collided[1, 30:34], episodes.collided[2, 57:], episodes.collided[3, 2] = True, True, True
+    episodes.lengths = torch.tensor([60, 60, 58, 60])  # the contact in the third goes on until its end
+    objective = world.teacher(small_model(), episodes, TeacherOptions(batch=8, clip_frames=length, contact_share=0.5))
+    assert objective.contacts.tolist() == [[1, 30], [1, 34], [2, 57], [3, 2], [3, 3]]
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    found = set()
+    for _ in range(20):
+        batch = objective.draw(rng, generator)
+        for episode, frames in zip(batch.episode[4:, 0].tolist(), batch.frame[4:].tolist()):
+            assert frames == list(range(frames[0], frames[0] + length)) and 0 <= frames[0]
+            assert frames[-1] < episodes.lengths[episode]
+            inside = [at for e, at in objective.contacts.tolist() if e == episode and at in frames]
+            assert inside and (max(inside) >= frames[0] + WINDOW or frames[0] == 0)
+            found |= {(episode, at) for at in inside}
+    assert len(found) == len(objective.contacts)
+
+
+def test_no_share_of_contacts_draws_the_clips_that_were_always_drawn_and_drives_without_any_are_refused():
+    episodes, model = moving_square(), small_model()
+    first, second = (world.teacher(model, episodes, TeacherOptions(batch=4, clip_frames=14, contact_share=share)).draw(
+        np.random.default_rng(0), torch.Generator().manual_seed(0)) for share in (0.0, 0.1))  # 0.1 of 4 clips are none
+    assert torch.equal(first.frame, second.frame) and torch.equal(first.noise, second.noise)
+    episodes.collided = torch.zeros_like(episodes.collided)
+    with pytest.raises(ValueError, match='contact_share needs drives that tell of contacts'):
+        world.teacher(model, episodes, TeacherOptions(contact_share=0.5))
+    with pytest.raises(ValueError, match='for the stages teacher and student'):
+        SelfForcingOptions(contact_share=0.5)
+
+
+def test_features_of_frames_committed_in_blocks_are_those_of_sessions():
+    episodes, model = moving_square(episodes=2, steps=2 * BLOCK + 4), small_model()
+    found = committed_features(model.dit, episodes.latents, episodes.actions)
+    frames = episodes.actions.shape[1]
+    ones = torch.ones(2, frames)
+    whole = model.dit(episodes.latents.float(), ones, ones.long() * FLOW, episodes.actions,
+                      clips.rotary(SMALL, np.arange(frames), ones.device),
+                      clips.on_device(clips.block_bias(SMALL, 0, frames, committed=True), ones.device))[1]
+    torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=1e-2)  # bfloat16
+
+
+def test_a_policy_learns_alone():
+    model = small_model()
+    model.action_head.requires_grad_(True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    objective = world.imitation(model, moving_square(), ImitationOptions(batch=8, clip_frames=10, search=False))
+    objective.model.action_head.train()
+    fell(trained(objective, 60), 'imitation')
+    moved = {name.split('.')[0] for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
+    assert moved == {'action_head'}
+
+
+def test_a_policy_can_keep_what_it_plans_where_a_goal_was_seen():
+    episodes, model, goal = moving_square(episodes=2), small_model(), 2
+    episodes.search = torch.full_like(episodes.actions, 0.9)
+    episodes.visible[:, :, goal] = False
+    objective = world.imitation(model, episodes, ImitationOptions(keep=True))
+    assert (objective.labels[:, :, goal] == 0.9).all()
+    features = committed_features(model.dit, episodes.latents, episodes.actions)
+    planned = model.action_head(features[1].float())[:, :, 0]
+    others = [other for other in range(len(SMALL.goals)) if other != goal]
+    torch.testing.assert_close(objective.labels[1][:, others], planned[:, others])
+    with pytest.raises(ValueError, match='keep without search leaves nothing to learn'):
+        ImitationOptions(keep=True, search=False)
 
 
 def test_chunks_with_a_full_window_are_as_many_as_asked_for():

@@ -1,14 +1,18 @@
 """The expert: reaches goals in rooms that no training saw, and follows rules that a camera can learn."""
+import math
+
 import numpy as np
 import pytest
 
 from worldmodel_ros.safety.limits import TwistLimiter
-from worldmodel_ros.sim.expert import expert_action
+from worldmodel_ros.sim.expert import expert_action, search_action
 from worldmodel_ros.sim.rollout import TRAINING_SEEDS
 from worldmodel_ros.sim.scene import GOAL_DISTANCE
 from worldmodel_ros.sim.world import COLOURS, LIMITS, World
 
 EVALUATION_SEEDS = range(2_000_000, 2_000_010)
+
+HIDDEN = {5_000_002: 'red', 5_000_003: 'green', 5_000_015: 'blue'}  # goals that cannot be seen from where the robot starts
 
 
 @pytest.fixture(scope='module')
@@ -60,3 +64,35 @@ def test_it_stays_within_the_speed_limits(world):
             assert LIMITS.v_min <= v <= LIMITS.v_max
             assert abs(w) <= LIMITS.w_max
             assert expert_action(world, goal).dtype == np.float32
+
+
+def test_a_search_finds_what_turning_on_the_spot_never_shows(world):
+    limiter = TwistLimiter(LIMITS)
+    for seed, goal in HIDDEN.items():
+        world.reset(seed)
+        turned, twist = 0.0, (0.0, 0.0)
+        while turned < math.tau:
+            assert not world.visible(goal)
+            twist = limiter.limit((0.0, 1.0), twist, 0.1).twist
+            world.step(twist)
+            turned += 0.1 * twist[1]
+        world.reset(seed)
+        twist, touched = (0.0, 0.0), False
+        while not world.visible(goal):
+            assert world.time < 20.0, f'seed {seed}: {goal} was not found'
+            twist = limiter.limit(tuple(search_action(world).tolist()), twist, 0.1).twist
+            world.step(twist)
+            touched |= world.collided
+        assert not touched, f'seed {seed}'
+
+
+def test_a_search_stops_before_walls_and_goes_on_turning(world):
+    world.reset(EVALUATION_SEEDS[0])
+    half = world.scene.width / 2
+    speeds = []
+    for gap in (1.0, 0.2, 0.0):
+        world.move_robot((half - 0.16 - gap, 0.0, 0.0))
+        v, w = search_action(world)
+        speeds.append(v)
+        assert w == pytest.approx(1.2)
+    assert speeds[0] > speeds[1] > speeds[2] == 0.0

@@ -27,7 +27,7 @@ def test_every_array_has_its_shape_and_type(episodes):
     goals = len(COLOURS)
     assert {name: (array.shape, array.dtype.kind) for name, array in episodes.items()} == {
         'frames': ((8, STEPS, 32, 32, 3), 'u'), 'actions': ((8, STEPS, 2), 'f'),
-        'expert': ((8, STEPS, goals, 2), 'f'), 'collided': ((8, STEPS), 'b'),
+        'expert': ((8, STEPS, goals, 2), 'f'), 'search': ((8, STEPS, 2), 'f'), 'collided': ((8, STEPS), 'b'),
         'goal_distance': ((8, STEPS, goals), 'f'), 'visible': ((8, STEPS, goals), 'b'),
         'poses': ((8, STEPS, 3), 'f'), 'behaviour': ((8,), 'U'), 'seeds': ((8,), 'i')}
     assert episodes['seeds'].tolist() == list(range(8))
@@ -61,7 +61,8 @@ def test_executed_actions_and_expert_labels_respect_the_limits(episodes):
     low, high = np.array([LIMITS.v_min, -LIMITS.w_max]) - 1e-6, np.array([LIMITS.v_max, LIMITS.w_max]) + 1e-6
     assert (np.abs(np.diff(episodes['actions'], axis=1)) <= step).all()
     assert (np.abs(episodes['expert'] - episodes['actions'][:, :, None]) <= step).all()
-    for commands in (episodes['actions'], episodes['expert']):
+    assert (np.abs(episodes['search'] - episodes['actions']) <= step).all()
+    for commands in (episodes['actions'], episodes['expert'], episodes['search']):
         assert (commands >= low).all() and (commands <= high).all()
 
 
@@ -83,6 +84,17 @@ def test_each_driver_moves_the_robot_in_its_way(name):
         assert episode['collided'].any()
 
 
+def test_a_searcher_drives_by_the_search_until_it_has_seen_its_goal_and_then_by_the_expert():
+    episode = one_episode(7, 'searcher', steps=60)
+    executed = episode['actions'][1:]
+    searches = np.isclose(episode['search'][:-1], executed).all(-1)
+    follows = np.isclose(episode['expert'][:-1], executed[:, None]).all(-1)
+    found = int((follows.any(1) & ~searches).argmax())
+    goal = int(follows[found].argmax())
+    assert searches[:found].all() and not episode['visible'][:found, goal].any() and found > 20
+    assert episode['visible'][found, goal] and follows[found:found + 10, goal].all()
+
+
 def test_the_data_holds_collisions_and_reverse_driving():
     names = ('steps', 'smooth', 'ram', 'ram')
     episodes = [one_episode(seed, name, steps=100) for seed, name in enumerate(names)]
@@ -91,5 +103,5 @@ def test_the_data_holds_collisions_and_reverse_driving():
 
 
 def test_an_unknown_driver_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match='tourist.*expert, smooth, steps, ram'):
+    with pytest.raises(ValueError, match='tourist.*expert, searcher, smooth, steps, ram'):
         rollout.collect([0], 5, mix={'tourist': 1.0})

@@ -18,7 +18,7 @@ SMOKE = FOLDER / 'smoke.yaml'
                          ids=lambda path: path.stem)
 def test_a_shipped_configuration_can_be_read(path):
     config = read_config(path)
-    assert config.preset in path.read_text() and config.teacher.steps > 0
+    assert config.preset in path.read_text() and (config.teacher or config.imitation).steps > 0
     assert config.data.frames >= config.clip_frames
 
 
@@ -48,9 +48,13 @@ def test_values_given_on_the_command_line_win():
     ('teacher.steps=0', r'teacher.steps \(0\), .* must be above zero'),
     ('compile=1', 'compile must be of type bool, got 1'),
     ('data.folders=here', "data.folders must be a list of names, got 'here'"),
+    ('student.objective.contact_share=2', 'student.objective.contact_share is 2.0: it must be from 0 to 1'),
+    ('data.mix=expert', "data.mix must be a section of keys, got 'expert'"),
+    ('data.mix={expert: much}', "data.mix.expert must be of type float, got 'much'"),
     ('student=5', 'student must be a section of keys, got 5'),
     ('teacher.objective.flow_weight=steep', "teacher.objective.flow_weight is 'steep': choose"),
     ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
+    ('preset=robot_3b', "preset 'robot_3b' has tiles, .* choose from tiny, small, base$"),
     ('vae=null', 'give the stage, or a model to take the autoencoder from'),
     ('data.first_seed=999999', 'only those below 1000000 are for training'),
     ('evaluation.first_seed=5', 'evaluation.first_seed 5 is a seed for training: take one from 1000000 on'),
@@ -99,5 +103,5 @@ def test_a_variant_without_a_name_or_with_a_name_that_is_taken_is_refused(tmp_pa
 
 def test_the_resolved_configuration_reads_back_as_itself():
     from worldmodel_ros.train.run import plain
-    config = read_config(SMOKE, ['evaluation.parts=[drift]'])
+    config = read_config(SMOKE, ['evaluation.parts=[drift]', 'data.mix.expert=1'])
     assert from_dict(plain(config), 'again') == config

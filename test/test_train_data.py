@@ -9,10 +9,11 @@ from small_model import SMALL
 
 from worldmodel_ros.sim.rollout import collect
 from worldmodel_ros.train import lerobot, simulate
+from worldmodel_ros.train.policy import check_labels
 from worldmodel_ros.train.simulate import Drives
 
 FRAMES = 12
-LABELS = ('expert', 'collided', 'goal_distance', 'visible', 'poses')
+LABELS = ('expert', 'search', 'collided', 'goal_distance', 'visible', 'poses')
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +68,7 @@ def test_each_process_of_a_training_has_episodes_of_its_own(folder):
 def test_a_folder_that_holds_something_is_not_written_to(folder):
     with pytest.raises(FileExistsError, match='is not empty'):
         simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1)
-    with pytest.raises(ValueError, match='tourist.*expert, smooth, steps, ram'):
+    with pytest.raises(ValueError, match='tourist.*expert, searcher, smooth, steps, ram'):
         simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1, mix={'tourist': 1.0})
 
 
@@ -81,3 +82,16 @@ def test_labels_count_only_where_all_datasets_have_them(folder, tmp_path, capsys
     episodes = lerobot.load([folder, tmp_path], 'cpu', SMALL, clip_frames=4)
     assert not episodes.labelled and len(episodes) == 6
     assert 'some of the datasets have no labels' in capsys.readouterr().err
+
+
+def test_a_dataset_of_before_the_search_keeps_its_other_labels(folder, tmp_path):
+    for path in sorted(folder.rglob('*.*')):
+        copy = tmp_path / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    info = tmp_path / 'meta/info.json'
+    info.write_text(info.read_text().replace('"label.search_action"', '"label.of_another_time"'))
+    episodes = lerobot.load([folder, tmp_path], 'cpu', SMALL, clip_frames=4)
+    assert episodes.labelled and episodes.search is None
+    with pytest.raises(ValueError, match='lack: simulate them again'):
+        check_labels(episodes, search=True)

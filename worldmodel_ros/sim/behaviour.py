@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from worldmodel_ros.sim.expert import search_action
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, World
 
@@ -15,6 +16,7 @@ _HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
 # Commands that people and what-if questions use: one plain speed, straight or in a curve.
 _PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
 _PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
+MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of `tiny` and the newest picture
 
 
 class Expert:
@@ -34,7 +36,8 @@ class Expert:
 
     def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
         rng = self._rng
-        if not expert[self._goal].any():
+        command = self._command(world, expert)
+        if not command.any():
             self._rest += 1
         if self._rest > 5 and rng.random() < 0.3:
             self._goal, self._rest = (self._goal + int(rng.integers(1, len(COLOURS)))) % len(COLOURS), 0
@@ -43,7 +46,23 @@ class Expert:
         self._burst = max(0, self._burst - 1)
         scale = np.array([0.25, 0.9]) if self._burst else np.zeros(2)
         self._noise = 0.8 * self._noise + 0.6 * scale * rng.standard_normal(2)
-        return expert[self._goal] + self._noise
+        return command + self._noise
+
+    def _command(self, world: World, expert: np.ndarray) -> np.ndarray:
+        return expert[self._goal]
+
+
+class Searcher(Expert):
+    """As the expert, but it searches for a goal that it has not seen for MEMORY steps: so it gets to where a policy gets
+    to that learns to search."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        super().__init__(rng)
+        self._unseen = np.full(len(COLOURS), MEMORY)  # steps since each goal was in view
+
+    def _command(self, world: World, expert: np.ndarray) -> np.ndarray:
+        self._unseen = np.where([world.visible(colour) for colour in COLOURS], 0, self._unseen + 1)
+        return expert[self._goal] if self._unseen[self._goal] < MEMORY else search_action(world)
 
 
 class Smooth:
@@ -107,5 +126,5 @@ class Ram:
 
 
 DRIVERS: Mapping[str, Callable[[np.random.Generator], Driver]] = {
-    'expert': Expert, 'smooth': Smooth, 'steps': Steps, 'ram': Ram}
+    'expert': Expert, 'searcher': Searcher, 'smooth': Smooth, 'steps': Steps, 'ram': Ram}
 DEFAULT_MIX: Mapping[str, float] = {'expert': 0.5, 'smooth': 0.18, 'steps': 0.2, 'ram': 0.12}

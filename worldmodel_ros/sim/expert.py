@@ -1,4 +1,9 @@
-"""Drives to a goal from the true state, by a rule that a policy with only the camera can learn to follow."""
+"""Drives to a goal from the true state, by rules that a policy with only the camera can learn to follow.
+
+`expert_action` knows where the goal is, also where something hides it. `search_action` is what to do while nothing that
+was seen tells: a policy that imitates the expert there learns to turn on the spot, which never ends where every view of
+the goal from there is blocked.
+"""
 import math
 
 import numpy as np
@@ -17,6 +22,9 @@ _FULL_TURN = math.radians(45.0)  # at this heading error the robot turns in plac
 _BACK_OFF = 0.30  # m, to an object that is too wide to pass with the goal in view
 _MARGIN = 0.10  # m, beside an object on a detour
 _WALL_MARGIN = 0.08  # m, beside a wall on a detour
+_ARC_SPEED, _ARC_TURN = 0.5, 1.2  # m/s, rad/s: a search's circle of 0.4 m
+_FAR = 3.0  # m, of a free way ahead: so far off, a search turns slower
+_FAR_TURN = 0.5  # rad/s
 
 
 def expert_action(world: World, goal: str) -> np.ndarray:
@@ -52,8 +60,19 @@ def expert_action(world: World, goal: str) -> np.ndarray:
     return np.array([speed, min(max(_STEER_GAIN * heading, -TURN), TURN)], np.float32)
 
 
-def _obstacles(world: World, goal: str) -> list[tuple[float, float, float]]:
-    """x and y in base_link and the radius (m) of every object but the goal."""
+def search_action(world: World) -> np.ndarray:
+    """The command of a search for a goal that is not in view: float32 (2,), m/s and rad/s.
+
+    Circles to the left, which look around and behind things at once. They turn slower where the way ahead is long, so
+    that they move through the room instead of closing, and drive slower the nearer anything is ahead. It depends on the
+    state alone, without memory, and not on where any goal is.
+    """
+    free = min(_clearance(_obstacles(world)), _wall_clearance(world))
+    return np.array([min(_ARC_SPEED, 1.5 * max(0.0, free - 0.02)), _FAR_TURN if free > _FAR else _ARC_TURN], np.float32)
+
+
+def _obstacles(world: World, goal: str | None = None) -> list[tuple[float, float, float]]:
+    """x and y in base_link and the radius (m) of every object, but of the goal if one is named."""
     x, y, yaw = world.pose
     cos, sin = math.cos(yaw), math.sin(yaw)
     found = []

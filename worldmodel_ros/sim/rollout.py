@@ -13,7 +13,7 @@ import numpy as np
 
 from worldmodel_ros.safety.limits import TwistLimiter
 from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
-from worldmodel_ros.sim.expert import expert_action
+from worldmodel_ros.sim.expert import expert_action, search_action
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 
@@ -35,6 +35,7 @@ def array_shapes(
         'frames': ((e, t, *size, 3), np.dtype(np.uint8)),
         'actions': ((e, t, 2), np.dtype(np.float32)),
         'expert': ((e, t, goals, 2), np.dtype(np.float32)),
+        'search': ((e, t, 2), np.dtype(np.float32)),
         'collided': ((e, t), np.dtype(bool)),
         'goal_distance': ((e, t, goals), np.dtype(np.float32)),
         'visible': ((e, t, goals), np.dtype(bool)),
@@ -52,6 +53,7 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
     actions        float32 (E, T, 2): the command executed in the interval that led to frame t; zero at 0
     expert         float32 (E, T, 4, 2): the expert's command at frame t for each goal (ordered as in COLOURS)
                    as the acceleration limits allow it after actions[t]
+    search         float32 (E, T, 2): the command at frame t of a search for a goal that is not in view, likewise
     collided       bool (E, T): contact with a wall or an object in the interval that led to frame t
     goal_distance  float32 (E, T, 4): m, to each goal at frame t
     visible        bool (E, T, 4): whether the camera sees each goal at frame t
@@ -119,6 +121,7 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
         episode['frames'][t] = world.render()
         episode['actions'][t] = executed
         episode['expert'][t] = [limiter.limit(target, executed, PERIOD).twist for target in targets.tolist()]
+        episode['search'][t] = limiter.limit(tuple(search_action(world).tolist()), executed, PERIOD).twist
         episode['collided'][t] = collided
         episode['goal_distance'][t] = [world.goal_distance(goal) for goal in COLOURS]
         episode['visible'][t] = [world.visible(goal) for goal in COLOURS]

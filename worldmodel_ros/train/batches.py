@@ -57,9 +57,17 @@ class Batch(Chunks):
 
 
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
-         generator: torch.Generator) -> Batch:
-    """Clips of recorded drives, with noise on the context of half of them; every chunk at a flow level of its own."""
-    episode, frame = episodes.clips(options.batch, options.clip_frames, generator)
+         generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
+    """Clips of recorded drives, with noise on the context of half of them; every chunk at a flow level of its own.
+
+    contacts (N, 2): episodes and frames that `contact_share` of the clips hold one of; None: no such share.
+    """
+    around = 0 if contacts is None else round(options.contact_share * options.batch)
+    episode, frame = episodes.clips(options.batch - around, options.clip_frames, generator)
+    if around:
+        lead = min(preset.window_frames, options.clip_frames - 1)
+        others = episodes.clips_around(contacts, around, options.clip_frames, lead, generator)
+        episode, frame = torch.cat([episode, others[0]]), torch.cat([frame, others[1]])
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean, options.context_noise, generator)
     actions = episodes.actions[episode, frame]

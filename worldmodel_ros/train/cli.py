@@ -67,12 +67,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> int:
+    from .config import read_config
     from .reading import read_yaml
     from .variants import is_variants
     arguments.out = arguments.out or Path('out') / arguments.config.stem
     if is_variants(read_yaml(arguments.config)):
         return _variants(arguments)
     if arguments.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+        read_config(arguments.config, _overrides(arguments))  # or every process would say what is wrong
         return _start_processes(arguments.gpus)
     return _train(arguments)
 

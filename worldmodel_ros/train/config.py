@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from ..model.presets import PRESETS, Preset
-from .options import SelfForcingOptions, StudentOptions, TeacherOptions
+from .options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 from .reading import build, parse_override, read_yaml, with_values
 
-STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'calibration', 'evaluation')  # in their order
+STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'calibration', 'evaluation')  # in their order
 TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module does not import: it needs OpenGL
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Simulated drives by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
-    that are not trained on but calibrate the contact probability. `folders` of LeRobot datasets are taken instead."""
+    that are not trained on but calibrate the contact probability. `mix`: weights of the drivers of `sim.behaviour`, by
+    name; null: the usual ones. `folders` of LeRobot datasets are taken instead."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
     frames: int = 120
     first_seed: int = 0
     held_back: int = 64
+    mix: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class SelfForcingStage(Schedule):
 
 
 @dataclass(frozen=True)
+class ImitationStage(Schedule):
+    objective: ImitationOptions = ImitationOptions()
+
+
+@dataclass(frozen=True)
 class CalibrationConfig:
     """Batches of clips of the held-back episodes that the contact probability is calibrated on."""
 
@@ -111,13 +118,17 @@ class TrainConfig:
     teacher: TeacherStage | None = None
     student: StudentStage | None = None
     self_forcing: SelfForcingStage | None = None
+    imitation: ImitationStage | None = None
     calibration: CalibrationConfig = CalibrationConfig()
     evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
-        self.model_preset  # raises for an unknown policy
+        if self.model_preset.tile:  # raises for an unknown policy
+            trainable = ', '.join(name for name, preset in PRESETS.items() if not preset.tile)
+            raise ValueError(f'preset {self.preset!r} has tiles, over which a model can only be run: to train one, choose '
+                             f'from {trainable}')
         if self.vae is None and self.init is None:
             raise ValueError('vae is null and init too: give the stage, or a model to take the autoencoder from')
         if self.student is None and self.self_forcing is not None and self.init is None:
@@ -139,7 +150,7 @@ class TrainConfig:
     @property
     def clip_frames(self) -> int:
         """Frames of the longest clip that any stage draws."""
-        stages = [stage for stage in (self.teacher, self.student, self.self_forcing) if stage]
+        stages = [stage for stage in (self.teacher, self.student, self.self_forcing, self.imitation) if stage]
         return max([3, *(stage.objective.clip_frames for stage in stages)])
 
     def of_stage(self, name: str) -> dict[str, Any]:

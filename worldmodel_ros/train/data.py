@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..model.vae import VAE
 
-ARRAYS = ('frames', 'actions', 'expert', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')
+ARRAYS = ('frames', 'actions', 'expert', 'search', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')
 # Executed and expert action agree when they differ by less than this share of the action's range: then the next
 # label of the expert belongs to the same plan.
 SAME_ACTION = 0.06
@@ -21,7 +21,8 @@ class Episodes:
     """E episodes of T frames on one device.
 
     frames uint8 (E, T, H, W, 3); actions (E, T, A), the one executed over the period before each frame; expert
-    (E, T, goals, A), the expert's action at each frame; collided (E, T), contact in the period before each frame;
+    (E, T, goals, A), the expert's action at each frame; search (E, T, A), that of a search for a goal out of view, None
+    where a dataset lacks it; collided (E, T), contact in the period before each frame;
     goal_distance (E, T, goals) in m; visible (E, T, goals), whether the camera sees each goal; poses (E, T, 3), x and y
     in m and yaw in rad; latents (E, T, h, w, Z) once encoded.
 
@@ -32,6 +33,7 @@ class Episodes:
     frames: Tensor
     actions: Tensor
     expert: Tensor | None = None
+    search: Tensor | None = None
     collided: Tensor | None = None
     goal_distance: Tensor | None = None
     visible: Tensor | None = None
@@ -84,6 +86,28 @@ class Episodes:
         episode = torch.randint(len(self), (count, 1), device=device, generator=generator)
         start = torch.randint(self.frames.shape[1] - length + 1, (count, 1), device=device, generator=generator)
         return episode, start + torch.arange(length, device=device)
+
+    def clips_around(self, moments: Tensor, count: int, length: int, lead: int, generator: torch.Generator
+                     ) -> tuple[Tensor, Tensor]:
+        """As `clips`, each holding one of the ``moments`` (N, 2), episode and frame, all equally likely; ``lead`` frames
+        of it or more are before the moment, where the episode has them."""
+        device = self.frames.device
+        moment = moments[torch.randint(len(moments), (count,), device=device, generator=generator)]
+        episode, at = moment[:, :1], moment[:, 1:]
+        total = self.frames.shape[1] if self.lengths is None else self.lengths[episode]
+        before = torch.randint(lead, length, (count, 1), device=device, generator=generator)
+        start = (at - before).clamp_min(0).minimum(torch.as_tensor(total - length, device=device))
+        return episode, start + torch.arange(length, device=device)
+
+    def contact_changes(self, length: int) -> Tensor:
+        """Moments (N, 2), episode and frame, at which a contact has begun or ended, in episodes of ``length`` frames or
+        more."""
+        changes = (self.collided[:, 1:] != self.collided[:, :-1]).nonzero()
+        changes[:, 1] += 1
+        if self.lengths is None:
+            return changes
+        frames = self.lengths[changes[:, 0]]
+        return changes[(changes[:, 1] < frames) & (frames >= length)]
 
     def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         device = self.frames.device

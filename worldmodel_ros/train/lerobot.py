@@ -19,14 +19,15 @@ from ..datasets.layout import ACTION, STATE
 from ..inputs.images import fit
 from ..model.presets import Preset
 from .data import Episodes
-from .simulate import CONTACT, DISTANCE, EXPERT, POSE, VISIBLE
+from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
 # Longer episodes are cut, so that one long drive does not make all others as long with padding. The pieces overlap:
 # every clip of a training step is whole in one of them.
 PIECE_FRAMES = 240
 MOST_THREADS = 16  # about a tenth of the time to read a small picture holds Python's lock
 # Feature of the dataset by name of the array in Episodes.
-LABELS = {'expert': EXPERT, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE, 'poses': POSE}
+LABELS = {'expert': EXPERT, 'search': SEARCH, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE,
+          'poses': POSE}
 
 
 class DatasetError(ValueError):
@@ -116,6 +117,8 @@ def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int 
     if labelled:
         shapes |= {'expert': (np.float32, (goals, actions)), 'collided': (bool, ()),
                    'goal_distance': (np.float32, (goals,)), 'visible': (bool, (goals,)), 'poses': (np.float32, (3,))}
+        if all(SEARCH in description.labels for description in descriptions):  # it came later
+            shapes['search'] = (np.float32, (actions,))
     arrays = {name: np.zeros((len(pieces), longest, *shape), dtype) for name, (dtype, shape) in shapes.items()}
     by_file: dict[Path, list[int]] = {}
     for index, piece in enumerate(pieces):
@@ -147,7 +150,7 @@ def _check(description: Description, preset: Preset) -> None:
 
 def _labelled(description: Description, preset: Preset) -> bool:
     """Whether it has the labels that the heads learn from, for the preset's goals."""
-    return set(LABELS.values()) <= set(description.labels) and description.labels[DISTANCE] == preset.goals
+    return set(LABELS.values()) - {SEARCH} <= set(description.labels) and description.labels[DISTANCE] == preset.goals
 
 
 def _pieces(descriptions: Sequence[Description], clip_frames: int, share: tuple[int, int]) -> list[Piece]:

@@ -17,7 +17,8 @@ from ..model import checkpoint
 from ..model.world_model import WorldModel
 from .config import read_config
 
-STAGES = ('self_forcing', 'student', 'teacher')  # those that leave a model which predicts, the last one first
+# Those that leave a model which predicts, the last one first.
+STAGES = ('imitation', 'self_forcing', 'student', 'teacher')
 
 
 def newest(run: Path) -> tuple[WorldModel, dict]:

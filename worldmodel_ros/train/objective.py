@@ -12,7 +12,7 @@ from . import clips
 from .batches import Batch, Chunks, draw
 from .data import Episodes
 from .options import TeacherOptions
-from .policy import imitation_loss
+from .policy import check_labels, imitation_loss, policy_labels
 from .pose import PoseHead, pose_errors
 
 MOST_VELOCITY_WEIGHT = 100.0
@@ -26,6 +26,13 @@ class Objective:
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: TeacherOptions):
         self.model, self.preset, self.episodes, self.options = model, model.preset, episodes, options
+        check_labels(episodes, options.search)
+        self.contacts = None
+        if options.contact_share:
+            self.contacts = episodes.contact_changes(options.clip_frames) if episodes.labelled else ()
+            if not len(self.contacts):
+                raise ValueError('contact_share needs drives that tell of contacts, and these tell of none: train on '
+                                 'simulated drives, or set it to 0')
         self.pose_head = None
         if options.pose_weight:
             if episodes.poses is None:
@@ -34,7 +41,7 @@ class Objective:
             self.pose_head = PoseHead(self.preset).to(episodes.frames.device)
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-        return draw(self.episodes, self.preset, self.options, rng, generator)
+        return draw(self.episodes, self.preset, self.options, rng, generator, self.contacts)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to be minimised, and its parts by name."""
@@ -93,9 +100,9 @@ class Objective:
         nothing to learn them from, and the heads stay as they are."""
         total, values = torch.zeros((), device=noisy.device), {}
         if self.episodes.labelled:
-            values = {'imitation': imitation_loss(
-                self.model.action_head, committed, self.episodes.expert[batch.episode, batch.frame], batch.actions,
-                batch.observed, batch.policy), **self._outcomes(batch, noisy)}
+            labels = policy_labels(self.episodes, (batch.episode, batch.frame), self.preset, self.options.search)
+            values = {'imitation': imitation_loss(self.model.action_head, committed, labels, batch.actions,
+                                                  batch.observed, batch.policy), **self._outcomes(batch, noisy)}
             heads = values['imitation'] + 0.2 * values['contact'] + 0.2 * values['progress']
             total = self.options.heads_weight * heads
         if self.pose_head:

@@ -30,7 +30,9 @@ WORK = {stage.name: stage for stage in (
     Stage('teacher', ('data', 'vae'), stages.train_teacher),
     Stage('student', ('data', 'vae', 'teacher'), stages.train_student),
     Stage('self_forcing', ('data', 'vae', 'teacher', 'student'), stages.train_self_forcing),
-    Stage('calibration', ('data', 'vae', 'teacher', 'student', 'self_forcing'), stages.calibrate_contacts, alone=True),
+    Stage('imitation', ('data', 'vae', 'teacher', 'student', 'self_forcing'), stages.train_policy),
+    Stage('calibration', ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation'), stages.calibrate_contacts,
+          alone=True),
     Stage('evaluation', ('calibration',), stages.evaluate, alone=True))}
 
 

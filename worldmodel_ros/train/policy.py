@@ -1,4 +1,4 @@
-"""What the policy learns: the expert's next commands for every goal, after whatever is under way already."""
+"""What the policy learns: the expert's next commands for every goal, or a search's, after whatever is under way."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..model.action_head import FlowPolicy, RegressionPolicy
 from ..model.presets import Preset
-from .data import SAME_ACTION
+from .data import SAME_ACTION, Episodes
 
 FREE_SHARE = 0.5  # of the frames at which nothing is under way: what a tick in time meets
 FLOW_SCALE = 4.0  # makes small errors weigh as much as in the regression's loss
@@ -54,6 +54,30 @@ def command_targets(expert: Tensor, actions: Tensor, delay: Tensor, preset: Pres
     under_way = torch.arange(k, device=delay.device) < delay[..., None, None]
     before = torch.cat([torch.ones_like(followed[..., :1]), (followed | under_way)[..., :-1]], -1)
     return prefix, targets, before.cumprod(-1).bool() & ~under_way
+
+
+def check_labels(episodes: Episodes, search: bool) -> None:
+    """Raises ValueError for ``search`` in labelled episodes without its labels."""
+    if search and episodes.labelled and episodes.search is None:
+        raise ValueError('search needs the labels of a search, which these episodes lack: simulate them again, or set '
+                         'it to false')
+
+
+def unseen(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset) -> Tensor:
+    """Goals that neither a frame nor the window before it shows, bool (B, F, goals), of clips: (B, 1) episodes and (B, F)
+    frames."""
+    window = preset.window_frames + 1
+    visible = F.pad(episodes.visible[clip].float().transpose(1, 2), (window - 1, 0))
+    return F.max_pool1d(visible, window, 1).transpose(1, 2) == 0.0
+
+
+def policy_labels(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset, search: bool) -> Tensor:
+    """The commands (B, F, goals, A) that the policy is to learn on clips: the expert's, or with ``search`` those of a
+    search for goals that are `unseen`: nothing that the policy sees tells there what the expert knows."""
+    expert = episodes.expert[clip]
+    if not search:
+        return expert
+    return torch.where(unseen(episodes, clip, preset)[..., None], episodes.search[clip][:, :, None], expert)
 
 
 def imitation_loss(head: FlowPolicy | RegressionPolicy, features: Tensor, expert: Tensor, actions: Tensor,

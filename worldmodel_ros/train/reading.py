@@ -80,6 +80,10 @@ def _value(kind: Any, value: Any, where: str, key: str) -> Any:
         if value is None:
             return None
         kind = next(option for option in get_args(kind) if option is not type(None))
+    if get_origin(kind) is Mapping:
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+            return {name: _value(get_args(kind)[1], item, where, f'{key}.{name}') for name, item in value.items()}
+        raise ConfigError(f'{where}: {key} must be a section of keys, got {value!r}')
     if is_dataclass(kind):
         return build(kind, value, where, key + '.')
     if get_origin(kind) is tuple:

@@ -21,7 +21,8 @@ from .data import Episodes
 from .ranks import Ranks
 from .reading import ConfigError
 
-NETWORKS = ('vae', 'teacher', 'student', 'self_forcing')  # stages that leave a checkpoint of all networks, in order
+# Stages that leave a checkpoint of all networks, in order.
+NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
 
 
 class Run:

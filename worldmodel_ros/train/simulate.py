@@ -28,8 +28,9 @@ from ..model.presets import PRESETS, Preset
 
 # The simulator is imported by the processes that use it, after their GPU is chosen (see `_start_worker`).
 
-EXPERT, CONTACT, DISTANCE, VISIBLE, POSE = (
-    'label.expert_action', 'label.contact', 'label.goal_distance', 'label.goal_visible', 'label.pose')
+EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
+    'label.expert_action', 'label.search_action', 'label.contact', 'label.goal_distance', 'label.goal_visible',
+    'label.pose')
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Drives:
             return {'dtype': kind, 'shape': [len(names) if names else size], 'names': list(names) if names else None}
         return Layout(round(1 / self.preset.step_period), self.preset.image_size, actions, {
             EXPERT: label('float32', [f'{goal}.{action}' for goal in goals for action in actions]),
+            SEARCH: label('float32', actions),
             CONTACT: label('bool', None), DISTANCE: label('float32', goals), VISIBLE: label('bool', goals),
             POSE: label('float32', ('x', 'y', 'yaw'))})
 
@@ -113,7 +115,7 @@ def write_file(folder: Path, drives: Drives, number: int, mix: Mapping[str, floa
         task = _task(drive_episode(world, drives.first_seed + episode, mix, arrays))
         for t in range(drives.frames):
             writer.add(arrays['frames'][t], arrays['actions'][t], arrays['actions'][t + 1], task, {
-                EXPERT: arrays['expert'][t].ravel(), CONTACT: bool(arrays['collided'][t]),
+                EXPERT: arrays['expert'][t].ravel(), SEARCH: arrays['search'][t], CONTACT: bool(arrays['collided'][t]),
                 DISTANCE: arrays['goal_distance'][t], VISIBLE: arrays['visible'][t], POSE: arrays['poses'][t]})
         writer.end_episode()
     return writer.close()

@@ -41,7 +41,10 @@ def simulate_data(run: Run, folder: Path) -> dict[str, Any]:
                                   ('held_back', first_held_back, data.held_back)):
         if episodes and not lerobot.is_dataset(folder / name):
             shutil.rmtree(folder / name, ignore_errors=True)  # of an attempt that did not get to its end
-            simulate(folder / name, Drives(first, episodes, data.frames, run.preset), run.config.workers)
+            try:
+                simulate(folder / name, Drives(first, episodes, data.frames, run.preset), run.config.workers, data.mix)
+            except ValueError as error:
+                raise ConfigError(f'data: {error}') from error
     return {'seeds': f'{data.first_seed}:{first_held_back}', 'episodes': data.episodes,
             'frames': data.episodes * data.frames}
 
@@ -71,6 +74,15 @@ def train_student(run: Run, folder: Path) -> dict[str, Any]:
 def train_self_forcing(run: Run, folder: Path) -> dict[str, Any]:
     """The student on its own roll-outs."""
     return _distil(run, folder, 'self_forcing', world.self_forcing)
+
+
+def train_policy(run: Run, folder: Path) -> dict[str, Any]:
+    """The policy alone; everything else stays as it is."""
+    model, stage = run.networks(run.before('imitation')), run.config.imitation
+    episodes = _encoded(run, model)
+    result = _optimise(run, 'imitation', stage, model,
+                       lambda averaged: world.imitation(model, episodes, stage.objective))
+    return _leave(run, folder, model, result)
 
 
 def calibrate_contacts(run: Run, folder: Path) -> dict[str, Any]:

@@ -5,8 +5,9 @@ import copy
 
 from ..model.world_model import WorldModel
 from .data import Episodes
+from .imitation import ImitationObjective
 from .objective import Objective
-from .options import SelfForcingOptions, StudentOptions, TeacherOptions
+from .options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 from .self_forcing import SelfForcingObjective
 from .student import StudentObjective
 from .teacher import TeacherObjective
@@ -27,6 +28,11 @@ def self_forcing(model: WorldModel, averaged: WorldModel, teacher: WorldModel, e
                  options: SelfForcingOptions) -> Objective:
     """The same on the student's own roll-outs."""
     return SelfForcingObjective(model, averaged, teacher, episodes, options)
+
+
+def imitation(model: WorldModel, episodes: Episodes, options: ImitationOptions) -> ImitationObjective:
+    """The policy alone, on encoded episodes."""
+    return ImitationObjective(model, episodes, options)
 
 
 def frozen_copy(model: WorldModel) -> WorldModel:
