@@ -1,5 +1,6 @@
 """Simulated drives are kept as a LeRobot dataset, and come back as they were driven."""
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -72,25 +73,22 @@ def test_a_folder_that_holds_something_is_not_written_to(folder):
         simulate.simulate(folder, Drives(0, 1, 2, SMALL), workers=1, mix={'tourist': 1.0})
 
 
+def copy_renamed(folder, target, name, other):
+    """The dataset with other names of its columns."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    info = target / 'meta/info.json'
+    info.write_text(info.read_text().replace(name, other))
+
+
 def test_labels_count_only_where_all_datasets_have_them(folder, tmp_path, capsys):
-    for path in sorted(folder.rglob('*.*')):
-        copy = tmp_path / path.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    info = tmp_path / 'meta/info.json'
-    info.write_text(info.read_text().replace('"label.', '"other.'))
+    copy_renamed(folder, tmp_path, '"label.', '"other.')
     episodes = lerobot.load([folder, tmp_path], 'cpu', SMALL, clip_frames=4)
     assert not episodes.labelled and len(episodes) == 6
     assert 'some of the datasets have no labels' in capsys.readouterr().err
 
 
 def test_a_dataset_of_before_the_search_keeps_its_other_labels(folder, tmp_path):
-    for path in sorted(folder.rglob('*.*')):
-        copy = tmp_path / path.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    info = tmp_path / 'meta/info.json'
-    info.write_text(info.read_text().replace('"label.search_action"', '"label.of_another_time"'))
+    copy_renamed(folder, tmp_path, '"label.search_action"', '"label.of_another_time"')
     episodes = lerobot.load([folder, tmp_path], 'cpu', SMALL, clip_frames=4)
     assert episodes.labelled and episodes.search is None
     with pytest.raises(ValueError, match='lack: simulate them again'):
