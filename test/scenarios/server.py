@@ -22,9 +22,7 @@ MODEL_TIERS = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP)
 
 
 def both_drive_by_one_server(rig: Rig, other: Rig) -> None:
-    spread_cameras(rig, other)
-    for one in (rig, other):
-        wait_for_server(one, START_TIMEOUT)
+    _get_ready(rig, other)
     for one in (rig, other):
         one.drive()
     for _ in range(WINDOWS):
@@ -49,6 +47,7 @@ def the_server_answers_questions_and_keeps_sessions(rig: Rig, other: Rig) -> Non
 
 
 def the_server_is_killed(rig: Rig, other: Rig) -> None:
+    _get_ready(rig, other)
     for pause in kill_while_driving(rig, other).pauses:
         assert pause <= LONGEST_PAUSE, f'nothing moved a robot for {pause * 1e3:.0f} ms'
     for one in (rig, other):
@@ -77,6 +76,7 @@ def kill_while_driving(*rigs: Rig) -> Loss:
 
 
 def the_server_hangs(rig: Rig, other: Rig) -> None:
+    _get_ready(rig, other)
     for one in (rig, other):
         one.drive()
     rig.watch(0.5)
@@ -107,6 +107,12 @@ def _faults_of_driving(rig: Rig, start: float) -> list[str]:
     if not rig.observer.since('predicted_future', start):
         faults.append(f'no pictures of {rig.namespace} come from the server')
     return faults
+
+
+def _get_ready(rig: Rig, other: Rig) -> None:
+    spread_cameras(rig, other)
+    for one in (rig, other):
+        wait_for_server(one, START_TIMEOUT)
 
 
 def spread_cameras(rig: Rig, other: Rig) -> None:
