@@ -139,7 +139,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
                 print(row, flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(result, indent=1) + '\n')
-    Link.leave()
+    Link.leave().result()
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import faulthandler
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def fault(engine: Engine, session: RestoringSession, number: int) -> dict[str, f
 
 def guarded(rows: list[dict], row: dict, work: Any, save: Any) -> None:
     """A part that fails, or hangs, does not lose the others' results."""
-    faulthandler.dump_traceback_later(PART_S, exit=True)
+    limit = threading.Timer(PART_S, give_up)  # faulthandler's is the engine's, see parallel/last_resort.py
+    limit.daemon = True
+    limit.start()
     try:
         row |= work()
     except Exception as error:
@@ -93,7 +96,12 @@ def guarded(rows: list[dict], row: dict, work: Any, save: Any) -> None:
     rows.append(row)
     print(row, flush=True)
     save()
-    faulthandler.cancel_dump_traceback_later()
+    limit.cancel()
+
+
+def give_up() -> None:
+    faulthandler.dump_traceback()
+    os._exit(1)
 
 
 def main() -> None:

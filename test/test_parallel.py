@@ -15,6 +15,7 @@ from tiled_model import TILED
 from timed_backend import Listener
 
 from worldmodel_ros.engine.loading import load
+from worldmodel_ros.engine.parallel import supervisor
 from worldmodel_ros.engine.parallel.failure import RankFailure
 from worldmodel_ros.engine.scheduling import StepTable, Tier
 from worldmodel_ros.engine.service import Service, ServiceSettings
@@ -144,7 +145,8 @@ class TestTwoProcessesThatShareTheWeights:
         session.imagine(CHUNK)
         branch = session.what_if(np.repeat(CHUNK, 2, 0))
         next(branch)
-        os.kill(two.backend.processes.pids[0], fault)
+        pid, = two.backend.processes.pids
+        os.kill(pid, fault)
         start = time.monotonic()
         observe(lost)  # is taken in nevertheless
         with pytest.raises(RankFailure, match='signal 9' if fault == signal.SIGKILL else 'within 2 s'):
@@ -153,12 +155,23 @@ class TestTwoProcessesThatShareTheWeights:
         with pytest.raises(RankFailure):
             session.imagine(CHUNK)
         wait_until_complete(two.backend)
+        assert not runs(pid) and two.backend.processes.pids != [pid]
         with pytest.raises(RankFailure, match='next frame'):
             session.plan('red')
         with pytest.raises(RankFailure, match='replaced'):
             list(branch)
         observe(after)
         assert_same(answers(session), answers(expected), 1e-5)
+
+    def test_a_stopped_process_keeps_nobody_waiting_who_saves_a_session(self, two, monkeypatch, tmp_path):
+        session = driven(two, images(2))
+        monkeypatch.setattr(supervisor, 'AWAITED_S', 1.0)
+        os.kill(two.backend.processes.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankFailure, match='within 1 s'):
+            session.save(tmp_path / 'lost')
+        wait_until_complete(two.backend)
+        session.observe(*images(1), ACTION)
+        session.save(tmp_path / 'restored')
 
     def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
         table = StepTable()
@@ -201,8 +214,8 @@ def test_exchanging_in_fp8_costs_what_its_rounding_does(folder):
 
 def test_the_processes_end_with_rank_0_however_that_ends(folder):
     program = ('import os, sys, signal; from worldmodel_ros.engine.loading import load;'
-               'engine = load(sys.argv[1], "torch", gpus=2); print(*engine.backend.processes.pids, flush=True);'
-               'os.kill(os.getpid(), signal.SIGKILL)')
+               'engine = load(sys.argv[1], "torch", gpus=2); pid, = engine.backend.processes.pids;'
+               'print(pid, flush=True); os.kill(pid, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGKILL)')
     done = subprocess.run([sys.executable, '-c', program, str(folder)], stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == -signal.SIGKILL
     pid, = map(int, done.stdout.split())
@@ -217,6 +230,33 @@ def runs(pid):
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except FileNotFoundError:
         return False
+
+
+STUCK = """
+import ctypes
+from worldmodel_ros.engine.parallel import supervisor
+from worldmodel_ros.engine.parallel.processes import Processes
+
+def waits_for_the_device():
+    ctypes.PyDLL(None).sleep(60)  # and holds Python's lock
+
+def finds_the_device_broken():
+    raise RuntimeError('illegal address')
+
+supervisor.DISSOLVING_S = 0.3
+watched = supervisor.Supervisor(Processes([]), lambda: Processes([]), %s)
+watched.failed(0, RuntimeError('a message was lost'))
+watched._thread.join()
+"""
+
+
+@pytest.mark.parametrize('dissolve, said', [
+    ('waits_for_the_device', 'Timeout'), ('finds_the_device_broken', 'illegal address')])
+def test_rank_0_ends_with_a_reason_when_it_cannot_get_away_from_the_dead(dissolve, said):
+    done = subprocess.run([sys.executable, '-c', STUCK % dissolve], stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 1
+    assert 'a message was lost; starting all of them anew' in done.stderr
+    assert said in done.stderr and dissolve in done.stderr
 
 
 @pytest.mark.parametrize('count, parallel, backend, reason', [

@@ -30,6 +30,9 @@ class Eager:
         """Outputs of ``function``; ``key`` tells it from others, and what it closes over."""
         return function(*(self._stacked(column) for column in columns))
 
+    def reset(self) -> None:
+        """There is nothing to let go of."""
+
     def _stacked(self, column: Column) -> Tensor:
         if any(isinstance(part, Tensor) for part in column):
             return torch.stack([torch.as_tensor(part, device=self._device) for part in column])
@@ -71,6 +74,12 @@ class Graphs:
             self.capture_seconds += time.perf_counter() - start
         return graph(columns)
 
+    def reset(self) -> None:
+        """Lets go of all graphs, of which none may be under way; whoever still has one, it holds nothing more."""
+        for graph in list(self._graphs.values()):
+            graph.reset()
+        self._graphs.clear()
+
 
 class _Graph:
     """One captured function, and the memory that it reads from and writes to."""
@@ -95,3 +104,6 @@ class _Graph:
         self._inputs.fill(columns)
         self._graph.replay()
         return tuple(output[:len(columns[0])].clone() for output in self._outputs)
+
+    def reset(self) -> None:
+        self._graph.reset()

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -52,10 +54,23 @@ class Link:
         return cls(device, rank, count)
 
     @staticmethod
-    def leave() -> None:
-        """Leaves without waiting for the others, who may be dead; but until graphs that hold messages are gone."""
-        if dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()  # the orderly end would wait
+    def leave() -> Future[None]:
+        """Gives messages up, so that a device goes on which waits for one; the result tells when all has been left.
+
+        For that the other processes must have ended, or be leaving, too, and graphs that hold messages must be gone
+        (NCCL, commDestroySync and ncclProxyService).
+        """
+        left: Future[None] = Future()
+
+        def leave() -> None:
+            try:
+                if dist.is_initialized():
+                    dist.distributed_c10d._abort_process_group()  # the orderly end would wait for the others' messages
+                left.set_result(None)
+            except Exception as error:
+                left.set_exception(error)
+        threading.Thread(target=leave, name='leaving', daemon=True).start()
+        return left
 
     def all_to_all(self, rows: Tensor) -> Tensor:
         """Row r of (R, n) goes to process r; row r of the result came from process r."""

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from ...parallel.link import START_UP, Link
 from ..launching import Column, Eager, Function, Graphs
 from ..staging import Fetched
 from .backend import DividedBackend, check
+from .events import OVER, Event, Started
 from .failure import RankFailure
 from .orders import READY, Build, OpenStorage, Pass
 from .passes import PASSES
 from .processes import Processes
 from .source import Source, use_device
 from .storage import LedPages
-from .supervisor import Supervisor
+from .supervisor import LOOK_S, Supervisor
 
 TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
 PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
-GIVEN_UP_S = 0.2  # s, by when messages are, though giving them up may not be over
+BEGINNING_S = 5.0  # who takes longer to begin a pass compiles or captures it, and holds no graph of another one
 NO_FEATURES = (None,)  # of a commit while processes are missing
 
 
@@ -52,6 +53,8 @@ class LeadingBackend(DividedBackend):
         self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
         self._opened: list[OpenStorage] = []
         self._known: set[Pass] = set()  # which have been compiled, and captured
+        self._beginning = threading.Lock()  # held while a pass is begun
+        self._newest: Event = OVER  # the end of the last one
         self._source, self._kind, self._place = source, kind, use_device(0)
         store, processes = self._start()  # they read the model at the same time
         try:
@@ -61,7 +64,7 @@ class LeadingBackend(DividedBackend):
             self.join(self._meet(store, processes))
         except BaseException:
             processes.stop()
-            Link.leave()
+            Link.leave().result()
             raise
         self._supervisor = Supervisor(processes, self._assemble, self._dissolve)
         self.name = f'{self.name}-{kind}-{count}'
@@ -119,18 +122,18 @@ class LeadingBackend(DividedBackend):
         if not (isinstance(key, tuple) and key[0] in PASSES):
             return self._alone(key, function, columns)
         network, storages = key
-        epoch, started = self.epoch, _Started()
         order = Pass(network, tuple(storage.number for storage in storages),
                      tuple((tuple(column[0].shape), _dtype(column[0])) for column in columns))
-        first = order not in self._known
-        self._supervisor.tell(order)
-        self._supervisor.expect(epoch, started, START_UP.total_seconds() if first else self._patience)
-        try:
-            outputs = self._together(key, partial(self.passes.run, network, storages), columns)
-            started.event = self.mark() if self.device.type == 'cuda' else _OVER
-        except Exception as error:
-            raise self._supervisor.failed(epoch, error) from error
-        self._known.add(order)
+        with self._beginning:
+            epoch, started, first = self.epoch, Started(), order not in self._known
+            self._supervisor.tell(order)
+            self._supervisor.expect(epoch, started, START_UP.total_seconds() if first else self._patience)
+            try:
+                outputs = self._together(key, partial(self.passes.run, network, storages), columns)
+                self._newest = started.event = self.mark() if self.device.type == 'cuda' else OVER
+            except Exception as error:
+                raise self._supervisor.failed(epoch, error) from error
+            self._known.add(order)
         return outputs
 
     def _start(self) -> tuple[dist.TCPStore, Processes]:
@@ -150,7 +153,7 @@ class LeadingBackend(DividedBackend):
                 processes.tell(order)
         except BaseException:
             processes.stop()
-            Link.leave()
+            Link.leave().result()
             raise
         self._together = self._new_launcher()
         return processes
@@ -160,13 +163,19 @@ class LeadingBackend(DividedBackend):
 
     def _dissolve(self) -> None:
         # The device may be in a graph, waiting for a message of the dead. It goes on once messages are given up; giving
-        # them up is over only when no graph holds one any more; and a graph may not go before it is through.
-        leaving = threading.Thread(target=Link.leave, name='leaving')
-        leaving.start()
-        leaving.join(GIVEN_UP_S)
-        self._together = None
+        # them up is over only when no graph holds one any more; and a graph may be let go only when it is through.
+        # Until then nothing here may wait for the device: it is asked.
+        left = Link.leave()
+        alone = self._beginning.acquire(timeout=BEGINNING_S)
+        while not self._newest.query():
+            time.sleep(LOOK_S)
+        self._together.reset()
         self._known.clear()
-        leaving.join()
+        if alone:
+            self._beginning.release()
+        left.result()
+        if self.device.type == 'cuda':
+            torch.cuda.synchronize(self.device)
 
 
 class FetchedFromAll:
@@ -179,23 +188,6 @@ class FetchedFromAll:
         result = self._fetched.result()
         self._backend.require_complete()
         return result
-
-
-class _Started:
-    """A pass whose end is watched from before the device knows of it."""
-
-    event: Any = None
-
-    def query(self) -> bool:
-        return self.event is not None and self.event.query()
-
-
-class _Over:
-    def query(self) -> bool:
-        return True
-
-
-_OVER = _Over()
 
 
 def _dtype(array: np.ndarray | Tensor) -> torch.dtype:

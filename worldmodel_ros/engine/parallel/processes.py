@@ -1,6 +1,7 @@
 """The other processes of a model: started by rank 0, told what to do, watched and ended."""
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -14,7 +15,10 @@ from typing import Any
 
 from .failure import RankFailure
 
+_log = logging.getLogger(__name__)
+
 ROOT = Path(__file__).resolve().parents[3]  # where the package is imported from
+ENDING_S = 10.0  # from SIGKILL to the end, which the driver of a GPU can put off
 
 
 class Processes:
@@ -97,12 +101,21 @@ class Processes:
                     raise RankFailure(f'rank {1 + self._pipes.index(pipe)} of the model failed: {said}')
                 missing.remove(pipe)
 
-    def stop(self) -> None:
-        """Ends all at once."""
+    def kill(self) -> None:
+        """Ends all at once, stopped ones, too, and does not wait for it."""
         for child in self._children:
             child.kill()  # it may be in a message that will never be complete
-        for child in self._children:
-            child.wait()
+
+    def stop(self) -> None:
+        """Ends all at once, and waits for it."""
+        self.kill()
+        deadline = time.monotonic() + ENDING_S
+        for rank, child in enumerate(self._children, 1):
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _log.error('rank %d of the model (process %d) was killed and has not ended within %g s; its GPU may '
+                           'not be free', rank, child.pid, ENDING_S)
         for pipe in self._pipes:
             pipe.close()
         if self._lifeline is not None:

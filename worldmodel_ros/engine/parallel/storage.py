@@ -52,7 +52,8 @@ class LedPages(HeadsOfPages):
 
     def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         self._others('dump', ids)
-        arrays = super().dump(ids)
+        with self.supervisor.awaited():
+            arrays = super().dump(ids)
         self.supervisor.require()
         return arrays
 

@@ -3,26 +3,27 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from .events import OVER, Event, Started
 from .failure import RankFailure
+from .last_resort import or_end
 from .processes import Processes
 
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.02  # how often work on a device is looked at
 RETRY_S = (1.0, 2.0, 5.0, 10.0)  # from one attempt to start them to the next
-
-
-class Event(Protocol):
-    """A point in a device's time, as torch.cuda.Event."""
-
-    def query(self) -> bool: ...
+AWAITED_S = 30.0  # in which others take an order, or give what they hold; large pages are among both
+DISSOLVING_S = 30.0  # the end of the processes, which takes most of it if it takes long, among it
+ASSEMBLING_S = 300.0  # more than what the parts of it that have a limit can take together
 
 
 class _Work(NamedTuple):
@@ -38,12 +39,13 @@ class Supervisor:
     One has failed when it ends, when it says so, when a message to it fails, or when work that all of them share is
     not over in time. Then all are ended: a message without its partner would hang for ever, on a GPU, too. They are
     started anew until that succeeds; ``epoch`` counts how often. ``trouble`` is empty while they are complete, and
-    else says what is wrong.
+    else says what is wrong. This process is ended, too, if it cannot get away from the dead: it would stand still, and
+    whoever watches it can start it with a device that is free.
     """
 
     def __init__(self, processes: Processes, assemble: Callable[[], Processes], dissolve: Callable[[], None]):
-        """``dissolve``, called when the processes are dead, gives up what the device still waits for from them;
-        ``assemble`` starts others and gets them to work."""
+        """``dissolve``, called when the processes have been killed, gives up what the device still waits for from them,
+        and raises what has become of the device; ``assemble`` starts others and gets them to work."""
         self._processes: Processes | None = processes
         self._assemble, self._dissolve = assemble, dissolve
         self.epoch, self.trouble = 0, ''
@@ -64,11 +66,8 @@ class Supervisor:
     def tell(self, order: Any) -> None:
         """Gives all processes an order. Raises RankFailure while they are not complete."""
         self.require()
-        epoch = self.epoch
-        try:
+        with self.awaited():  # one that takes nothing in any more lets who tells it wait
             self._processes.tell(order)
-        except Exception as error:
-            raise self.failed(epoch, error) from error
 
     def require(self) -> None:
         """Raises RankFailure while the processes are not complete; also what the device has given then is no
@@ -79,6 +78,19 @@ class Supervisor:
     def expect(self, epoch: int, event: Event, patience: float) -> None:
         """Has ``event`` watched, which is to come within so many seconds of now, or of the one before it."""
         self._work.append(_Work(epoch, event, time.monotonic(), patience))
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """What this thread does in this context waits for all processes: they have failed if it fails, which raises
+        RankFailure, or is not over within AWAITED_S."""
+        epoch, done = self.epoch, Started()
+        self.expect(epoch, done, AWAITED_S)
+        try:
+            yield
+        except Exception as error:
+            raise self.failed(epoch, error) from error
+        finally:
+            done.event = OVER
 
     def failed(self, epoch: int, error: Exception) -> RankFailure:
         """Reports that work of an epoch failed; returns what is to be raised."""
@@ -109,11 +121,14 @@ class Supervisor:
         if self._woken.poll():
             return self._woken.recv()
         now = time.monotonic()
-        while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
-            self._work.popleft()
-            self._turned = now
+        try:
+            while self._work and (self._work[0].epoch != self.epoch or self._work[0].event.query()):
+                self._work.popleft()
+                self._turned = now
+        except Exception as error:
+            return f"rank 0's device failed: {error}"
         if self._work and now > max(self._work[0].since, self._turned) + self._work[0].patience:
-            return f'the processes of the model did not finish a pass within {self._work[0].patience:g} s'
+            return f'the processes of the model did not do their part within {self._work[0].patience:g} s'
         return ''
 
     def _replace(self, reason: str) -> None:
@@ -121,10 +136,15 @@ class Supervisor:
         self._failed.set()
         _log.error('%s; starting all of them anew', reason)
         start = time.monotonic()
-        self._end()
+        try:
+            self._end()
+        except Exception:
+            _log.critical('this process cannot get away from them, and ends, too', exc_info=True)
+            os._exit(1)
         for attempt in itertools.count():
             try:
-                self._processes = self._assemble()
+                with or_end(ASSEMBLING_S):
+                    self._processes = self._assemble()
                 break
             except Exception as error:  # whatever it is, the robot stands still until it is mended
                 self.trouble = f'{reason}; starting anew failed: {error}'
@@ -147,7 +167,10 @@ class Supervisor:
 
     def _end(self) -> None:
         self._work.clear()
-        if self._processes is not None:
-            self._processes.stop()
-            self._processes = None
+        if self._processes is None:
+            return
+        with or_end(DISSOLVING_S):
+            self._processes.kill()  # before: what they hold of a message is to be let go
             self._dissolve()
+            self._processes.stop()
+        self._processes = None

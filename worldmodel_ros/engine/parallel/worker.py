@@ -4,10 +4,12 @@ Rank 0 starts it (see `processes`): `python -m worldmodel_ros.engine.parallel.wo
 """
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import select
+import signal
 import sys
-import threading
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -60,7 +62,7 @@ class Follower:
 
 def main(pipe: Connection, lifeline: int) -> None:
     """Follows until rank 0 is gone."""
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    _end_with(lifeline)
     try:
         follower = Follower(pipe.recv(), pipe)
         while True:
@@ -80,9 +82,13 @@ def _schedule_as_rank_0() -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    # The main thread may hang in a message that has no partner any more.
-    os.read(lifeline, 1)
-    os._exit(0)
+    # By the kernel: this process may hang in a message that has no partner any more, or be stopped.
+    own = os.open(f'/proc/self/fd/{lifeline}', os.O_RDONLY)  # whom to signal is said of an opened file; ranks share one
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([own], [], [], 0.0)[0]:
+        os._exit(0)  # it was gone before
 
 
 if __name__ == '__main__':
