@@ -110,6 +110,8 @@ def test_what_a_kernel_would_misread_is_refused():
         rows_triton.quantise_rows(torch.zeros(8, 4).t())
     with pytest.raises(ValueError, match='multiples of 16'):
         fp8_linear_hopper(rows.quantise_rows(torch.zeros(4, 24)), *rows.quantise_rows(torch.zeros(16, 24)))
+    with pytest.raises(ValueError, match='must be contiguous'):  # of a part, sines would be other rows' cosines
+        rotate_qk_triton(torch.zeros(4, 3, 2, 16), torch.zeros(2, 8, 8)[:, :4], torch.ones(16), torch.ones(16))
 
 
 def product_inputs():

@@ -19,6 +19,9 @@ def rotate_qk_triton(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Te
     if dim & (dim - 1) or qkv.stride(3) != 1:
         raise ValueError(f'qkv {tuple(qkv.shape)} with strides {qkv.stride()}: the last axis must be contiguous and '
                          f'its size a power of two')
+    if not (rotary.is_contiguous() and q_weight.is_contiguous() and k_weight.is_contiguous()):
+        raise ValueError(f'rotary {tuple(rotary.shape)} with strides {rotary.stride()}: it and the weights must be '
+                         f'contiguous')
     group = min(HEADS, heads & -heads)
     _rotate[(triton.cdiv(tokens, TOKENS), heads // group, 2)](
         qkv, rotary, q_weight, k_weight, *qkv.stride()[:3], tokens, eps, GROUP=group, D=dim, BLOCK=TOKENS)

@@ -27,8 +27,10 @@ class DividedTiles:
 
     def __init__(self, group: SequenceParallel, whole: PagedTiles, frames: int, axis: int):
         self._group, self._whole, self._axis = group, whole, axis
-        self._own = replace(whole, rotary=group.own(whole.rotary.unflatten(1, (frames, -1)), 1).flatten(1, 2)) \
-            if axis == FRAMES else None
+        self._own = None
+        if axis == FRAMES:
+            rotary = group.own(whole.rotary.unflatten(1, (frames, -1)), FRAMES).flatten(1, 2)
+            self._own = replace(whole, rotary=rotary.contiguous())  # as the kernels read it
 
     def within_frames(self, block: Block, qkv: Tensor) -> Tensor:
         if self._own is not None:
