@@ -228,7 +228,7 @@ def test_parameters_that_cannot_work_are_refused_at_the_start_with_the_reason(ri
     with gate_process(rig, *arguments, connected=False) as process:
         output = process.stdout.read()
         process.wait(DEADLINE)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert 'cannot start' in output and complaint in output and 'Traceback' not in output
 
 

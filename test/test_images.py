@@ -1,6 +1,7 @@
 """Images to RGB at the model's size: encodings, padding, cropping, and everything that must be refused."""
 import array
 import importlib.util
+import sys
 
 import cv2
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pixel_encodings import ALIKE, EXACT, uyvy
 from sensor_msgs.msg import CompressedImage, Image
 
-from worldmodel_ros.inputs import images
+from worldmodel_ros.inputs import colours
 from worldmodel_ros.inputs.images import ImageError, compressed_to_rgb, fit, to_rgb
 from worldmodel_ros.nodes.images import to_jpeg
 
@@ -161,14 +162,29 @@ def test_a_jpeg_of_our_own_is_read_again():
     assert np.abs(compressed_to_rgb(jpeg, SIZE).astype(int) - picture()).mean() < 4.0
 
 
+@pytest.fixture
+def install_bridge(tmp_path, monkeypatch):
+    """A function that installs the source of a cv_bridge as a distribution would, for one test."""
+    def install(source):
+        (tmp_path / 'cv_bridge.py').write_text(source)
+        monkeypatch.setenv('ROS_DISTRO', 'jazzy')
+        monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, 'cv_bridge', raising=False)
+        colours.converter.cache_clear()
+    yield install
+    sys.modules.pop('cv_bridge', None)
+    colours.converter.cache_clear()
+
+
 def test_without_a_distribution_the_conversion_is_our_own(monkeypatch):
     monkeypatch.delenv('ROS_DISTRO', raising=False)
-    images.converter.cache_clear()
-    assert images.converter() is images.convert_colour
-    images.converter.cache_clear()
+    colours.converter.cache_clear()
+    assert colours.converter() is colours.convert_colour
+    colours.converter.cache_clear()
 
 
-FAKE_BRIDGE = '''
+BLIND_TO_PADDING = '''
 import numpy as np
 class CvBridge:
     def imgmsg_to_cv2(self, message, encoding):
@@ -176,26 +192,57 @@ class CvBridge:
         pixels = rows[:message.height * message.width * 3].reshape(message.height, message.width, 3)
         return pixels if encoding == message.encoding else pixels[..., ::-1]
 '''
+# As Jazzy's: its encodings are those of OpenCV's conversions, and the newer names of two of them are missing.
+OF_JAZZY = '''
+from worldmodel_ros.inputs.colours import convert_colour
+class CvBridgeError(TypeError):
+    pass
+class CvBridge:
+    used = []
+    def imgmsg_to_cv2(self, message, encoding):
+        if message.encoding in ('uyvy', 'yuyv') or encoding != 'rgb8':
+            raise CvBridgeError(f'Unrecognized image encoding [{message.encoding}]')
+        self.used.append(message.encoding)
+        return convert_colour(message)
+'''
+CRASHING = 'import os; os.abort()'
 
 
-def test_a_cv_bridge_that_reads_padded_rows_wrongly_is_not_used(tmp_path, monkeypatch):
-    # As the one on PyPI does.
-    (tmp_path / 'cv_bridge.py').write_text(FAKE_BRIDGE)
-    monkeypatch.setenv('ROS_DISTRO', 'jazzy')
-    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    images.converter.cache_clear()
-    assert images.converter() is images.convert_colour
-    images.converter.cache_clear()
+# As the one on PyPI, and as one that was built for another numpy.
+@pytest.mark.parametrize('source', [BLIND_TO_PADDING, CRASHING], ids=['blind to padding', 'crashing'])
+def test_a_cv_bridge_that_does_not_work_is_not_used(install_bridge, source):
+    install_bridge(source)
+    assert colours.converter() is colours.convert_colour
+
+
+def test_a_cv_bridge_is_used_for_the_encodings_that_it_knows_and_no_others(install_bridge):
+    install_bridge(OF_JAZZY)
+    colours.converter()
+    from cv_bridge import CvBridge
+    CvBridge.used.clear()
+    for encoding, encoded in {**EXACT, **ALIKE}.items():
+        rgb = to_rgb(message(encoded(picture()), encoding, 6), SIZE)
+        assert np.abs(rgb.astype(int) - picture())[4:-4, 4:-4].mean() < 4.0, encoding
+    assert set(CvBridge.used) == {*EXACT, *ALIKE} - {'uyvy', 'yuyv'}
+
+
+def test_whatever_a_conversion_raises_refuses_the_image(install_bridge, monkeypatch):
+    install_bridge(OF_JAZZY)
+    colours.converter()
+    from cv_bridge import CvBridge, CvBridgeError
+
+    def fail(*_):
+        raise CvBridgeError('OpenCV(4.6.0) error: (-215:Assertion failed)')
+    monkeypatch.setattr(CvBridge, 'imgmsg_to_cv2', fail)
+    with pytest.raises(ImageError, match='64 x 64 pixels in bgr8 cannot be converted .*Assertion failed') as refusal:
+        to_rgb(message(picture(), 'bgr8'), SIZE)
+    assert refusal.value.kind == 'not convertible'
 
 
 @pytest.mark.skipif(importlib.util.find_spec('cv_bridge') is None, reason='no cv_bridge is installed')
-@pytest.mark.parametrize('encoding', [*EXACT, *ALIKE, 'mono8'])
-def test_cv_bridge_and_our_own_conversion_agree(encoding):
+def test_the_cv_bridge_that_is_installed_agrees_with_our_own_conversion():
     try:
-        images.probe_cv_bridge()
-    except Exception as error:
+        agreeing = colours.probed(colours.cv_bridge_converter())
+    except ImportError as error:
         pytest.skip(f'this cv_bridge does not work: {error}')
-    pixels = picture()[..., 0] if encoding == 'mono8' else {**EXACT, **ALIKE}[encoding](picture())
-    image = message(pixels, encoding, 6)
-    assert np.abs(images.cv_bridge_converter()(image).astype(int) - images.convert_colour(image)).max() <= 1
+    assert {*EXACT, *ALIKE, 'mono8'} - {'uyvy', 'yuyv'} <= set(agreeing)

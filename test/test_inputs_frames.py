@@ -11,7 +11,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from worldmodel_ros.inputs import images
 from worldmodel_ros.inputs.frames import Frames, FrameSettings
 from worldmodel_ros.inputs.images import ImageError
-from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Pace
+from worldmodel_ros.inputs.ticks import NS, Pace
 
 START = 1_000 * NS
 SIZE = (16, 16)
@@ -75,14 +75,8 @@ def test_a_message_of_rclpy_and_one_out_of_a_bag_give_the_same_picture(encoding)
     assert np.array_equal(ours, images.read(deserialize_message(cdr, kind), SIZE))
 
 
-def test_the_first_action_of_a_time_is_found_or_the_one_in_force():
-    executed = ExecutedActions(1, 0.1)
-    assert executed.first(START, START + NS) is None
-    for k, action in enumerate((1.0, 2.0, 3.0)):
-        executed.add(START + k * NS, (action,))
-    assert executed.first(START - 5, START) is None
-    assert executed.first(START - 5, START + 1) == (1.0,)
-    assert executed.first(START, START + 5) == (1.0,)
-    assert executed.first(START + 5, START + 2 * NS) == (2.0,)
-    assert executed.first(START + NS + 5, START + 2 * NS) == (2.0,)
-    assert executed.first(START + 9 * NS, START + 10 * NS) == (3.0,)
+def test_whoever_sorts_the_images_later_gets_every_one():
+    frames = Frames(0.1, SIZE)
+    result = play(frames, [raw(k) for k in range(9)], period=1 / 60, settings=FrameSettings(every_image=True))
+    assert [frame.pace for frame in result] == [Pace.NEW_EPISODE, *[Pace.BETWEEN] * 5, Pace.TICK, *[Pace.BETWEEN] * 2]
+    assert all(frame.image is not None for frame in result)

@@ -1,11 +1,13 @@
 """Which chunks pass the command gate, behaviour by behaviour."""
 
 import math
+import time
+from array import array
 
 import pytest
 from safety_rig import NAMES, Rig
 
-from worldmodel_ros.safety.chunk import Fault
+from worldmodel_ros.safety.chunk import MAX_ROWS, Fault
 from worldmodel_ros.safety.gate import Policy, State
 
 
@@ -76,6 +78,23 @@ def test_a_chunk_of_the_wrong_form_is_refused(changes, count):
     rig = Rig()
     assert rig.offer(rig.chunk(**changes)) is None
     assert getattr(rig.gate.counts, count) == 1
+
+
+def test_a_chunk_too_long_to_be_checked_in_time_is_refused_at_once():
+    rig = Rig()
+    values = array('f', bytes(4 * 5_000_000))
+    begun = time.thread_time()
+    assert rig.offer(rig.chunk(values=values)) is None
+    assert time.thread_time() - begun < 0.05
+    assert rig.gate.counts.shape == 1
+    assert rig.gate.last_refusal.text.startswith('5000000 values are more than 256 rows of 2 (linear.x, angular.z)')
+    assert rig.offer(rig.chunk(values=values[:2 * MAX_ROWS]))
+
+
+def test_a_refusal_quotes_no_more_of_the_names_than_can_be_read():
+    rig = Rig()
+    assert rig.offer(rig.chunk(names=['x'] * 1_000_000)) is None
+    assert len(rig.gate.last_refusal.text) < 300
 
 
 def test_a_duplicate_and_an_older_sequence_are_refused():

@@ -11,6 +11,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.serve.link import Unavailable, open_link
 from worldmodel_ros.transport import messages, pictures
 from worldmodel_ros.transport.connection import ConnectionLost
@@ -84,6 +85,14 @@ def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(serv
 def test_a_second_server_at_the_same_socket_is_refused_at_once(server, path):
     second = subprocess.run(command(path), capture_output=True, text=True, timeout=TIMEOUT)
     assert second.returncode == 1 and 'another server has' in second.stderr, second.stderr
+
+
+@pytest.mark.parametrize('arguments, complaint', [
+    (('--model', 'nonsense'), "no model 'nonsense'"), (('--socket', '/tmp/' + 'x' * 200), 'bytes, 107 are allowed')])
+def test_what_would_be_refused_again_ends_with_the_code_for_a_bad_configuration(tmp_path, arguments, complaint):
+    done = subprocess.run(command(tmp_path / 'engine.sock', *arguments), capture_output=True, text=True,
+                          timeout=TIMEOUT)
+    assert done.returncode == BAD_CONFIGURATION and complaint in done.stderr, done.stderr
 
 
 def test_the_server_imports_no_ros(server):

@@ -1,7 +1,10 @@
 """The server: whatever comes over a connection, the other robots go on, and nothing of it stays behind."""
+import io
+import logging
 import os
 import socket
 import time
+from concurrent.futures import Future as Promise
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from fake_service import PLAN, FakeService, serving, wait_for
 from worldmodel_ros.engine.ladder import Tier
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
+from worldmodel_ros.serve.process import log_handler
 from worldmodel_ros.transport import messages, pictures
 from worldmodel_ros.transport.address import connect
 from worldmodel_ros.transport.codec import pack
@@ -92,6 +96,55 @@ def test_questions_are_answered_branch_by_branch(served):
     end, _ = receive(link)
     assert end.refusal == 'older ones are not kept'
     link.connection.close()
+
+
+@pytest.mark.parametrize('changes, refusal', [
+    ({'branches': ()}, 'no branch'), ({'due': float('nan')}, 'due is nan')])
+def test_a_question_that_could_never_be_answered_is_refused_and_leaves_nothing_open(served, changes, refusal):
+    link = open_link(served.path, '/robot', TINY)
+    branch = messages.Branch('policy', 8, np.zeros((0, 0)))
+    for number in range(1, 20):  # more than may be open
+        fields = dict(goal='red', due=1e9, stamp=0, branches=(branch,))
+        link.connection.send(messages.Question(number, **{**fields, **changes}))
+        answer, _ = receive(link)
+        assert (answer.number, answer.complete) == (number, False) and refusal in answer.refusal
+    link.connection.send(messages.Question(20, **fields))
+    assert isinstance(receive(link)[0], messages.ImaginedBranch) and receive(link)[0].complete
+    link.connection.close()
+
+
+def test_a_number_is_not_asked_with_twice_at_a_time(served):
+    link = open_link(served.path, '/robot', TINY)
+    served.service.ask = lambda *_: Promise()  # never answered
+    for _ in range(2):
+        link.connection.send(messages.Question(7, 'red', 1e9, 0, (messages.Branch('policy', 8, np.zeros((0, 0))),)))
+    rejected, _ = receive(link)
+    assert 'question 7 is open already' in rejected.reason and closed(link)
+
+
+def test_a_failure_at_each_tick_is_logged_now_and_then_with_the_number_of_those_left_out(served, monkeypatch):
+    log = io.StringIO()
+    handler, logger = log_handler(log), logging.getLogger('worldmodel_ros.serve')
+    throttle, = handler.filters
+    now = [100.0]
+    monkeypatch.setattr(throttle, '_clock', lambda: now[0])
+    logger.addHandler(handler)
+    try:
+        links = [open_link(served.path, name, TINY) for name in ('/one', '/two')]
+        robots = wait_for(lambda: len(served.service.listeners) == 2 and list(served.service.listeners.values()))
+        for _ in range(240):  # half a minute at 8 Hz
+            now[0] += 0.125
+            for robot in robots:
+                robot.failed('OutOfMemoryError', RuntimeError('no memory'))
+        text = log.getvalue()
+        for name in ('/one', '/two'):
+            assert text.count(f'{name}: OutOfMemoryError') == 3
+        assert 'OutOfMemoryError (79 lines like this were left out)' in text
+        assert 'RuntimeError: no memory' in text
+    finally:
+        logger.removeHandler(handler)
+        for link in links:
+            link.connection.close()
 
 
 @pytest.mark.parametrize('changes, refusal', [

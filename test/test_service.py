@@ -245,6 +245,46 @@ def test_a_question_whose_time_is_over_is_answered_with_what_there_is():
     assert rig.service.stats()['what_if']['incomplete'] == 1
 
 
+def test_questions_that_ticks_leave_no_time_for_are_answered_when_their_time_is_over():
+    rig = Rig(pictures=False)
+    sessions = [rig.open()[0] for _ in range(2)]
+    for session in sessions:
+        rig.tick(session, 1)
+    rig.settle()
+    promise = rig.service.ask(sessions[0], question(rig, within=0.3))
+    due, sequence = rig.clock.now + 0.3, 2
+    while rig.clock.now < due + TWO_STEPS:  # there is always a tick that waits
+        for session in sessions:
+            rig.tick(session, sequence, budget=1.0)
+        sequence += 1
+        rig.service.step()
+    answer = promise.result(0)
+    assert not answer.complete and answer.branches == []
+    assert rig.service.stats()['what_if']['incomplete'] == 1
+
+
+def test_a_question_that_the_networks_fail_on_is_refused_and_nobody_waits_for_ever():
+    rig = Rig()
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    rig.backend.broken['policy'] = RuntimeError('no texture')
+    promise = rig.service.ask(session, Question((Branch('policy', 4),), 'red', rig.clock.now + 1.0))
+    rig.settle()
+    with pytest.raises(QuestionError, match='could not be begun: RuntimeError: no texture'):
+        promise.result(0)
+    assert rig.service._clients[session].state is State.READY
+
+
+def test_a_question_that_was_not_begun_is_refused_when_the_service_stops():
+    rig = Rig()
+    session, _ = rig.open()
+    promise = rig.service.ask(session, question(rig))
+    rig.service.stop()
+    with pytest.raises(QuestionError, match='stopped'):
+        promise.result(0)
+
+
 @pytest.mark.parametrize('prepare, match', [
     (lambda rig, session: None, 'observed'),
     (lambda rig, session: (rig.tick(session, 1), rig.settle(), rig.service.reset(session)), 'observed'),

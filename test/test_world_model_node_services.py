@@ -1,11 +1,15 @@
 """The services of the world model node: what-if questions that disturb nothing, sessions in files."""
+import contextlib
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.msg import ActionChunk
+from worldmodel_ros.nodes import world_model_services
 from worldmodel_ros.nodes.world_model_messages import nanoseconds
 from worldmodel_ros.srv import SessionFile, WhatIf
 
@@ -62,6 +66,56 @@ def test_a_deadline_is_kept_with_the_branches_that_were_finished(node):
     assert len(answer.branches) < 8
     assert answer.elapsed < 0.7
     assert f'after {len(answer.branches)} of 8 branches' in answer.message
+
+
+@contextlib.contextmanager
+def busy(node, seconds):
+    """Let each tick take so long, and keep filming: the engine is never idle."""
+    filming = threading.Event()
+
+    def film():
+        while not filming.is_set():
+            node.film(0.1)
+    thread = threading.Thread(target=film)
+    before = dict(node.engine.costs)
+    thread.start()
+    try:
+        node.engine.costs.update(encode=seconds)
+        time.sleep(0.25)  # a slow tick has begun
+        yield
+    finally:
+        node.engine.costs.update(before)
+        filming.set()
+        thread.join()
+
+
+@pytest.mark.parametrize('tick', [0.13, 1.2])  # s: longer than a period, and longer than the deadline and its grace
+def test_an_engine_that_is_never_idle_lets_a_deadline_pass_and_says_what_to_do(node, tick):
+    request = WhatIf.Request(names=['forward'])
+    request.deadline.nanosec = 400_000_000
+    with busy(node, tick):
+        answer = node.call(WhatIf, 'what_if', request)
+    assert answer.deadline_exceeded and not answer.success and not answer.branches
+    assert answer.elapsed < 1.0
+    assert 'after 0 of 1 branches' in answer.message and 'lower the load or the rate of the camera' in answer.message
+
+
+def test_a_save_that_was_not_begun_is_told_from_one_that_is_not_finished(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(world_model_services, '_FILE_TIMEOUT', 0.2)
+    request = SessionFile.Request(path=str(tmp_path / 's.safetensors'))
+    with busy(node, 0.13):
+        answer = node.call(SessionFile, 'save_session', request)
+    assert not answer.success and 'has not begun' in answer.message
+
+    def slow(path):
+        path.write_bytes(b'session')
+        time.sleep(0.4)
+    node.film(0.3)
+    monkeypatch.setattr(node.engine.sessions[-1], 'save', slow)
+    answer = node.call(SessionFile, 'save_session', request)
+    assert not answer.success and 'it has begun' in answer.message
+    wait_for(lambda: not list(tmp_path.iterdir()), 'the unfinished file to be removed')
+    node.film(0.3)
 
 
 @pytest.mark.parametrize(('fields', 'word'), [

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from .service_networks import Networks
 from .service_requests import Requests
 from .service_states import Event
 from .session import Session
-from .what_if import Question, QuestionError, resolve
+from .what_if import Answer, Question, QuestionError, resolve
 
 LOG = logging.getLogger(__name__)
 SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
@@ -107,6 +108,9 @@ class Service:
         if self._thread:
             self._thread.join()
         self._thread = None
+        while self._questions:
+            *_, promise = self._questions.popleft()
+            promise.set_exception(QuestionError('the service was stopped'))
 
     def open(self, listener: ServiceListener, seed: int = 0) -> int:
         """The number of a new session, never used before. Raises ServiceFull."""
@@ -232,13 +236,14 @@ class Service:
         with self._wake:
             self._news = False
             drawn = self._requests.next(self._clock())
+            over = self._take_expired()
             busy = drawn and drawn[0].kind is Kind.TICK
             asked = self._questions.popleft() if self._questions and not busy else None
             deliveries = self._requests.take_deliveries()
             if not (asked or drawn):
                 wake_at = self._requests.wake_at(self._clock())
                 patience = None if wake_at is None else max(0.0, wake_at - self._clock())
-        _deliver(deliveries)
+        _deliver([*deliveries, *over])
         if drawn:
             self._execute(*drawn)
         if asked:
@@ -273,6 +278,15 @@ class Service:
             deliveries = self._requests.take_deliveries()
         _deliver(deliveries)
 
+    def _take_expired(self) -> list[Callable[[], Any]]:
+        """What answers the questions whose time was over before they could be begun: ticks go first."""
+        now = self._clock()
+        over = [asked for asked in self._questions if now >= asked[2].due]
+        if over:
+            self._questions = deque(asked for asked in self._questions if now < asked[2].due)
+        self._requests.statistics.counts['what_if_incomplete'] += len(over)
+        return [partial(promise.set_result, Answer(client.twins[0].stamp)) for client, _, _, promise in over]
+
     def _begin_question(self, client: Client, generation: int, question: Question, promise: Promise) -> None:
         """Keeps the moment that the question is about, and hands in its branches."""
         networks, twin = next(iter(self._models.values())), client.twins[0]
@@ -293,6 +307,8 @@ class Service:
             promise.set_exception(QuestionError(f'no memory is left to imagine in: {error}'))
         except (SessionError, ValueError) as error:  # a QuestionError is one
             promise.set_exception(error if isinstance(error, QuestionError) else QuestionError(str(error)))
+        except Exception as error:  # of the networks, which plan for it: somebody waits for the promise
+            promise.set_exception(QuestionError(f'it could not be begun: {type(error).__name__}: {error}'))
 
 
 def _deliver(deliveries: list[Callable[[], Any]]) -> None:

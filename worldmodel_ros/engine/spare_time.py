@@ -1,6 +1,7 @@
 """What an engine does between two observations: pictures, sessions to and from files, what-if questions."""
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +26,8 @@ class SpareTime:
     """
     Work that can wait, most urgent first. A piece of it is begun only if, by the high quantile of what such
     pieces took, it is over when the next observation comes; what never fits is never done. Where the device answers
-    questions beside ticks, these need not fit.
+    questions beside ticks, these need not fit. `expire` is to be called between any two pieces of work, ticks too: a
+    question's time passes also where there is none to spare.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the
     session.
@@ -37,6 +39,7 @@ class SpareTime:
         self._undecoded: Prediction | None = None
         self._jobs: deque[tuple[Job, Promise]] = deque()
         self._questions: deque[tuple[Question, Promise]] = deque()
+        self._asking = threading.Lock()  # held by who adds a question or looks through them
         self._inquiry: tuple[Inquiry, Promise] | None = None
 
     def show(self, prediction: Prediction | None) -> None:
@@ -52,7 +55,8 @@ class SpareTime:
     def ask(self, question: Question) -> Promise:
         """Ask a question; the promise holds a what_if.Answer."""
         promise: Promise = Promise()
-        self._questions.append((question, promise))
+        with self._asking:
+            self._questions.append((question, promise))
         return promise
 
     def cancel(self) -> None:
@@ -66,6 +70,20 @@ class SpareTime:
             self._inquiry[1].set_exception(QuestionError('the node was deactivated'))
             self._inquiry = None
 
+    def expire(self, observed: int | None) -> None:
+        """Answer the questions whose time is over, with what there is; `observed` as for `step`."""
+        now = self._clock()
+        if self._inquiry and now >= self._inquiry[0].question.due:
+            inquiry, promise = self._inquiry
+            self._inquiry = None
+            promise.set_result(inquiry.answer)
+        with self._asking:
+            over = [each for each in self._questions if now >= each[0].due]
+            if over:
+                self._questions = deque(each for each in self._questions if now < each[0].due)
+        for _, promise in over:
+            _fulfil(promise, lambda: Answer(observed or 0))
+
     def step(self, session: Session, observed: int | None, expected: float | None) -> float | None:
         """
         Do one piece of work; return how long there is none to be done [s], 0.0 for not known, None for until
@@ -74,7 +92,6 @@ class SpareTime:
         `observed`: stamp of the session's newest observation [ns]. `expected`: when the next one comes
         (steady, s).
         """
-        self._expire(observed)
         if self._undecoded and self._fits(self._step_times.quantile('decode'), expected):
             self._decode(session)
         elif self._jobs and self._fits(_JOB_TIME, expected):
@@ -120,24 +137,14 @@ class SpareTime:
             self._inquiry = None
             promise.set_exception(error)
 
-    def _expire(self, observed: int | None) -> None:
-        """Answer the questions whose time is over, with what there is."""
-        now = self._clock()
-        if self._inquiry and now >= self._inquiry[0].question.due:
-            inquiry, promise = self._inquiry
-            self._inquiry = None
-            promise.set_result(inquiry.answer)
-        while self._questions and now >= self._questions[0][0].due:
-            _, promise = self._questions.popleft()
-            _fulfil(promise, lambda: Answer(observed or 0))
-
     def _fits(self, duration: float, expected: float | None) -> bool:
         now = self._clock()
         # An observation that is late by a whole period is not being waited for.
         return expected is None or now + duration + _MARGIN <= expected or now > expected + self._period
 
     def _patience(self, expected: float | None) -> float | None:
-        waiting = [question.due for question, _ in self._questions]
+        with self._asking:
+            waiting = [question.due for question, _ in self._questions]
         if self._inquiry:
             waiting.append(self._inquiry[0].question.due)
         if expected is not None and (waiting or self._jobs or self._undecoded):

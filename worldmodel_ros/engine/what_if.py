@@ -4,6 +4,7 @@ between.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,6 +48,13 @@ class Question:
     goal: str
     due: float
     stamp: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises QuestionError for one that could never be answered."""
+        if not self.branches:
+            raise QuestionError('the question has no branch: ask for at least one')
+        if math.isnan(self.due):
+            raise QuestionError('due is nan: give a steady time in s')
 
 
 @dataclass

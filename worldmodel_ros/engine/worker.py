@@ -120,6 +120,7 @@ class Worker:
         """Do the most urgent piece of work; return how long there is none [s], None for until woken."""
         with self._wake:
             observation, self._slot, self._news = self._slot, None, False
+        self._spare_time.expire(self._committed)
         if observation is None:
             return self._spare_time.step(self._session, self._committed, self._expected)
         self._tick(observation)

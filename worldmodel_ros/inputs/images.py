@@ -4,35 +4,18 @@ Reads image messages as the model sees them: RGB, uint8 (H, W, 3), at the model'
 A message is whatever has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; `data` may be any
 buffer of bytes. So the picture is the same, bit for bit, whether it came over a topic or out of a bag.
 
-Where a distribution provides a cv_bridge that works, it does the colour conversion; elsewhere the conversion
-here does. Both sit behind the same strict checks, because a wrongly read image is worse than none: the
-cv-bridge on PyPI, for one, reads padded rows wrongly without an error, so one that is found has to pass a
-probe before it is used.
+What `colours` converts has passed strict checks here, because a wrongly read image is worse than none.
 """
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from array import array
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Protocol
 
 import cv2
 import numpy as np
 
-# Channels in memory, and OpenCV's conversion to RGB (None: it is RGB already). OpenCV names Bayer patterns by
-# other pixels than ROS does; its aliases with all four letters are the ones that agree.
-_ENCODINGS: dict[str, tuple[int, int | None]] = {
-    'rgb8': (3, None), 'bgr8': (3, cv2.COLOR_BGR2RGB), 'rgba8': (4, cv2.COLOR_RGBA2RGB),
-    'bgra8': (4, cv2.COLOR_BGRA2RGB), 'mono8': (1, cv2.COLOR_GRAY2RGB),
-    'uyvy': (2, cv2.COLOR_YUV2RGB_UYVY), 'yuv422': (2, cv2.COLOR_YUV2RGB_UYVY),
-    'yuyv': (2, cv2.COLOR_YUV2RGB_YUYV), 'yuv422_yuy2': (2, cv2.COLOR_YUV2RGB_YUYV),
-    'bayer_rggb8': (1, cv2.COLOR_BayerRGGB2RGB), 'bayer_bggr8': (1, cv2.COLOR_BayerBGGR2RGB),
-    'bayer_gbrg8': (1, cv2.COLOR_BayerGBRG2RGB), 'bayer_grbg8': (1, cv2.COLOR_BayerGRBG2RGB)}
+from .colours import ENCODINGS, converter
+
 _DEPTH = ('16UC1', '32FC1', 'mono16')
 
 
@@ -77,7 +60,12 @@ def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
     `size` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
     """
     _check(message)
-    return fit(converter()(message), size)
+    try:
+        rgb = converter()(message)
+    except Exception as error:  # of cv_bridge or OpenCV; nobody above expects theirs
+        raise ImageError('not convertible', f'{message.width} x {message.height} pixels in {message.encoding} '
+                         f'cannot be converted to RGB: {type(error).__name__}: {error}') from error
+    return fit(rgb, size)
 
 
 def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.ndarray:
@@ -115,28 +103,18 @@ def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.ascontiguousarray(rgb)
 
 
-def convert_colour(message: Image) -> np.ndarray:
-    """Return a raw image that was checked as RGB, uint8 (H, W, 3) of the message's size."""
-    channels, code = _ENCODINGS[message.encoding]
-    rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
-    pixels = rows[:, :message.width * channels].reshape(message.height, message.width, channels)
-    if code is None:
-        return pixels
-    return cv2.cvtColor(np.ascontiguousarray(pixels), code)
-
-
 def _check(message: Image) -> None:
     height, width, step = message.height, message.width, message.step
     encoding, length = message.encoding, len(message.data)
     if encoding in _DEPTH:
         raise _depth(encoding)
-    if encoding not in _ENCODINGS:
+    if encoding not in ENCODINGS:
         raise ImageError('wrong encoding', f'encoding {encoding!r} is not supported: publish one of '
-                         f'{", ".join(_ENCODINGS)}')
+                         f'{", ".join(ENCODINGS)}')
     if not (height and width and length):
         raise ImageError('empty', f'the image is empty ({width} x {height} pixels, {length} bytes): look for '
                          'a failing camera driver')
-    channels = _ENCODINGS[encoding][0]
+    channels = ENCODINGS[encoding][0]
     if step < width * channels:
         raise ImageError('wrong size', f'step is {step}, but a row of {width} pixels in {encoding} takes '
                          f'{width * channels} bytes: correct the camera driver')
@@ -164,40 +142,3 @@ def _check_complete(data: bytes) -> None:
 def _depth(encoding: str) -> ImageError:
     return ImageError('depth image', f'{encoding!r} is a depth or 16-bit image, and the model takes colour: '
                       'remap the image topic to the colour camera')
-
-
-@lru_cache(maxsize=1)
-def converter() -> Callable[[Image], np.ndarray]:
-    """
-    Return what converts a checked image to RGB: cv_bridge where a distribution provides one that works.
-
-    The first call may take a second, if there is a cv_bridge to be probed: call it before the first image.
-    """
-    if 'ROS_DISTRO' not in os.environ or importlib.util.find_spec('cv_bridge') is None:
-        return convert_colour
-    # In a process of its own, because a cv_bridge that was built for another numpy may crash rather than
-    # raise.
-    probe = subprocess.run([sys.executable, '-c', f'import {__name__} as images; images.probe_cv_bridge()'],
-                           capture_output=True, check=False)
-    return convert_colour if probe.returncode else cv_bridge_converter()
-
-
-def cv_bridge_converter() -> Callable[[Image], np.ndarray]:
-    """
-    Return a function from a raw image to RGB that uses cv_bridge. Raises ImportError where there is none.
-    """
-    from cv_bridge import CvBridge
-    bridge = CvBridge()
-    return lambda message: bridge.imgmsg_to_cv2(message, 'rgb8')
-
-
-def probe_cv_bridge() -> None:
-    """Raise AssertionError, or whatever cv_bridge raises, if it does not read padded rows as it should."""
-    convert = cv_bridge_converter()
-    for encoding in ('rgb8', 'bgr8', 'bgra8', 'mono8'):
-        channels = _ENCODINGS[encoding][0]
-        data = array('B', range(3 * (5 * channels + 2)))
-        message = SimpleNamespace(
-            height=3, width=5, encoding=encoding, is_bigendian=0, step=5 * channels + 2, data=data)
-        if not np.array_equal(convert(message), convert_colour(message)):
-            raise AssertionError(f'cv_bridge reads {encoding} with padded rows wrongly')

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,23 +13,19 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from std_srvs.srv import Trigger
 
-from worldmodel_ros.engine.maneuvers import NAMES, maneuver
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
+from worldmodel_ros.nodes import what_if_request
 from worldmodel_ros.nodes.images import to_jpeg
 from worldmodel_ros.nodes.sim_robot_messages import CAMERA_FRAME, header, relative_pose, time_message
+from worldmodel_ros.nodes.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.sim.world import LIMITS, World
 from worldmodel_ros.srv import WhatIf
 
 STEP_PERIOD = 0.1        # s, of the actions and frames of a branch
 FRAME_SIZE = (64, 64)    # pixels
 MAX_STEPS = 640          # of all branches of a request together, some seconds of work
-ACTION_NAMES = ['linear.x', 'angular.z']
-_LOW, _HIGH = (LIMITS.v_min, -LIMITS.w_max), (LIMITS.v_max, LIMITS.w_max)
+ACTION_NAMES = list(BASE)
 _NICE = 10
-
-
-class RequestError(ValueError):
-    """A request that cannot be answered; the text is the answer's message."""
 
 
 @dataclass(frozen=True)
@@ -79,44 +75,6 @@ class Observations:
             self._kept.clear()
 
 
-def named_actions(request: WhatIf.Request, default_horizon: float) -> Iterator[tuple[str, np.ndarray]]:
-    """
-    Yield the branches of a request: name, and actions float32 (T, 2) in m/s and rad/s.
-
-    Named sequences last for the horizon, explicit ones as long as they are, but no longer than a horizon that
-    is given. `policy` is left out: the plan is the model's. Raises RequestError for what cannot be played.
-    """
-    horizon = request.horizon or default_horizon
-    if not (math.isfinite(horizon) and 0.0 < horizon <= MAX_STEPS * STEP_PERIOD):
-        raise RequestError(f'horizon is {request.horizon}: give up to {MAX_STEPS * STEP_PERIOD:.0f} s, or 0 '
-                           f'for {default_horizon} s')
-    steps = max(1, round(horizon / STEP_PERIOD))
-    for name in request.names:
-        if name == 'policy':
-            continue
-        if name not in NAMES:
-            raise RequestError(
-                f"name '{name}' is unknown: use one of {', '.join(NAMES)}, or give explicit actions")
-        yield name, maneuver(name, steps)
-    for number, chunk in enumerate(request.actions):
-        actions = explicit_actions(chunk, f'actions[{number}]')
-        yield f'explicit_{number}', actions[:steps] if request.horizon else actions
-
-
-def explicit_actions(chunk: ActionChunk, where: str) -> np.ndarray:
-    """Return the actions of a chunk, float32 (T, 2). Raises RequestError, which begins with `where`."""
-    if list(chunk.names) != ACTION_NAMES:
-        raise RequestError(f'{where}: names are {list(chunk.names)}: this robot takes {ACTION_NAMES}')
-    if not math.isclose(chunk.step_period, STEP_PERIOD):
-        raise RequestError(f'{where}: step_period is {chunk.step_period}: it must be {STEP_PERIOD} s')
-    values = np.frombuffer(chunk.values, np.float32)
-    if not len(values) or len(values) % 2:
-        raise RequestError(f'{where}: {len(values)} values: give rows of 2, at least one')
-    if not np.isfinite(values).all():
-        raise RequestError(f'{where}: values must be finite')
-    return values.reshape(-1, 2)
-
-
 class TrueFutures:
     """
     Serves `~/what_if` and `~/reset` of a robot from a thread and an executor of their own.
@@ -133,7 +91,9 @@ class TrueFutures:
         :param default_horizon: of named sequences in requests that leave it open [s].
         """
         self._observations = observations
-        self._default_horizon = default_horizon
+        axes = LIMITS.axes()
+        self._askable = Askable(
+            STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon)
         self._reset = reset
         # Without the global arguments: they would give it the robot's name.
         self._node = Node(
@@ -189,11 +149,9 @@ class TrueFutures:
 
     def _on_what_if(self, request: WhatIf.Request, response: WhatIf.Response) -> WhatIf.Response:
         start = time.monotonic()
-        allowed = request.deadline.sec + request.deadline.nanosec / 1e9
-        deadline = start + allowed if allowed > 0.0 else math.inf
         response.step_period = STEP_PERIOD
         try:
-            self._answer(request, response, deadline)
+            self._answer(request, response, start)
         except RequestError as error:
             response.success, response.message = False, str(error)
         except Exception as error:  # an executor that lets it through ends, and the service with it
@@ -202,28 +160,29 @@ class TrueFutures:
         response.elapsed = time.monotonic() - start
         return response
 
-    def _answer(self, request: WhatIf.Request, response: WhatIf.Response, deadline: float) -> None:
+    def _answer(self, request: WhatIf.Request, response: WhatIf.Response, start: float) -> None:
         stamp = request.observation_stamp.sec * 1_000_000_000 + request.observation_stamp.nanosec
         observation = self._observations.find(stamp)
-        if request.goal and request.goal not in World.colours:
-            raise RequestError(f"goal '{request.goal}' is unknown: the room has {', '.join(World.colours)}")
-        branches = list(named_actions(request, self._default_horizon))
+        goal = what_if_request.goal(request, self._askable)
+        allowed = what_if_request.allowed_time(request)
+        deadline = start + allowed if allowed else math.inf
+        branches = [branch for branch in what_if_request.branches(request, self._askable) if branch.actions is not None]
         if not branches:
-            raise RequestError("no branch to play: give names or explicit actions (policy is the model's)")
-        if sum(len(actions) for _, actions in branches) > MAX_STEPS:
+            raise RequestError("no branch to play, policy is the model's: give other names or explicit actions")
+        if sum(branch.steps for branch in branches) > MAX_STEPS:
             raise RequestError(
                 f'more than {MAX_STEPS} steps in all branches together: ask for fewer or shorter ones')
         response.header = header(observation.stamp, CAMERA_FRAME)
-        for name, actions in branches:
-            branch = _play(observation, name, actions, request.goal, deadline)
-            if branch is None:
+        for branch in branches:
+            played = _play(observation, branch.name, branch.actions, goal, deadline)
+            if played is None:
                 response.deadline_exceeded = True
                 response.message = (
                     f'the deadline passed after {len(response.branches)} of {len(branches)} branches')
                 break
-            response.branches.append(branch)
+            response.branches.append(played)
         response.success = bool(response.branches)
-        if 'policy' in request.names:
+        if what_if_request.POLICY in request.names:
             response.message = '; '.join(
                 filter(None, [response.message, "policy left out: the plan is the model's"]))
 
@@ -237,7 +196,7 @@ def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
     branch = WhatIfBranch(name=name)
     branch.actions = ActionChunk(header=header(observation.stamp, 'base_link'), step_period=STEP_PERIOD,
                                  names=ACTION_NAMES, values=actions.ravel().tolist())
-    for k, action in enumerate(np.clip(actions, _LOW, _HIGH)):
+    for k, action in enumerate(actions):
         if time.monotonic() > deadline:
             return None
         world.step(action, STEP_PERIOD)

@@ -10,31 +10,31 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, TimeoutError as TimeUp
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 
-from worldmodel_ros.engine.maneuvers import NAMES, maneuver, path
-from worldmodel_ros.engine.what_if import MAX_BRANCHES, MAX_STEPS, Branch, Question, QuestionError
+from worldmodel_ros.engine.maneuvers import path
+from worldmodel_ros.engine.what_if import MAX_BRANCHES, MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
-from worldmodel_ros.nodes import world_model_messages as messages
+from worldmodel_ros.nodes import what_if_request, world_model_messages as messages
+from worldmodel_ros.nodes.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s
-_GRACE = 1.0             # s, for the engine to notice that a question's time is over
+_GRACE = 0.2             # s, for the engine to hand over the finished branches of a question whose time is over
 _SUFFIX = '.safetensors'
-_BASE = ('linear.x', 'angular.z')  # what the named sequences are for
 
 
-class RequestError(ValueError):
-    """A request that cannot be answered; the text is the answer's message."""
+class _NotYet(Exception):
+    """What was promised is not there yet."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,11 @@ class SlowServices:
         response.step_period = context.spec.step_period
         question = to_question(context, request, start)
         promise = context.worker.ask(question)
-        answer = promise.result(max(0.0, question.due - time.monotonic()) + _GRACE)
+        try:
+            answer = _result(promise, max(0.0, question.due - time.monotonic()) + _GRACE)
+        except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
+            promise.cancel()
+            answer = Answer(0)
         response.header = messages.header(answer.stamp, context.camera_frame)
         response.branches = [_branch(context, name, future, answer.stamp, question.goal)
                              for name, future in answer.branches]
@@ -115,17 +119,24 @@ class SlowServices:
             response.message = (
                 f'the deadline passed after {len(answer.branches)} of {len(question.branches)} branches: '
                 'allow more time, or ask for fewer or shorter ones')
+            if not answer.branches:
+                response.message += (
+                    '; where that does not help, ticks leave no time over: lower the load or the rate of the camera '
+                    '(/diagnostics has latency_p99_ms and expected_frequency)')
         response.elapsed = time.monotonic() - start
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
         target = _file(context, request.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f'.{target.name}.part')
+        promise = context.worker.save(unfinished)
         try:
-            _wait(context.worker.save(unfinished))
+            _wait(promise)
             os.replace(unfinished, target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        except Exception:
+            # Once nobody writes to it any more, which is now or when a save that is under way has ended.
+            promise.add_done_callback(lambda done: unfinished.unlink(missing_ok=True))
+            raise
         response.success, response.message = True, str(target)
 
     def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
@@ -139,58 +150,15 @@ class SlowServices:
 def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
     """Return the question of a request that came `now` (steady, s). Raises RequestError."""
     spec = context.spec
-    goal = request.goal or context.goal
-    if goal and goal not in spec.goals:
-        raise RequestError(f'goal {goal!r} is unknown: use one of {", ".join(spec.goals)}')
-    allowed = request.deadline.sec + request.deadline.nanosec / 1e9
-    if allowed < 0.0:
-        raise RequestError(f'deadline is {allowed} s: give a time from now on, or 0 for none')
-    branches = tuple(_branches(context, request))
-    if not branches:
-        raise RequestError(f'no branch: give names ({", ".join(NAMES)}, policy) or explicit actions')
+    askable = Askable(spec.step_period, spec.action_names, spec.action_low, spec.action_high, spec.goals, MAX_STEPS,
+                      context.horizon)
+    goal = what_if_request.goal(request, askable, context.goal)
+    allowed = what_if_request.allowed_time(request)
+    branches = what_if_request.branches(request, askable)
     if len(branches) > MAX_BRANCHES or any(branch.steps > MAX_STEPS for branch in branches):
         raise RequestError(f'too long: at most {MAX_BRANCHES} branches of {MAX_STEPS} steps')
     return Question(branches, goal, now + (allowed or context.timeout),
                     messages.nanoseconds(request.observation_stamp))
-
-
-def _branches(context: Context, request: WhatIf.Request) -> Iterator[Branch]:
-    spec = context.spec
-    horizon = request.horizon or context.horizon
-    if not (math.isfinite(horizon) and 0.0 < horizon <= MAX_STEPS * spec.step_period):
-        raise RequestError(f'horizon is {request.horizon}: give up to {MAX_STEPS * spec.step_period:g} s, '
-                           f'or 0 for {context.horizon:g} s')
-    steps = max(1, round(horizon / spec.step_period))
-    for name in request.names:
-        if name == 'policy':
-            yield Branch(name, steps)
-        elif name not in NAMES:
-            raise RequestError(f'name {name!r} is unknown: use one of {", ".join(NAMES)}, policy')
-        elif tuple(spec.action_names) != _BASE:
-            raise RequestError(f'name {name!r} is for a base ({", ".join(_BASE)}), and this model moves '
-                               f'{", ".join(spec.action_names)}: give explicit actions')
-        else:
-            yield Branch(name, steps, maneuver(name, steps))
-    for number, chunk in enumerate(request.actions):
-        actions = _explicit(spec, chunk, f'actions[{number}]')
-        actions = actions[:steps] if request.horizon else actions
-        yield Branch(f'explicit_{number}', len(actions), actions)
-
-
-def _explicit(spec: object, chunk: ActionChunk, where: str) -> np.ndarray:
-    if tuple(chunk.names) != tuple(spec.action_names):
-        raise RequestError(
-            f'{where}: names are {list(chunk.names)}: this model takes {list(spec.action_names)}')
-    if not math.isclose(chunk.step_period, spec.step_period, rel_tol=1e-6):
-        raise RequestError(f'{where}: step_period is {chunk.step_period} s: it must be that of the model, '
-                           f'{spec.step_period} s')
-    values, width = np.frombuffer(chunk.values, np.float32), len(spec.action_names)
-    if not len(values) or len(values) % width:
-        raise RequestError(f'{where}: {len(values)} values: give rows of {width}, at least one')
-    if not np.isfinite(values).all():
-        raise RequestError(f'{where}: values must be finite')
-    # As the robot would: it does not go faster than it can either.
-    return np.clip(values.reshape(-1, width), spec.action_low, spec.action_high).astype(np.float32)
 
 
 def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
@@ -201,7 +169,7 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str) 
     branch.actions = ActionChunk(
         header=messages.header(stamp, context.base_frame), step_period=spec.step_period,
         names=list(spec.action_names), values=messages.float32s(future.actions))
-    if tuple(spec.action_names) == _BASE:
+    if tuple(spec.action_names) == BASE:
         branch.x, branch.y, branch.yaw = map(messages.float32s, path(future.actions, spec.step_period).T)
     return branch
 
@@ -212,10 +180,23 @@ def _file(context: Context, name: str) -> Path:
     return (context.directory / Path(name).expanduser()).absolute()
 
 
-def _wait(promise: Future) -> None:
+def _result(promise: Promise, timeout: float) -> Any:
+    """Return the result of a promise, or raise what it raises; _NotYet after `timeout` s."""
     try:
-        promise.result(_FILE_TIMEOUT)
-    except TimeUp as error:
-        promise.cancel()
-        raise RequestError(f'the engine had no time between two images for {_FILE_TIMEOUT:g} s: try again '
-                           'with a lower load, or while the camera is off') from error
+        return promise.result(timeout)
+    except TimeUp:
+        if promise.done():  # the work itself may have met with a time-out, of a network's disk, say
+            return promise.result()
+        raise _NotYet from None
+
+
+def _wait(promise: Promise) -> None:
+    try:
+        _result(promise, _FILE_TIMEOUT)
+    except _NotYet:
+        if promise.cancel():
+            raise RequestError(f'the engine had no time between two images for {_FILE_TIMEOUT:g} s, and has not begun: '
+                               'try again with a lower load, or while the camera is off') from None
+        raise RequestError(
+            f'it has begun, and was not finished within {_FILE_TIMEOUT:g} s: look for a slow disk, or a shared engine '
+            'that is never idle. What is saved is discarded; what is loaded takes effect when it is there') from None

@@ -2,9 +2,15 @@
 
 import enum
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+# Of a chunk. As a trajectory of 7 joints so many take the gate 1.3 ms, in the thread that its watchdog has too.
+MAX_ROWS = 256
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = 16  # joints, of names that a refusal quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,12 @@ class Refusal(NamedTuple):
 
 def unsound(chunk: Chunk, names: Sequence[str]) -> Refusal | None:
     """Return why the chunk cannot be carried out by an interface with the axes `names`, or None."""
-    if list(chunk.names) != list(names):
-        return Refusal(Fault.SHAPE, f'names are {list(chunk.names)}, expected {list(names)}')
+    if len(chunk.names) != len(names) or list(chunk.names) != list(names):
+        return Refusal(Fault.SHAPE, f'names are {_SHORT.repr(chunk.names)}, expected {list(names)}')
+    if len(chunk.values) > MAX_ROWS * len(names):
+        return Refusal(
+            Fault.SHAPE, f'{len(chunk.values)} values are more than {MAX_ROWS} rows of {len(names)} '
+            f'({", ".join(names)}), the most that is checked in time: send the beginning of the plan only')
     if len(chunk.values) == 0 or len(chunk.values) % len(names):
         return Refusal(
             Fault.SHAPE,
@@ -60,10 +70,10 @@ def unsound(chunk: Chunk, names: Sequence[str]) -> Refusal | None:
         return Refusal(Fault.INVALID, 'header.stamp is 0; it must be the stamp of the observation answered')
     if not (math.isfinite(chunk.step_period) and chunk.step_period > 0.0):
         return Refusal(Fault.INVALID, f'step_period is {chunk.step_period}, it must be finite and above 0')
-    for index, value in enumerate(chunk.values):
-        if not math.isfinite(value):
-            row, axis = divmod(index, len(names))
-            return Refusal(Fault.INVALID, f'{names[axis]} is {value} in row {row}')
+    if not all(map(math.isfinite, chunk.values)):
+        index, value = next((k, value) for k, value in enumerate(chunk.values) if not math.isfinite(value))
+        row, axis = divmod(index, len(names))
+        return Refusal(Fault.INVALID, f'{names[axis]} is {value} in row {row}')
     return None
 
 

@@ -7,10 +7,14 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from worldmodel_ros import realtime
 
+from .log_throttle import LogThrottle
+
 _log = logging.getLogger(__name__)
+_LOG_INTERVAL = 10.0  # s, between two lines that are alike
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def serve(path: Path, options: Options) -> int:
     """
     from ..transport.address import ListeningSocket
 
-    logging.basicConfig(format='%(asctime)s %(levelname)s %(message)s', stream=sys.stderr)
+    logging.basicConfig(handlers=[log_handler(sys.stderr)])
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -51,6 +55,14 @@ def serve(path: Path, options: Options) -> int:
     finally:
         listening.close()
     return 0
+
+
+def log_handler(stream: TextIO) -> logging.Handler:
+    """Return what writes the server's log; of what is repeated all the time, a line now and then."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    handler.addFilter(LogThrottle(_LOG_INTERVAL))
+    return handler
 
 
 def _serve(listening, options: Options) -> None:

@@ -115,12 +115,18 @@ class Robot:
         if len(self._questions) >= _QUESTIONS:
             self._send(messages.Answered(question.number, 0, False, f'{_QUESTIONS} questions are open: wait for them'))
             return
+        if question.number in self._questions:
+            raise MessageError(f'question {question.number} is open already')
         branches = tuple(self._branch(branch) for branch in question.branches)
         if len(branches) > what_if.MAX_BRANCHES:
             raise MessageError(f'{len(branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
+        try:
+            asked = what_if.Question(branches, question.goal, question.due, question.stamp)
+        except what_if.QuestionError as error:
+            self._send(messages.Answered(question.number, 0, False, str(error)))
+            return
+        promise = self._service.ask(self._number, asked)
         self._questions.add(question.number)
-        promise = self._service.ask(
-            self._number, what_if.Question(branches, question.goal, question.due, question.stamp))
         promise.add_done_callback(
             lambda done: self._shows.submit(self._contained(self._answer), question.number, done))
 
