@@ -56,13 +56,11 @@ def main() -> int:
 @contextmanager
 def system(options: argparse.Namespace):
     """The model's node and the gate, as bringup describes them, but for the engine."""
-    from worldmodel_ros.bringup import process
     from worldmodel_ros.bringup.description import load as describe
     from worldmodel_ros.bringup.supervisor import Supervisor
-    process.ACTIVATION_TIMEOUT = options.start_timeout  # layers may be compiled first
     description = describe()
     model = {'deadline_s': options.deadline, 'reserve_s': options.reserve, 'headroom_s': options.reserve / 4,
-             'tick_tolerance_s': 0.4 / options.rate, 'goal': 'red', 'frozen_camera_timeout_s': 0.0,
+             'goal': 'red', 'frozen_camera_timeout_s': 0.0,
              'backend': options.backend, 'gpus': options.gpus, 'parallel': options.parallel}
     gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 4,
             'command_timeout_s': max(0.13, 1.5 / options.rate)}
@@ -71,7 +69,8 @@ def system(options: argparse.Namespace):
     nodes = [replace(node, executable=str(HERE / 'ros_tick_node.py'), respawn=False,
                      environment={ENGINE: json.dumps(engine)}) if node.name == 'world_model_node' else node
              for node in nodes]
-    with tempfile.TemporaryDirectory() as logs, Supervisor(description.environment, options.logs or logs) as supervisor:
+    with tempfile.TemporaryDirectory() as logs, Supervisor(
+            description.environment, options.logs or logs, activation_timeout=options.start_timeout) as supervisor:
         supervisor.add(nodes)
         supervisor.start()
         supervisor.wait_ready(options.start_timeout)

@@ -82,6 +82,14 @@ def simulated_drive(seconds: float = 4.0, seed: int = SEED, size: tuple[int, int
     return Drive(tuple(frames), tuple(stamps), tuple(s + IMAGE_DELAY for s in stamps), tuple(commands), tuple(goals))
 
 
+def at_rate(drive: Drive, rate: float) -> Drive:
+    """A camera of another rate shows the same: of each time the newest frame, which may be the one before again."""
+    count = int((drive.stamps[-1] - drive.stamps[0]) / NS * rate)
+    times = [drive.stamps[0] + round(k * NS / rate) for k in range(count)]
+    frames = tuple(drive.frames[k] for k in np.searchsorted(drive.stamps, times, side='right') - 1)
+    return replace(drive, frames=frames, stamps=tuple(times), received=tuple(t + IMAGE_DELAY for t in times))
+
+
 def gap(drive: Drive, at: float, seconds: float) -> Drive:
     """The camera is away from `at` s on, for `seconds`."""
     start, end = drive.index(at), drive.index(at + seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bags import (
-    NS, frozen, gap, late, mixed_sizes, real_drive, shift_stamps, shift_time, simulated_drive, truncate,
+    NS, at_rate, frozen, gap, late, mixed_sizes, real_drive, shift_stamps, shift_time, simulated_drive, truncate,
     without_commands, write_bag, zero_stamps)
 from pixel_encodings import ALIKE, EXACT
 
@@ -80,12 +80,34 @@ def test_recorded_is_the_command_that_answered_the_frame(bag, drive):
     assert np.array_equal([tick.recorded for tick in ticks], np.float32([command for _, command in drive.commands]))
 
 
-def test_before_the_first_command_nothing_was_recorded_and_after_the_last_it_stays_in_force(drive, tmp_path):
-    few = replace(drive, commands=drive.commands[5:20])
-    ticks, _ = ticks_of(write_bag(tmp_path / 'bag', few))
+@pytest.mark.parametrize(('timeout', 'in_force'), [(None, 5), (0.3, 3), (0, 20)])
+def test_before_the_first_command_nothing_was_recorded_and_the_last_is_in_force_until_its_time_is_over(
+        drive, tmp_path, timeout, in_force):
+    few, config = replace(drive, commands=drive.commands[5:20]), None
+    if timeout is not None:
+        config = tmp_path / 'bag.yaml'
+        config.write_text(f'executed_timeout_s: {timeout}\n')
+    ticks, health = ticks_of(write_bag(tmp_path / 'bag', few), config)
     assert [tick.recorded is None for tick in ticks[:7]] == [True] * 5 + [False] * 2
-    assert all(np.array_equal(tick.recorded, np.float32(few.commands[-1][1])) for tick in ticks[20:])
     assert not ticks[5].executed.any() and ticks[6].executed.any()
+    last = np.float32(few.commands[-1][1])
+    assert all(np.array_equal(tick.recorded, last) for tick in ticks[20:20 + in_force])
+    assert all(np.array_equal(tick.executed, last) for tick in ticks[21:20 + in_force])
+    assert not any(tick.recorded.any() for tick in ticks[20 + in_force:])
+    assert not any(tick.executed.any() for tick in ticks[21 + in_force:])
+    assert health.findings() == []
+
+
+def test_a_driver_that_tells_changes_only_is_told_of_and_can_be_named(drive, tmp_path):
+    """The command that holds for a second is said once; a base with a time-out would have braked."""
+    changes = replace(drive, commands=drive.commands[1:12] + drive.commands[21:])
+    bag = write_bag(tmp_path / 'bag', changes)
+    (finding,) = ticks_of(bag)[1].findings()
+    assert (finding.kind, finding.count, finding.severity) == ('action ran out', 1, 'warning')
+    assert '0.5 s' in finding.text and 'executed_timeout_s: 0' in finding.text
+    (tmp_path / 'bag.yaml').write_text('executed_timeout_s: 0\n')
+    ticks, health = ticks_of(bag, tmp_path / 'bag.yaml')
+    assert np.array_equal(ticks[20].executed, np.float32(drive.commands[11][1])) and not health.findings()
 
 
 @pytest.mark.parametrize('encoding', [*EXACT, *ALIKE, 'mono8', 'jpeg'])
@@ -136,7 +158,7 @@ def test_pictures_are_cut_and_scaled_as_by_the_node(tmp_path):
     (lambda d: shift_time(d, 2.0, -1.5), 'time set back', 40, 2),
     (lambda d: shift_time(d, 2.0, -100.0), 'time set back', 40, 2),
     (lambda d: shift_time(d, 2.0, 100.0), 'gap', 40, 2),
-    (lambda d: shift_stamps(d, 2.0, -0.45), 'stamp out of order', 35, 1),
+    (lambda d: shift_stamps(d, 2.0, -0.45), 'stamp out of order', 36, 1),
     (lambda d: shift_stamps(d, 2.0, -0.4), 'duplicate stamp', 36, 1),
     (lambda d: shift_stamps(d, 2.0, -5.0), 'clock jump', 40, 2),
     (lambda d: shift_stamps(d, 2.0, 5.0), 'stamp in the future', 40, 2),
@@ -164,6 +186,16 @@ def test_a_slow_camera_is_told_of(tmp_path):
     found, health = ticks_of(write_bag(tmp_path / 'bag', simulated_drive(seconds=4.0, rate=4.0)))
     assert len(found) == 16
     assert kinds(health) == {'slow camera'}
+
+
+@pytest.mark.parametrize(('rate', 'mean', 'said'), [
+    (8.0, 125.0, 'faster'), (12.5, 80.0, 'slower'), (20.0, 100.0, ''), (25.0, 100.0, ''), (50.0, 100.0, ''),
+    (15.0, 100.0, 'gate stops the robot'), (24.0, 100.0, 'up to 125 ms'), (60.0, 100.0, '')])
+def test_a_rate_that_does_not_go_with_the_model_is_told_of(drive, tmp_path, rate, mean, said):
+    found, health = ticks_of(write_bag(tmp_path / 'bag', at_rate(drive, rate)))
+    assert (found[-1].stamp_ns - found[0].stamp_ns) / (len(found) - 1) == pytest.approx(mean * 1e6, rel=0.02)
+    assert kinds(health) - {'frozen camera'} == ({'unfit rate'} if said else set())
+    assert said in ''.join(f.text for f in health.findings() if f.kind == 'unfit rate')
 
 
 def test_uneven_images_are_told_of(drive, tmp_path):

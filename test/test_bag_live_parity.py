@@ -1,11 +1,12 @@
 """The same bag gives the same, bit for bit, through topics into the live node and through the reader."""
 import contextlib
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from bags import shift_time, simulated_drive, write_bag
+from bags import NS, shift_time, simulated_drive, write_bag
 from rclpy.experimental.events_executor import EventsExecutor
 from rclpy.parameter import Parameter
 from small_model import small_checkpoint
@@ -30,9 +31,10 @@ actions:
 # Of these the pictures, the executed actions, or both go different ways through the node.
 BAGS = {
     'jpeg, twist stamped': dict(),
-    'bayer, twist': dict(encoding='bayer_rggb8', action='Twist', storage='sqlite3'),
-    'bgr8, steered car by a config': dict(encoding='bgr8', action='AckermannDriveStamped', action_topic='/drive',
-                                          config=CAR),
+    'bayer, twist, at a rate that is no multiple of the model\'s': dict(
+        encoding='bayer_rggb8', action='Twist', storage='sqlite3', rate=25.0),
+    'bgr8, steered car by a config, whose driver falls silent on the way': dict(
+        encoding='bgr8', action='AckermannDriveStamped', action_topic='/drive', config=CAR, silent=(0.4, 1.3)),
     'stamps that are not to be used': dict(config='image_stamps: log\n'),
 }
 
@@ -133,8 +135,8 @@ def through_topics(bag_path, config, checkpoint, ticks):
                 goal = record.raw[8:].rstrip(b'\0').decode()
                 wait_for(lambda: node.subject._goal == goal, 'the goal')
             elif record.topic.name == mapping.action_topic:
-                wait_for(lambda: node.subject._executed._kept
-                         and node.subject._executed._kept[-1].stamp == record.log_ns, 'the executed action')
+                wait_for(lambda: node.subject._executed.actions._kept
+                         and node.subject._executed.actions._kept[-1].stamp == record.log_ns, 'the executed action')
             elif record.log_ns in ticks_at:
                 done = sum(at <= record.log_ns for at in ticks_at)
                 wait_for(lambda: len(node.messages('predicted_future')) >= done, f'tick {done}')
@@ -168,9 +170,12 @@ def test_the_live_node_predicts_from_topics_what_the_reader_predicts_from_the_ba
     if text := options.pop('config', None):
         config = tmp_path / 'config.yaml'
         config.write_text(text)
-    bag = write_bag(tmp_path / 'bag', simulated_drive(seconds=2.0, rate=20.0), **options)
+    drive, (begin, end) = simulated_drive(2.0, rate=options.pop('rate', 20.0)), options.pop('silent', (0.0, 0.0))
+    drive = replace(drive, commands=tuple(
+        (at, command) for at, command in drive.commands if not begin * NS <= at - drive.stamps[0] < end * NS))
+    bag = write_bag(tmp_path / 'bag', drive, **options)
     results = from_the_reader(bag, config, checkpoint)
-    assert any(result.tick.executed.any() for result in results)
+    assert [result.tick.executed.any() for result in results].count(False) == (1 if end == 0.0 else 5)
     assert_same(results, *through_topics(bag, config, checkpoint, [result.tick for result in results]))
 
 

@@ -151,6 +151,8 @@ def test_the_example_in_a_question_about_a_car_is_an_answer_once_its_wheelbase_i
     ('image_topic: /no', ('/no', '/camera/image_raw/compressed')), ('image_topic: [1]', ('name of a topic',)),
     ('image_topic: /goal', ('/goal is a std_msgs/msg/String', 'sensor_msgs/msg/Image')),
     ('goal_topic: /cmd_vel', ('TwistStamped', 'std_msgs/msg/String')),
+    ('executed_timeout_s: -1', ('0 or more', '-1')), ('executed_timeout_s: .nan', ('0 or more',)),
+    ('executed_timeout_s: soon', ('soon',)),
     ('image_stamps: mine', ('header, log', 'mine')), ('actions: {v: x}', ('linear.x, angular.z', 'got v')),
     ('actions: {linear.x: 3, angular.z: x}', ('linear.x', 'field:')),
     ('actions: {linear.x: {field: x, scale: y}, angular.z: x}', ('linear.x', 'scale')),

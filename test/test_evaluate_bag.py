@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from bags import NS, gap, late, shuffled_commands, simulated_drive, truncate, without_commands, write_bag
+from bags import NS, at_rate, gap, late, shuffled_commands, simulated_drive, truncate, without_commands, write_bag
 from evaluations import TIMES, evaluate, evaluated
 from real_drive import ROOT, real_drive
 
@@ -94,6 +94,11 @@ def test_the_same_frames_give_the_same_windows_whatever_they_are_kept_in(tmp_pat
     assert lines[0].read_bytes() == lines[1].read_bytes() == lines[2].read_bytes()
     rows = [json.loads(line) for line in lines[0].read_text().splitlines()]
     assert len(rows) == 20 and [len(row['psnr_db']) for row in rows[-5:]] == [4, 3, 2, 1, 0]
+
+
+def test_of_a_camera_of_60_hz_every_horizon_has_its_picture():
+    found = evaluated(at_rate(simulated_drive(1.0, rate=100.0), 60.0), '60 Hz')
+    assert list(np.isfinite(found.columns['psnr_db']).sum(1)) == [4] * 6 + [3, 2, 1, 0]
 
 
 def test_nothing_is_predicted_across_a_gap():

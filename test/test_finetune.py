@@ -88,6 +88,19 @@ def test_a_chain_ends_where_a_picture_is_missing_and_every_picture_is_in_one_cha
     assert all(np.diff(chain).max() == 3 for chain in found)
 
 
+@pytest.mark.parametrize(('rate', 'count', 'used', 'shortest', 'longest'), [
+    (60.0, 6, 1.0, 100, 100), (29.97, 3, 1.0, 100, 100), (24.0, 2, 0.83, 83, 125), (25.0, 2, 0.8, 80, 120),
+    (12.0, 1, 1.0, 83, 83)])
+def test_chains_have_the_steps_of_a_live_node_at_any_rate(rate, count, used, shortest, longest):
+    whole = made_up(seconds=4.0, rate=rate)
+    found = numbers(recording.chains(whole, SMALL, 0.0, 100.0))
+    taken = sum(found, [])
+    assert len(found) == count and len(set(taken)) == len(taken) == pytest.approx(used * len(whole.frames), abs=2)
+    steps = np.concatenate([np.diff(whole.stamps[chain]) for chain in found]) * 1e3
+    assert (steps.min(), steps.max()) == pytest.approx((shortest, longest), abs=0.5)
+    assert steps.mean() == pytest.approx(83.3 if rate == 12.0 else 100.0, abs=0.6)
+
+
 def test_what_is_held_out_and_the_gap_before_it_are_in_no_training_clip():
     whole = made_up(seconds=12.0)
     parts = split([whole], SMALL, CLIP)

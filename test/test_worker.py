@@ -2,6 +2,7 @@
 The worker on virtual time: who answers, what is never published late, and what the idle gaps are used for.
 """
 import math
+import sys
 import threading
 
 import numpy as np
@@ -200,6 +201,25 @@ def test_a_fallback_that_is_itself_late_commands_nothing():
     assert rig.engine.sessions[0].observed[-1]
 
 
+def test_an_observation_that_a_newer_one_overtook_unanswered_counts_as_late_once():
+    rig = Rig()
+    rig.tick()
+    rig.frame()
+    rig.clock.sleep(0.1)
+    rig.frame()  # the executor was away all the time: nobody called `overdue`
+    answer, _ = rig.answers[-1]
+    assert (answer.tier, answer.verdict, answer.sequence, answer.counts.late) == (Tier.NONE, Verdict.LATE, 2, 1)
+    rig.run()
+    assert rig.answers[-1][0].sequence == 3 and rig.responder.counts.late == 1
+    rig.clock.sleep(0.1)
+    rig.frame()
+    rig.responder.overdue()
+    assert rig.responder.counts.late == 2
+    rig.clock.sleep(0.1)
+    rig.frame()  # what was overdue has been answered, and counted
+    assert rig.responder.counts.late == 2
+
+
 def test_a_plan_that_is_not_finite_stops_the_robot_and_a_fresh_session_takes_over():
     rig = Rig()
     rig.tick()
@@ -367,6 +387,46 @@ def test_a_unit_that_never_fits_is_answered_with_deadline_exceeded():
         assert rig.tick().tier is Tier.TWO_STEP
     answer = asked.result(timeout=0)
     assert not answer.complete and answer.branches == []
+
+
+def test_questions_expire_in_any_order_also_while_ticks_leave_no_time_at_all():
+    rig = Rig(encode=0.13)  # each tick takes longer than the camera's period
+    rig.tick()
+    later, sooner = (question(rig, 'forward', allowed=allowed) for allowed in (1.0, 0.5))
+    begun, ends = rig.clock(), {}
+    while len(ends) < 2:
+        assert rig.clock() - begun < 2.0, 'a question is never answered'
+        rig.frame()
+        rig.worker.step()
+        rig.frame()  # the next one has come meanwhile
+        for name, asked in (('later', later), ('sooner', sooner)):
+            if asked.done():
+                ends.setdefault(name, rig.clock() - begun)
+    assert later.result(0).branches == sooner.result(0).branches == []
+    assert not later.result(0).complete
+    assert ends['sooner'] == pytest.approx(0.5, abs=0.35) and ends['later'] == pytest.approx(1.0, abs=0.35)
+    assert ends['sooner'] < ends['later']
+
+
+def test_questions_may_be_handed_in_at_any_moment():
+    rig = Rig(what_if=0.2)  # which fits into no gap
+    rig.tick()
+    rig.frame()
+    asked = []
+    asking = threading.Thread(
+        target=lambda: [asked.append(question(rig, 'forward', allowed=100.0)) for _ in range(2000)])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asking.start()
+        while asking.is_alive():
+            rig.worker.step()
+    finally:
+        sys.setswitchinterval(interval)
+        asking.join()
+    rig.clock.now += 100.0
+    rig.worker.step()
+    assert len(asked) == 2000 and all(promise.done() for promise in asked)
 
 
 def test_branches_that_were_finished_by_the_deadline_are_answered():

@@ -63,6 +63,8 @@ def test_predictions_follow_their_command_with_pictures_a_strip_and_a_path():
         marker = node.messages('predicted_path')[-1].markers[0]
         assert marker.header.frame_id == 'base_link' and len(marker.points) == 5
         assert marker.points[-1].x == pytest.approx(0.16, abs=0.01)
+        # As long as the plan: that of a model that has died vanishes from the screen.
+        assert (marker.lifetime.sec, marker.lifetime.nanosec) == (0, 400_000_000)
 
 
 def test_without_a_goal_nothing_is_commanded_but_the_future_is_predicted():
@@ -149,7 +151,7 @@ def test_a_silent_camera_stops_the_robot_once_and_is_reported_while_it_lasts():
 
 
 def test_a_frozen_camera_stops_the_robot_until_the_picture_changes():
-    with active() as node:
+    with active(executed_timeout_s=0.0) as node:  # each command is given once here
         node.film(0.5)
         node.drive(0.3)
         node.film(1.0, publish=lambda: node.images.publish(node.image(value=7)))
@@ -184,7 +186,7 @@ def test_a_camera_of_three_times_the_rate_is_decimated_to_the_model_s():
         node.film(1.5, rate=30.0)
         stamps = [stamp_of(m) for m in node.messages()]
         assert 12 <= len(stamps) <= 16
-        assert min(np.diff(stamps)) >= 0.08 * NS
+        assert min(np.diff(stamps)) >= 0.05 * NS  # after an image that was lost on the way
 
 
 @pytest.mark.parametrize(('jump', 'resets'), [(-5 * NS, True), (2 * NS, True), (0, False)])
@@ -249,11 +251,11 @@ def test_executed_actions_reach_the_model_as_their_mean_over_the_interval():
 def test_plain_twists_and_compressed_images_are_taken_too():
     from geometry_msgs.msg import Twist
     with active(enable_stamped_cmd_vel=False, executed_action_topic='cmd_vel_plain',
-                image_transport='compressed') as node:
+                image_transport='compressed', executed_timeout_s=0.0) as node:
         twist = Twist()
         twist.linear.x = 0.25
         node.plain_twists.publish(twist)
-        wait_for(lambda: node.subject._executed.moving, 'the executed action')
+        wait_for(lambda: node.subject._executed.actions.moving(node.now()), 'the executed action')
         node.film(0.8, publish=lambda: node.compressed.publish(node.jpeg()))
         assert node.messages()[-1].tier in MOTION
         assert node.engine.sessions[-1].observed[-1][1] == pytest.approx((0.25, 0.0))
@@ -270,7 +272,7 @@ def test_executed_actions_that_are_not_finite_are_refused():
         message.twist.linear.x = float('nan')
         node.twists.publish(message)
         wait_for(lambda: node.refused().get('executed action: not finite'), 'the refusal')
-        assert not node.subject._executed.moving
+        assert not node.subject._executed.actions.moving(node.now())
 
 
 def test_a_large_image_that_arrives_broken_brings_the_remedy(capfd):

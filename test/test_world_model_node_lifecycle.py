@@ -1,12 +1,16 @@
 """The life of the world model node: transitions, failures, parameters, what is left behind."""
 import gc
 import threading
+import weakref
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
 from rclpy.parameter import Parameter
 from world_model_rig import MOTION, Rig, active, open_files, rig, wait_for
 
+from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
 pytestmark = pytest.mark.ros
@@ -73,6 +77,57 @@ def test_a_goal_that_the_model_does_not_know_fails_configure(capfd):
         assert change(node, goal='purple').successful
         assert not node.change('configure')
         assert 'red, green, blue, yellow' in capfd.readouterr().err
+
+
+def test_a_model_whose_actions_no_twist_holds_fails_configure(capfd):
+    with rig() as node:
+        spec = node.engine.spec
+        node.engine.spec = SimpleNamespace(**{**vars(spec), 'action_names': ('angular.z', 'linear.x')})
+        assert not node.change('configure')
+        assert 'its actions are angular.z, linear.x' in capfd.readouterr().err
+        assert node.engine.closed == 1 and not node.engine.warmed_up
+        node.engine.spec = spec
+        assert node.change('configure', 'activate')
+
+
+@pytest.mark.parametrize('where', ['open_session', 'start'])
+def test_activations_that_fail_half_way_leave_nothing_and_a_later_one_succeeds(where, monkeypatch):
+    def threads():
+        return sorted(thread.name for thread in threading.enumerate())
+
+    def fail(*given):
+        raise RuntimeError('out of memory')
+    with rig('configure', goal='red') as node:
+        before, sessions = threads(), []
+        with monkeypatch.context() as broken:
+            broken.setattr(node.engine if where == 'open_session' else Worker, where, fail)
+            for _ in range(3):
+                assert not node.change('activate')
+                assert node.state == 'inactive'
+                sessions += map(weakref.ref, node.engine.sessions)
+                node.engine.sessions.clear()
+        assert threads() == before
+        assert len(sessions) == (3 if where == 'start' else 0)
+        assert not any(session() for session in sessions), 'its memory is kept from the next one'
+        assert node.change('activate')
+        assert sorted(set(threads()) - set(before)) == ['engine', 'publishing']
+        node.film(0.4)
+        assert node.messages()[-1].tier in MOTION
+        assert node.change('deactivate')
+        assert threads() == before
+
+
+def test_a_deactivation_that_fails_ends_its_threads_and_can_be_taken_again(monkeypatch):
+    def fail(*given):
+        raise RuntimeError('no last word')
+    with rig('configure') as node:
+        before = threading.active_count()
+        assert node.change('activate')
+        with monkeypatch.context() as broken:
+            broken.setattr(Responder, 'halt', fail)
+            assert not node.change('deactivate')
+        assert threading.active_count() == before
+        assert node.change('deactivate', 'activate', 'deactivate', 'cleanup')
 
 
 def test_inactive_nodes_do_not_observe_and_do_not_command():

@@ -167,7 +167,7 @@ class Rig:
         message = TwistStamped()
         message.twist.linear.x, message.twist.angular.z = v, w
         self.twists.publish(message)
-        wait_for(lambda: self.subject._executed.moving == bool(v or w), 'the executed action')
+        wait_for(lambda: self.subject._executed.actions.moving(self.now()) == bool(v or w), 'the executed action')
 
     def refused(self):
         return {key.removeprefix('refused: '): count for key, count in self.subject.refusals.values().items()}

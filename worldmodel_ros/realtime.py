@@ -31,7 +31,10 @@ def apply(logger: Logger, priority: int, *, all_threads: bool = False) -> bool:
         return False
     try:
         for thread in map(int, os.listdir('/proc/self/task')) if all_threads else (0,):
-            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+            try:
+                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+            except ProcessLookupError:
+                continue  # it has ended since it was listed
     except PermissionError:
         logger.warning(
             f'real-time priority {priority} is not permitted: add "@realtime - rtprio {priority}" to '

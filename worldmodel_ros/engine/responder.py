@@ -66,6 +66,7 @@ class Responder:
                 return
             self._newest = observation.number
             if self._open:
+                self._ladder.counts.late += 1  # `overdue` has not come to it: the worst overload of all
                 self._answer(
                     self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
             course = observation.episode, observation.goal

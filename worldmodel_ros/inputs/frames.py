@@ -14,14 +14,15 @@ from .ticks import FramePacer, FrozenCamera, Pace
 class FrameSettings:
     """What the world model node's parameters of the same names say. Times in s."""
 
-    tick_tolerance: float = 0.02   # a tick may come so much earlier than one step period after the last one
+    tick_tolerance: float = 0.05   # a tick may come so much earlier than one step period after the last one
     time_jump: float = 1.0         # a gap or a step back of the stamps of more than this begins a new episode
     frozen_timeout: float = 0.5    # the same picture for so long in motion: the camera is frozen; 0: never
     frozen_recovery: int = 3       # images to wait, once the picture changes again
+    every_image: bool = False      # read those between two ticks, too: no parameter, but for who sorts them later
 
 
 class Frame(NamedTuple):
-    """`image`, uint8 (H, W, 3) RGB, is given for a TICK and for the first of a NEW_EPISODE alone."""
+    """`image`, uint8 (H, W, 3) RGB, is given for a TICK, the first of a NEW_EPISODE and, if asked for, one BETWEEN."""
 
     pace: Pace
     image: np.ndarray | None = None
@@ -49,7 +50,7 @@ class Frames:
              settings: FrameSettings) -> Frame:
         """
         Judge an image with the given `stamp` [ns], received at the steady time `now` [s]; only a tick is
-        decoded.
+        decoded, unless every image is asked for.
 
         `moving`: whether the command in force moves the robot. Raises ImageError for a tick that cannot be
         read; the pace goes on as if it had not come.
@@ -57,7 +58,7 @@ class Frames:
         pace = self._pacer.classify(stamp, settings.tick_tolerance, settings.time_jump)
         if pace.refused:
             return Frame(pace)
-        if pace is Pace.BETWEEN:
+        if pace is Pace.BETWEEN and not settings.every_image:
             self._pacer.take(stamp, pace)
             return Frame(pace)
         image = images.read(message, self.size)

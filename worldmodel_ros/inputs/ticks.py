@@ -1,18 +1,30 @@
-"""
-What the world model is given: which images are ticks, whether the camera is alive, what was really executed.
-"""
+"""Which images of a camera are ticks of the model, whether its rate goes with the model, and whether it is alive."""
 from __future__ import annotations
 
 import enum
-import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 NS = 1_000_000_000
-_KEPT = 10 * NS  # of executed actions; longer than any interval between two ticks of one episode
+GAP = 1.5  # step periods between two ticks; with more, images are missing
+
+# Ticks are due on a grid that follows the camera by a share of what it is off: a camera of 29.97 Hz is then taken by
+# every third image for ever. On a fixed grid it would slip by an image every 33 s, with a step of 67 ms, and one of
+# 30.03 Hz with a step of 133 ms, at which the gate stops the robot. With a fifth the grid follows where a number of
+# images makes a step but for a tenth of their spacing (10 Hz within 10 %, 20 Hz 5 %, 30 Hz 3 %, 60 Hz 1.7 %); other
+# rates it does not hold, and there the mean step is the model's.
+_FOLLOW = 5
+_SPACINGS = 3  # of images, whose median is the camera's own; so few, as cameras change their rate in the dark
+# A tick that comes so many spacings after it was due stands for an image that was lost, and the grid begins anew with
+# it: one step is wrong. To come back to the old grid, the next one would be, too.
+_LOST = 0.75
+
+_OFF = 0.1     # of the step period, that the mean step may be off; also the share of steps that may be exceptions
+_FEWEST = 10   # steps that tell something of a rate
+_MARGIN = 0.03  # s, by which the gate's default time-out is more than the step of the model that it is made for
+_LATENCY_VARIES = 0.007  # s, from one command to the next (p99 - p50 of the demo, camera to command)
 
 
 class Pace(enum.Enum):
@@ -37,7 +49,13 @@ class Pace(enum.Enum):
 
 class FramePacer:
     """
-    Finds the images that are one step period apart, whatever the rate of the camera.
+    Takes of a camera's images those nearest to a grid of the model's steps, each when it comes.
+
+    Whether the next image will be nearer, the spacing of the last ones tells. An image is taken sooner if by the next
+    one more than GAP steps would have gone by since the last tick. So a camera of up to 13 Hz gives all its images:
+    the steps of 12 Hz are 17 % short then, each of them. With every sixth image left out they would be right on
+    average, but no single one would be (17 % short or 67 % long), and the gate would stop the robot at the long ones.
+    `misfit` tells of either.
 
     A jump of the stamps by more than `time_jump` s, either way, begins a new episode: what the model has seen
     is then no past of what it sees (a bag that starts over, a simulation that was reset, a camera that was
@@ -46,17 +64,20 @@ class FramePacer:
 
     def __init__(self, step_period: float) -> None:
         """`step_period`: of the model [s]."""
-        self._period = step_period
+        self._period = round(step_period * NS)
+        self._spacings: deque[int] = deque(maxlen=_SPACINGS - 1)  # ns, without that to the image to be judged
         self.forget()
 
     def forget(self) -> None:
         """Make the next image the first of an episode."""
         self._tick: int | None = None
-        self._seen = 0
+        self._seen = self._due = 0
 
     def classify(self, stamp: int, tolerance: float, time_jump: float) -> Pace:
         """
-        Judge an image by its stamp [ns]; `tolerance` [s] is by how much a tick may be early. Changes nothing.
+        Judge an image by its stamp [ns]. Changes nothing.
+
+        `tolerance` [s]: by how much less than one step period after the last tick one may come at all.
         """
         if stamp == 0:
             return Pace.ZERO
@@ -64,13 +85,33 @@ class FramePacer:
             return Pace.NEW_EPISODE
         if stamp <= self._seen:
             return Pace.DUPLICATE if stamp == self._seen else Pace.BACKWARD
-        return Pace.BETWEEN if stamp - self._tick < (self._period - tolerance) * NS else Pace.TICK
+        if stamp - self._tick < self._period - tolerance * NS:
+            return Pace.BETWEEN
+        spacing = self._spacing(stamp)
+        is_nearest = 2 * (stamp - self._due) >= -spacing
+        return Pace.TICK if is_nearest or stamp + spacing - self._tick > GAP * self._period else Pace.BETWEEN
 
     def take(self, stamp: int, pace: Pace) -> None:
         """Count an image that was judged so, and could be used: the pace goes on from it."""
+        if pace is Pace.NEW_EPISODE:
+            self._spacings.clear()
+            self._due = stamp
+        spacing, off = self._spacing(stamp), stamp - self._due
+        if pace is not Pace.NEW_EPISODE:
+            self._spacings.append(stamp - self._seen)
         self._seen = stamp
-        if pace is not Pace.BETWEEN:
-            self._tick = stamp
+        if pace is Pace.BETWEEN:
+            return
+        self._tick = stamp
+        if 2 * abs(off) > self._period or off > _LOST * spacing:
+            self._due = stamp + self._period
+        else:
+            self._due += self._period + off // _FOLLOW
+
+    def _spacing(self, stamp: int) -> int:
+        """Return the time between two images [ns], the newest of which has this stamp."""
+        spacings = sorted((*self._spacings, stamp - self._seen))
+        return spacings[len(spacings) // 2]
 
 
 class FrozenCamera:
@@ -116,69 +157,32 @@ class FrozenCamera:
         return self.frozen
 
 
-class Executed(NamedTuple):
-    stamp: int  # ns, when it was received
-    action: tuple[float, ...]
-
-
-class ExecutedActions:
+def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> str:
     """
-    What the robot was told to do, over time. A command is in force from its receipt until the next one.
+    Say in one sentence why a camera does not go with the model, and what to do; '' if nothing is wrong with it.
 
-    Written by one thread and read by another.
+    `steps` [s]: times between ticks that follow each other. `step_period` [s]: of the model. `gate_timeout` [s]:
+    silence after which the command gate stops the robot. Single steps that are too long are no matter of the rate.
     """
-
-    def __init__(self, actions: int, step_period: float) -> None:
-        """`actions`: numbers in an action; `step_period`: of the model [s]."""
-        self._size, self._period = actions, round(step_period * NS)
-        self._lock = threading.Lock()
-        self._kept: deque[Executed] = deque()
-
-    def add(self, stamp: int, action: tuple[float, ...]) -> None:
-        """Take a command that was received at `stamp` [ns, ROS time]."""
-        with self._lock:
-            if self._kept and stamp < self._kept[-1].stamp:
-                self._kept.clear()  # ROS time was set back: what came before has no place on the new time
-            self._kept.append(Executed(stamp, action))
-            while len(self._kept) > 1 and self._kept[1].stamp < stamp - _KEPT:
-                self._kept.popleft()
-
-    @property
-    def moving(self) -> bool:
-        """Whether the command in force moves the robot."""
-        with self._lock:
-            return bool(self._kept) and any(self._kept[-1].action)
-
-    def mean(self, start: int | None, end: int) -> np.ndarray:
-        """
-        Return the time-weighted mean action between two stamps [ns], float32 (A,); zeros before the first
-        command.
-
-        `start` None stands for one step period before `end`.
-        """
-        start = end - self._period if start is None else start
-        total = np.zeros(self._size)
-        with self._lock:
-            until = end
-            for stamp, action in reversed(self._kept):
-                begin = max(stamp, start)
-                if begin < until:
-                    total += np.asarray(action) * (until - begin)
-                    until = begin
-                if stamp <= start:
-                    break
-        return (total / max(1, end - start)).astype(np.float32)
-
-    def first(self, start: int, end: int) -> tuple[float, ...] | None:
-        """
-        Return the first command received from the stamp `start` until `end` [ns], else the one in force at
-        `start`; None before the first command.
-        """
-        with self._lock:
-            found = None
-            for stamp, action in reversed(self._kept):
-                if stamp < end and (stamp >= start or found is None):
-                    found = action
-                if stamp < start:
-                    break
-            return found
+    if len(steps) < _FEWEST:
+        return ''
+    taken = np.asarray(steps)
+    gaps = taken > GAP * max(step_period, float(np.median(taken)))
+    loses = gaps.mean() > _OFF
+    if not loses:
+        taken = taken[~gaps]
+    mean, longest, period = taken.mean() * 1e3, taken.max() * 1e3, step_period * 1e3
+    wrong = []
+    remedy = ('look for what loses images' if loses else
+              f'let the camera give {1.0 / step_period:.4g} images a second or a multiple of that')
+    late = (taken > gate_timeout - _LATENCY_VARIES).mean()
+    if late > _OFF:
+        wrong.append(f'{late:.0%} of the steps take up to {longest:.0f} ms, and by default the gate stops the robot after '
+                     f'{gate_timeout * 1e3:.4g} ms without a command')
+    if abs(mean - period) > _OFF * period:
+        wrong.append(f'the images that are used are {mean:.0f} ms apart on average and the model\'s step is '
+                     f'{period:.4g} ms, so that it takes the world to move '
+                     f'{"faster" if mean > period else "slower"} than it does')
+    elif wrong:
+        remedy += f', or set the gate\'s command_timeout_s to {longest / 1e3 + _MARGIN:.2f}'
+    return f'{"; ".join(wrong)}: {remedy}' if wrong else ''

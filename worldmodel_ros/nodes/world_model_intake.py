@@ -10,9 +10,10 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.engine.answers import Observation
+from worldmodel_ros.inputs.executed import ExecutedActions
 from worldmodel_ros.inputs.frames import Frames
 from worldmodel_ros.inputs.images import ImageError
-from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Pace
+from worldmodel_ros.inputs.ticks import NS, Pace
 from worldmodel_ros.nodes.diagnostics import Refusals
 from worldmodel_ros.nodes.world_model_camera import LargeImageAdvice
 from worldmodel_ros.nodes.world_model_messages import nanoseconds
@@ -80,13 +81,14 @@ class Intake:
             self._begin_anew = False
             self._frames.forget()
         stamp = nanoseconds(message.header.stamp)
-        self.delay = age = (self._ros_now() - stamp) / NS
+        now = self._ros_now()
+        self.delay = age = (now - stamp) / NS
         if age < -settings['future_tolerance_s']:
             return self._refuse('stamp in the future', f'the image is stamped {-age:.3f} s ahead of ROS '
                                 'time: synchronise the clocks, and give all nodes the same use_sim_time')
         try:
             pace, picture = self._frames.take(
-                message, stamp, self._executed.moving, received, frame_settings(settings))
+                message, stamp, self._executed.moving(now), received, frame_settings(settings))
         except ImageError as error:
             self._advice.refused(message, error)
             return self._refuse(error.kind, str(error))

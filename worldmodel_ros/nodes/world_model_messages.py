@@ -6,6 +6,7 @@ from array import array
 import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point
+from rclpy.duration import Duration
 from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker, MarkerArray
 
@@ -54,7 +55,7 @@ def deadline_status(answer: Answer, age: float, frame_id: str) -> DeadlineStatus
         header=header(answer.stamp, frame_id), episode_id=answer.episode, sequence=answer.sequence,
         tier=int(answer.tier), verdict=int(answer.verdict), budget=answer.budget, latency=answer.latency,
         observation_age=age, predicted=answer.predicted, reason=answer.reason, two_step=counts.two_step,
-        one_step=counts.one_step, replan=counts.replan, stop=counts.stop, late=counts.late)
+        one_step=counts.one_step, smaller=counts.smaller, replan=counts.replan, stop=counts.stop, late=counts.late)
 
 
 def frames(pictures: np.ndarray, stamp: int, step_period: float, frame_id: str) -> list:
@@ -91,11 +92,15 @@ def strip(prediction: Prediction) -> np.ndarray:
 
 
 def predicted_path(prediction: Prediction, step_period: float, frame_id: str) -> MarkerArray:
-    """Return where the plan leads, from green (safe) to red (a contact is certain), in the base frame."""
+    """
+    Return where the plan leads, from green (safe) to red (a contact is certain), in the base frame.
+
+    It is shown for as long as the plan has actions: what stays on a screen longer would be nobody's plan.
+    """
     future = prediction.future
     poses = path(future.actions, step_period)
     marker = Marker(header=header(prediction.observation.stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
-                    action=Marker.ADD)
+                    action=Marker.ADD, lifetime=Duration(seconds=len(future.actions) * step_period).to_msg())
     marker.pose.orientation.w = 1.0
     marker.scale.x = _LINE_WIDTH
     risks = np.clip(np.concatenate([future.collision_risk[:1], future.collision_risk]), 0.0, 1.0)

@@ -7,43 +7,35 @@ as have the pictures and the services that take a while.
 
 import functools
 import gc
-import math
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
-from worldmodel_ros.engine.answers import Answer, Prediction
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
-from worldmodel_ros.engine.ladder import NS, Counts, Tier, Verdict
-from worldmodel_ros.engine.responder import Responder
-from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.inputs import images
-from worldmodel_ros.inputs.ticks import ExecutedActions
 from worldmodel_ros.nodes import diagnostics
 from worldmodel_ros.nodes.parameters import Parameters
-from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED
+from worldmodel_ros.nodes.qos import CAMERA
 from worldmodel_ros.nodes.spin import run
+from worldmodel_ros.nodes.world_model_activation import Activation
 from worldmodel_ros.nodes.world_model_camera import LargeImageAdvice
-from worldmodel_ros.nodes.world_model_intake import Intake
+from worldmodel_ros.nodes.world_model_executed import ExecutedTopic, require_base
+from worldmodel_ros.nodes.world_model_goal import GoalTopic
 from worldmodel_ros.nodes.world_model_outputs import Outputs
-from worldmodel_ros.nodes.world_model_parameters import (
-    ENGINE, inconsistency, ladder_settings, parameters, set_faults)
+from worldmodel_ros.nodes.world_model_parameters import ENGINE, inconsistency, parameters, set_faults
+from worldmodel_ros.nodes.world_model_report import judge
 from worldmodel_ros.nodes.world_model_services import Context, SlowServices
 from worldmodel_ros.nodes.world_model_statistics import Statistics
-from worldmodel_ros.nodes.world_model_timer import OneShot
-from worldmodel_ros.nodes.world_model_worker import make_worker
-from worldmodel_ros.serve.failover import FailoverWorker
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -59,8 +51,9 @@ def _contained(transition: Callable) -> Callable:
             return transition(node, state)
         except Exception as error:
             node.get_logger().error(f'{transition.__name__[3:]} failed: {error}\n{traceback.format_exc()}')
-            node.release(keep_engine=transition.__name__ == 'on_activate')
-            return FAILURE
+        node.release(keep_engine=transition.__name__ in ('on_activate', 'on_deactivate'))
+        gc.collect()  # a session's memory is wanted by the next attempt; only now, for the traceback kept it alive
+        return FAILURE
     return run_transition
 
 
@@ -78,17 +71,14 @@ class WorldModelNode(LifecycleNode):
         self.refusals = diagnostics.Refusals()
         self._load_engine = load_engine or _load
         self._engine: Any = None
-        self._worker: Worker | FailoverWorker | None = None
+        self._activation: Activation | None = None
+        self._configured = ExitStack()  # what undoes configure, as far as it came
         self._faults = Faults()
         self._settings = Parameters(
             self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
             consistent=inconsistency)
         self._goal = self._settings['goal']
-        self._trouble = ''
         self._warm_up = 0.0
-        self._inputs: list = []
-        self._answer_timer = OneShot(self, self._on_answer_due)
-        self._camera_timer = OneShot(self, self._on_camera_silent)
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report})
         self.create_service(Trigger, '~/reset', self._on_reset)
@@ -97,10 +87,14 @@ class WorldModelNode(LifecycleNode):
     @_contained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the model and measure it; subscribe."""
-        settings = self._settings
+        settings, undo = self._settings, self._configured
         start = time.monotonic()
-        # Kept from here on, so that it is closed whatever fails below.
         engine = self._engine = self._load_engine(**{name: settings[name] for name in ENGINE})
+        undo.callback(engine.close)
+        spec = engine.spec
+        require_base(spec)
+        if refusal := self._goal_refusal(self._goal):
+            raise ValueError(f'goal: {refusal}')
         images.converter()
         loaded = time.monotonic()
         # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it
@@ -110,13 +104,9 @@ class WorldModelNode(LifecycleNode):
         engine.warm_up()
         self._warm_up = time.monotonic() - loaded
         engine.backend = FaultyBackend(engine.backend, self._faults)
-        spec = engine.spec
-        refusal = self._goal_refusal(self._goal)
-        if refusal:
-            raise ValueError(f'goal: {refusal}')
         set_faults(self._faults, settings)
-        self._executed = ExecutedActions(len(spec.action_names), spec.step_period)
         self._outputs = Outputs(self, spec.action_names, spec.step_period, settings['base_frame'])
+        undo.callback(self._outputs.destroy)
         self._subscribe()
         two, one = (engine.step_times.predict(steps) * 1e3 for steps in (2, 1))
         self.get_logger().info(
@@ -128,24 +118,12 @@ class WorldModelNode(LifecycleNode):
     @_contained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin a new episode with a session that knows nothing."""
-        settings, spec = self._settings, self._engine.spec
-        self._statistics = Statistics()
-        self._intake = Intake(spec, settings, self._executed, lambda: self.get_clock().now().nanoseconds,
-                              self.refusals, self._advice, self.get_logger())
-        self._intake.goal = self._goal
-        self._trouble = ''
-        self._outputs.start()
-        self._responder = Responder(self, ladder_settings(settings), spec.step_period)
-        self._worker = make_worker(
-            self, settings['server'], self._engine, self._executed.mean, self._responder, self)
+        self._activation = Activation(
+            self, self._engine, self._settings, self._goal, self._executed, self._outputs, self._advice,
+            self.refusals)
+        self._statistics = self._activation.statistics
         result = super().on_activate(state)
-        self._worker.start()
-        self._activated = time.monotonic()
-        self._camera_timer.arm(settings['camera_timeout_s'])
-        # What lives now lives until the node is deactivated; walking it again and again would cost
-        # milliseconds.
-        gc.collect()
-        gc.freeze()
+        self._activation.start()
         return result
 
     @_contained
@@ -174,112 +152,34 @@ class WorldModelNode(LifecycleNode):
 
     def release(self, keep_engine: bool) -> None:
         """Undo activate, and configure unless `keep_engine`, as far as they came."""
-        self._answer_timer.cancel()
-        self._camera_timer.cancel()
-        if self._worker:
-            worker, self._worker = self._worker, None
-            self._halt(Tier.STOP if self._goal else Tier.NONE, Verdict.IDLE, 'the node is being deactivated')
-            worker.stop()
-            self._outputs.stop()
-            gc.unfreeze()
-        if keep_engine or self._engine is None:
-            return
-        for subscription in self._inputs:
-            self.destroy_subscription(subscription)
-        self._inputs.clear()
-        if hasattr(self, '_outputs'):
-            self._outputs.destroy()
-        self._engine.close()
-        self._engine = None
-        gc.collect()
-
-    def answered(self, answer: Answer) -> None:
-        """Publish an answer, the command first. Called by the engine's thread or this one, one at a time."""
-        self._outputs.command(answer)
-        age = self.get_clock().now().nanoseconds / NS - answer.stamp / NS if answer.stamp else 0.0
-        self._statistics.answered(answer, age)
-        self._outputs.status(answer, age, self._intake.camera_frame)
-
-    def predicted(self, prediction: Prediction) -> None:
-        """Publish a predicted future."""
-        self._outputs.prediction(prediction, self._intake.camera_frame)
-
-    def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Report a failure of the engine; it has been contained."""
-        self.refusals.count(f'engine: {type(error).__name__}')
-        self.get_logger().error(f'the engine failed: {reason}\n{"".join(traceback.format_exception(error))}',
-                                throttle_duration_sec=_LOG_INTERVAL)
-        if restarted:
-            self._intake.begin_episode()
+        activation, self._activation = self._activation, None
+        try:
+            if activation:
+                activation.stop()
+        finally:
+            if not keep_engine:
+                self._engine = None
+                self._configured.close()
+                gc.collect()
 
     def _subscribe(self) -> None:
-        settings = self._settings
-        topic = self.resolve_topic_name(IMAGE_TOPIC)
+        settings, spec, undo = self._settings, self._engine.spec, self._configured
         compressed = settings['image_transport'] == 'compressed'
-        if compressed:
-            topic += '/compressed'
+        topic = self.resolve_topic_name(IMAGE_TOPIC) + ('/compressed' if compressed else '')
         self._advice = LargeImageAdvice(self, topic)
-        kind, callback = ((TwistStamped, lambda message: self._on_executed(message.twist))
-                          if settings['enable_stamped_cmd_vel'] else (Twist, self._on_executed))
-        subscribe = self.create_subscription
-        self._inputs += [
-            subscribe(CompressedImage if compressed else Image, topic, self._on_image, CAMERA),
-            subscribe(kind, settings['executed_action_topic'], callback, COMMAND),
-            subscribe(String, 'goal', self._on_goal, LATCHED)]
+        camera = self.create_subscription(CompressedImage if compressed else Image, topic, self._on_image, CAMERA)
+        undo.callback(self.destroy_subscription, camera)
+        self._executed = ExecutedTopic(self, spec, settings, self.refusals)
+        undo.callback(self._executed.destroy)
+        undo.callback(GoalTopic(self, self._on_goal).destroy)
 
     def _on_image(self, message: Image | CompressedImage) -> None:
-        if self._worker is None:
-            return
-        self._intake.image_size = self._worker.image_size
-        sound, observation = self._intake.take(message)
-        if sound:
-            self._camera_timer.arm(self._settings['camera_timeout_s'])
-        if self._intake.frozen:
-            self._suffer('the camera is frozen: the same picture again and again although the robot moves')
-        if observation is None:
-            return
-        self._trouble = observation.stale
-        self._statistics.image(observation.stamp, observation.received, self._intake.delay)
-        self._statistics.dropped += self._worker.submit(observation)
-        if observation.wants_answer:
-            self._answer_timer.arm(observation.due - self._responder.settings.reserve - time.monotonic())
+        if self._activation:
+            self._activation.take(message)
 
-    def _on_answer_due(self) -> None:
-        if self._worker:
-            self._responder.overdue()
-
-    def _on_camera_silent(self) -> None:
-        if self._worker is None:
-            return
-        silent = self._settings['camera_timeout_s']
-        self._camera_timer.arm(silent)
-        self._suffer(f'no image that can be used has come for {silent:g} s')
-        self._advice.silent(time.monotonic() - self._activated)
-
-    def _suffer(self, trouble: str) -> None:
-        """Stop for want of observations; once, but say so as long as it lasts."""
-        first, self._trouble = trouble != self._trouble, trouble
-        if first:
-            self.get_logger().warning(f'{trouble}: commanding nothing but a stop')
-        self._halt(Tier.STOP if first and self._goal else Tier.NONE, Verdict.STALE_INPUT, trouble)
-
-    def _halt(self, tier: Tier, verdict: Verdict, reason: str) -> None:
-        # The stamp of the newest observation keeps it in order with the commands before it.
-        intake = self._intake
-        self._responder.halt(
-            Answer(intake.stamp, intake.episode, intake.next_sequence(), tier, verdict, reason, Counts()))
-
-    def _on_executed(self, twist: Twist) -> None:
-        action = (twist.linear.x, twist.angular.z)
-        if not all(map(math.isfinite, action)):
-            self.refusals.count('executed action: not finite')
-            return
-        self._executed.add(self.get_clock().now().nanoseconds, action)
-
-    def _on_goal(self, message: String) -> None:
-        goal = message.data.strip()
-        refusal = self._goal_refusal(goal)
-        if refusal:
+    def _on_goal(self, goal: str) -> None:
+        goal = goal.strip()
+        if refusal := self._goal_refusal(goal):
             self.refusals.count('goal: unknown')
             self.get_logger().warning(f'goal refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
         else:
@@ -295,16 +195,14 @@ class WorldModelNode(LifecycleNode):
             return
         self._goal = goal
         self.get_logger().info(f'goal: {goal or "none"}')
-        if self._worker:
-            self._intake.goal = goal
-            if not goal:
-                self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
+        if self._activation:
+            self._activation.set_goal(goal)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        if self._worker is None:
+        if self._activation is None:
             response.message = 'the node is not active, so there is no session: activate it'
             return response
-        self._intake.begin_episode()
+        self._activation.begin_episode()
         response.success, response.message = True, 'a new episode begins with the next image'
         return response
 
@@ -313,41 +211,30 @@ class WorldModelNode(LifecycleNode):
             self._set_goal(value)
         elif name.startswith('fault_'):
             set_faults(self._faults, self._settings)
-        elif self._worker:
-            self._responder.settings = ladder_settings(self._settings)
+        elif self._activation:
+            self._activation.settings_changed()
 
     def _context_of_services(self) -> Context | None:
-        worker, settings = self._worker, self._settings
-        if worker is None:
+        # From another thread: in this order, for release takes the activation away first.
+        engine, activation, settings = self._engine, self._activation, self._settings
+        if activation is None:
             return None
         ros_home = Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
         return Context(
-            worker, self._engine.spec, self._goal, self._intake.camera_frame, settings['base_frame'],
+            activation.worker, engine.spec, activation.goal, activation.camera_frame, settings['base_frame'],
             settings['what_if_horizon_s'], settings['what_if_timeout_s'],
             Path(settings['session_directory'] or ros_home / 'worldmodel_sessions'))
 
     def _report(self) -> diagnostics.Report:
-        if self._engine is None:
+        engine, activation = self._engine, self._activation
+        if engine is None:
             return diagnostics.Report(diagnostics.STALE, 'not configured', self.refusals.values())
-        backend = self._worker.backend if self._worker else self._engine.backend.name
-        values = {'model': self._engine.spec.name, 'backend': backend, 'goal': self._goal,
-                  'warmup_s': self._warm_up, 'messages_skipped': self._outputs.skipped,
-                  **self._statistics.values(time.monotonic(), self._engine.spec.step_period),
-                  **self.refusals.values()}
-        if self._worker is None:
-            return diagnostics.Report(diagnostics.STALE, 'not active', values)
-        best = self._responder.best
-        if self._trouble:
-            return diagnostics.Report(diagnostics.ERROR, self._trouble, values)
-        if self._worker.trouble:
-            return diagnostics.Report(
-                diagnostics.WARN, f'driving with the own model: {self._worker.trouble}', values)
-        if self._engine.trouble:
-            return diagnostics.Report(diagnostics.WARN, f'the model is being restored: {self._engine.trouble}', values)
-        if best is not Tier.TWO_STEP:
-            return diagnostics.Report(diagnostics.WARN, f'degraded to {best.name.lower()}', values)
-        doing = f'driving to {self._goal}' if self._goal else 'no goal'
-        return diagnostics.Report(diagnostics.OK, doing, values)
+        backend = activation.worker.backend if activation else engine.backend.name
+        values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
+                  'messages_skipped': self._outputs.skipped,
+                  **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
+        level, text = judge(engine, activation) if activation else (diagnostics.STALE, 'not active')
+        return diagnostics.Report(level, text, values)
 
 
 def _load(**chosen: Any) -> Any:

@@ -41,8 +41,9 @@ class Outputs:
 
     def start(self) -> None:
         """Start the publishing thread."""
-        self._thread = threading.Thread(target=self._run, name='publishing', daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name='publishing', daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """Publish what waits, and end the thread."""

@@ -7,6 +7,7 @@ from typing import Any
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
 from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
+from worldmodel_ros.inputs import executed
 from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.nodes.parameters import Param
 from worldmodel_ros.transport.address import AddressError, socket_path
@@ -42,6 +43,9 @@ _FIXED_WHILE_CONFIGURED = (
           'raw takes camera/image_raw, compressed takes camera/image_raw/compressed', choices=TRANSPORTS),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes'),
     Param('enable_stamped_cmd_vel', True, 'take the executed actions as TwistStamped rather than Twist'),
+    Param('executed_timeout_s', executed.TIMEOUT, 'an executed command counts for no longer than this, after which the '
+          'base brakes (its own time-out); 0: until the next one, for a base without a time-out and a topic that tells '
+          'changes only', low=0.0, high=60.0),
     Param('base_frame', 'base_link', 'frame of the commands and of the predicted paths'),
 )
 

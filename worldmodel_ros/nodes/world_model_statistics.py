@@ -1,4 +1,4 @@
-"""What the world model node measures of itself, as it reports it on /diagnostics."""
+"""What the world model node measures of itself and its camera, as it reports it on /diagnostics."""
 
 import threading
 from collections import deque
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel_ros.engine.answers import Answer
+from worldmodel_ros.engine.answers import Answer, Observation
 from worldmodel_ros.engine.ladder import Counts, Tier
+from worldmodel_ros.inputs.ticks import NS, misfit
+from worldmodel_ros.safety.gate import Policy
 
 _RATE_WINDOW = 30  # images
 _LATENCY_WINDOW = 1000  # ticks
@@ -24,21 +26,29 @@ class Statistics:
         self._lock = threading.Lock()
         self._received: deque[float] = deque(maxlen=_RATE_WINDOW)
         self._stamps: deque[float] = deque(maxlen=_RATE_WINDOW)
+        self._steps: deque[float] = deque(maxlen=_RATE_WINDOW)  # s, between ticks of one episode
+        self._newest = 0, 0  # episode and stamp [ns] of the newest tick
         self._latencies: deque[float] = deque(maxlen=_LATENCY_WINDOW)
         self._delay = 0.0
         self._age = self._oldest = 0.0
         self.counts = Counts()
         self.dropped = 0
 
-    def image(self, stamp: int, received: float, delay: float) -> None:
-        """
-        Count an image: its stamp [ns], the steady time of its receipt [s], its age at that time by ROS time
-        [s].
-        """
+    def image(self, observation: Observation, delay: float) -> None:
+        """Count a tick; `delay`: its age on receipt by ROS time [s]."""
         with self._lock:
-            self._received.append(received)
-            self._stamps.append(stamp * 1e-9)
+            self._received.append(observation.received)
+            self._stamps.append(observation.stamp * 1e-9)
             self._delay = delay
+            (episode, stamp), self._newest = self._newest, (observation.episode, observation.stamp)
+            if episode == observation.episode:
+                self._steps.append((observation.stamp - stamp) / NS)
+
+    def misfit(self, step_period: float) -> str:
+        """Say why the camera's rate of the last seconds does not go with the model, and what to do; '' if it does."""
+        with self._lock:
+            steps = list(self._steps)
+        return misfit(steps, step_period, Policy().command_timeout)
 
     def answered(self, answer: Answer, age: float) -> None:
         """Count an answer to an observation that was `age` s old by ROS time when it went out."""

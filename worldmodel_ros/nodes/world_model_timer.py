@@ -16,7 +16,7 @@ class OneShot:
     """
 
     def __init__(self, node: Node, callback: Callable[[], None]) -> None:
-        self._callback = callback
+        self._node, self._callback = node, callback
         self._timer = node.create_timer(3600.0, self._fire, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self._timer.cancel()
 
@@ -25,9 +25,10 @@ class OneShot:
         self._timer.timer_period_ns = max(1, round(seconds * _NS))
         self._timer.reset()
 
-    def cancel(self) -> None:
-        """Do not go off."""
+    def destroy(self) -> None:
+        """Never go off again."""
         self._timer.cancel()
+        self._node.destroy_timer(self._timer)
 
     def _fire(self) -> None:
         self._timer.cancel()

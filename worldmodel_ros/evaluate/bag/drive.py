@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...inputs.executed import ExecutedActions
 from ...inputs.frames import Frames, FrameSettings
 from ...inputs.images import ImageError
-from ...inputs.ticks import NS, ExecutedActions, Pace
+from ...inputs.ticks import NS, Pace
 from ...model.presets import Preset
 from .ahead import ahead
 from .health import Health
@@ -102,7 +103,7 @@ class _Reading:
         self._bag, self._mapping, self._settings, self._health = drive.bag, drive.mapping, drive.settings, health
         self._goals, self._period = preset.goals, round(preset.step_period * NS)
         self._frames = Frames(preset.step_period, preset.image_size)
-        self._executed = ExecutedActions(preset.actions, preset.step_period)
+        self._executed = ExecutedActions(preset.actions, preset.step_period, drive.mapping.executed_timeout)
         self._seen: deque[_Seen] = deque()
         self._goal = ''
         self._index = self._episode = -1
@@ -147,7 +148,7 @@ class _Reading:
         own = message.header.stamp.sec * NS + message.header.stamp.nanosec
         stamp = own if self._mapping.image_stamps == 'header' else log
         try:
-            pace, image = self._frames.take(message, stamp, self._executed.moving, log / NS, self._settings)
+            pace, image = self._frames.take(message, stamp, self._executed.moving(log), log / NS, self._settings)
         except ImageError as error:
             self._health.refused(message, stamp, log, error)
             return
@@ -162,6 +163,8 @@ class _Reading:
             self._health.not_finite(log)
             return
         self._health.action(action, log)
+        if self._executed.ran_out(log):
+            self._health.ran_out(log, self._mapping.executed_timeout)
         self._executed.add(log, action)
 
     def _take_goal(self, goal: str, log: int) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 
 from ...datasets.layout import Layout
 from ...datasets.writer import DatasetWriter
+from ...inputs.ticks import GAP
 from ...model.presets import Preset
 from .drive import Tick
-
-_LATE = 1.5  # step periods between two ticks; with more, what lies between is not one step of the model
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def episodes(ticks: Iterable[Tick], step_period: float) -> Iterator[Iterator[Tic
                 ahead.append(following)
             yield tick
             if following is None or following.episode != tick.episode or (
-                    following.stamp_ns - tick.stamp_ns) * 1e-9 > _LATE * step_period:
+                    following.stamp_ns - tick.stamp_ns) * 1e-9 > GAP * step_period:
                 return
 
     while ahead:

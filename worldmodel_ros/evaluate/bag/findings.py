@@ -55,6 +55,7 @@ _KNOWN = {
     'slow camera': ('error',
         'The images are {detail}: the model takes the world to move faster than it does. Record at the rate '
         'of the model or a multiple of it.'),
+    'unfit rate': ('warning', '{detail}.'),
     'jitter': ('warning',
         'The images come unevenly: {detail}. Look for a camera driver or a recorder that has to share its '
         'cores.'),
@@ -75,6 +76,10 @@ _KNOWN = {
         'file of --config; what is predicted for such actions means little.'),
     'action not finite': ('error',
         'Actions that are not finite numbers, left out: {count}. Correct what publishes them.'),
+    'action ran out': ('warning',
+        'Places where no action came for more than {detail} after one that moves the robot, which is taken to '
+        'have braked by itself, as bases do: {count}. If the base has no time-out and the topic tells changes '
+        'only, set executed_timeout_s: 0 in the file of --config.'),
     'unknown goal': ('warning',
         'Goals that the model does not know, left out as the live node does: {count} (first {detail}).'),
     'unreadable message': ('error',

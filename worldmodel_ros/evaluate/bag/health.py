@@ -1,6 +1,7 @@
 """How sound the recorded data is: gaps, stamps, jitter, pictures and actions, found while a drive is read."""
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,12 +11,12 @@ from typing import Any
 import PIL.Image
 
 from ...inputs.images import ImageError
-from ...inputs.ticks import NS, Pace
+from ...inputs.ticks import GAP, NS, Pace, misfit
 from ...model.presets import Preset
+from ...safety.gate import Policy
 from .quantiles import Quantiles
 from .findings import Finding, by_severity, finding
 
-_GAP = 1.5           # times the usual spacing, or the model's step where that is longer: an image is missing
 _JITTER = 0.5        # of the usual spacing, between the shortest 1 % and the longest that are no gaps
 _OTHER_CLOCK = 1.0   # s, from stamp to receipt as a rule
 _CLOCK_JUMP = 0.2    # s, by which stamp and receipt move against each other from one image to the next
@@ -32,6 +33,8 @@ class Health:
         self.images = self.ticks = self.episodes = self.actions = 0
         self.spacing, self.age = Quantiles(), Quantiles()  # s, between two stamps without gaps; from stamp to receipt
         self._spacing = Quantiles()                        # s, with gaps
+        self._steps = array('d')                           # s, between ticks of one episode
+        self._tick = 0                                     # stamp of the newest
         self.sizes: Counter[tuple[int, int]] = Counter()   # (width, height), of ticks
         self.range = [(float('inf'), float('-inf'))] * preset.actions  # of each action, SI
         self._places: dict[str, list[int]] = {}
@@ -51,7 +54,11 @@ class Health:
         self._time(stamp, log)
         if pace is not Pace.BETWEEN:
             self.ticks += 1
-            self.episodes += pace is Pace.NEW_EPISODE
+            if pace is Pace.NEW_EPISODE:
+                self.episodes += 1
+            else:
+                self._steps.append((stamp - self._tick) / NS)
+            self._tick = stamp
             self._size(message, stamp)
 
     def refused(self, message: Any, stamp: int, log: int, error: ImageError) -> None:
@@ -70,6 +77,10 @@ class Health:
     def not_finite(self, log: int) -> None:
         """Count an action that is not finite; it was left out."""
         self._note('action not finite', log)
+
+    def ran_out(self, log: int, timeout: float) -> None:
+        """Count an action that is the first after a silence of more than `timeout` s of a robot that moved."""
+        self._note('action ran out', log, f'{timeout:g} s')
 
     def unknown_goal(self, goal: str, log: int) -> None:
         """Count a goal that the model does not know."""
@@ -106,9 +117,11 @@ class Health:
             yield finding('no actions', 0)
         if abs(self.age.quantile(0.5)) > _OTHER_CLOCK:
             yield finding('other clock', self.images, detail=f'{abs(self.age.quantile(0.5)):.1f} s')
-        if usual > _GAP * period:
+        if usual > GAP * period:
             yield finding('slow camera', self.images,
                           detail=f'{usual:.3f} s apart, and the model\'s step is {period} s')
+        elif unfit := misfit(self._steps, period, Policy().command_timeout):
+            yield finding('unfit rate', self.ticks, detail=f'{unfit[0].upper()}{unfit[1:]}')
         shortest, longest = self.spacing.quantile(0.01), self.spacing.quantile(0.99)
         if longest - shortest > _JITTER * usual:
             yield finding('jitter', self.images, detail=f'{shortest * 1e3:.0f} to {longest * 1e3:.0f} ms apart (1st '
@@ -130,7 +143,7 @@ class Health:
                 self._note('time set back', stamp, f'{spacing:.3f} s')
             else:
                 self._spacing.add(spacing)
-                if spacing > _GAP * max(self._preset.step_period, self._spacing.quantile(0.5)):
+                if spacing > GAP * max(self._preset.step_period, self._spacing.quantile(0.5)):
                     self._note('gap', stamp, f'{spacing:.3f} s')
                 else:
                     self.spacing.add(spacing)

@@ -6,6 +6,7 @@ one guess alone is sensible (`guess`), and asked back where it would be a gamble
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Map
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 import yaml
 
+from ...inputs import executed
 from .fields import Field, YawRate
 from .problems import BagError
 
-_KEYS = {'image_topic', 'image_stamps', 'action_topic', 'actions', 'goal_topic', 'notes'}
+_KEYS = {'image_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic', 'notes'}
 STAMPS = ('header', 'log')
 
 
@@ -25,7 +27,8 @@ class Mapping:
     """
     `actions` are in the order of the model's action names, and empty where no actions were recorded
     (`action_topic` None). `image_stamps`: 'header', or 'log' for the time of receipt where the camera's stamps
-    are useless. `notes` are remarks for the reader of a report, such as that a scale is assumed.
+    are useless. `executed_timeout` [s]: for how long an action is in force, as the node's parameter. `notes` are
+    remarks for the reader of a report, such as that a scale is assumed.
     """
 
     image_topic: str
@@ -33,6 +36,7 @@ class Mapping:
     actions: tuple[Field | YawRate, ...]
     goal_topic: str | None = None
     image_stamps: str = 'header'
+    executed_timeout: float = executed.TIMEOUT
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,6 +85,8 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
         if config['image_stamps'] not in STAMPS:
             raise BagError(f'{path}: image_stamps must be one of {", ".join(STAMPS)}, got {config["image_stamps"]!r}')
         result['image_stamps'] = config['image_stamps']
+    if 'executed_timeout_s' in config:
+        result['executed_timeout'] = _timeout(config['executed_timeout_s'], path)
     if 'actions' in config:
         result['actions'] = _actions(config['actions'], action_names, path)
     notes = config.get('notes', [])
@@ -92,6 +98,12 @@ def _topic(name: str) -> str | None:
     if name == 'none':
         return None
     return name if name.startswith('/') else f'/{name}'
+
+
+def _timeout(value: Any, path: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+        raise BagError(f'{path}: executed_timeout_s must be a time [s], 0 or more, got {value!r}')
+    return float(value)
 
 
 def _actions(config: Any, names: tuple[str, ...], path: Path) -> tuple[Field | YawRate, ...]:

@@ -12,14 +12,11 @@ from ...evaluate.bag.guess import find_mapping
 from ...evaluate.bag.problems import BagError
 from ...evaluate.bag.source import open_bag
 from ...inputs.frames import FrameSettings
-from ...inputs.ticks import NS
+from ...inputs.ticks import GAP, NS, FramePacer, Pace
 from ...model.presets import Preset
 from .. import lerobot
 
-# As the live node's pacer: a step may be so much shorter than the model's, and with more than _LATE periods a picture
-# is missing.
-_EARLY = FrameSettings().tick_tolerance
-_LATE = 1.5
+_SETTINGS = FrameSettings()  # of the live node
 
 
 class RecordingError(ValueError):
@@ -80,8 +77,7 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
             raise RecordingError(
                 f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
                 'that it executes beside the camera, or name their topic in the file of --config')
-        # A tolerance of a whole step makes every picture a tick.
-        drive = read_drive(bag, mapping, preset, FrameSettings(tick_tolerance=preset.step_period))
+        drive = read_drive(bag, mapping, preset, FrameSettings(every_image=True))
         ticks = list(drive)
         if not ticks:
             raise RecordingError(f'{path} has no picture that can be used:\n' + '\n'.join(
@@ -125,25 +121,38 @@ def chains(recording: Recording, preset: Preset, start: float, end: float) -> li
 
 
 def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
-    """Yield indices into rising stamps: parts of steps that a live node would take, none of them in two parts."""
+    """Yield indices into rising stamps [s]: parts of steps that a live node would take, none of them in two parts.
+
+    Of a rate that is no multiple of the model's, one in some pictures is in no part.
+    """
     used = np.zeros(len(stamps), bool)
-    following = np.searchsorted(stamps, stamps + period - _EARLY - 1e-6)  # stamps in s carry rounding errors
+    nanoseconds = (np.round((stamps - stamps[0]) * NS).astype(np.int64) + 1).tolist()  # a stamp of zero is none
     for first in range(len(stamps)):
-        part, k = [], first
-        while k < len(stamps) and not used[k] and (not part or stamps[k] - stamps[part[-1]] <= _LATE * period):
-            used[k] = True
-            part.append(k)
-            k = following[k]
+        part = [] if used[first] else list(_part(nanoseconds, used, first, period))
+        used[part] = True
         if len(part) > 1:
             yield np.array(part)
 
 
+def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Iterator[int]:
+    """Yield what a live node takes that begins with the picture `first`, up to a gap, or to one that is used."""
+    pacer, last = FramePacer(period), stamps[first]
+    for k in range(first, len(stamps)):
+        pace = pacer.classify(stamps[k], _SETTINGS.tick_tolerance, _SETTINGS.time_jump)
+        if pace in (Pace.TICK, Pace.NEW_EPISODE):
+            if used[k] or stamps[k] - last > GAP * period * NS:
+                return
+            last = stamps[k]
+            yield k
+        pacer.take(stamps[k], pace)
+
+
 def _actions(recording: Recording, part: np.ndarray, period: float) -> np.ndarray:
     """Mean actions (T, A) over the steps that end at the pictures `part` (T,), float32."""
-    stamps, first = recording.stamps, part[0]
-    while first > 0 and recording.episode[first - 1] == recording.episode[part[0]] and (
-            stamps[part[0]] - stamps[first] < period - _EARLY):
-        first -= 1
+    stamps = recording.stamps
+    # No picture of the chain is before the first: that one takes what is nearest to a step back.
+    earlier = np.flatnonzero(recording.episode[:part[0] + 1] == recording.episode[part[0]])
+    first = earlier[np.abs(stamps[earlier] - (stamps[part[0]] - period)).argmin()]
     actions = [recording.executed[now] if before == now else np.average(
         recording.executed[before + 1:now + 1], 0, np.diff(stamps[before:now + 1]))
         for before, now in zip([first, *part[:-1]], part)]

@@ -1,0 +1,32 @@
+"""Real-time scheduling of a process's threads, where the kernel refuses some or all of it."""
+import os
+
+from worldmodel_ros import realtime
+
+
+class Log:
+    def __init__(self):
+        self.infos, self.warnings = [], []
+        self.info, self.warning = self.infos.append, self.warnings.append
+
+
+def test_a_thread_that_ends_meanwhile_keeps_no_other_from_its_priority(monkeypatch):
+    def schedule(thread, policy, parameters):
+        if thread == 11:
+            raise ProcessLookupError(3, 'No such process')
+        scheduled.append((thread, policy, parameters.sched_priority))
+    scheduled, log = [], Log()
+    monkeypatch.setattr(os, 'listdir', lambda folder: ['10', '11', '12'])
+    monkeypatch.setattr(os, 'sched_setscheduler', schedule)
+    assert realtime.apply(log, 20, all_threads=True)
+    assert scheduled == [(10, os.SCHED_FIFO, 20), (12, os.SCHED_FIFO, 20)]
+    assert not log.warnings
+
+
+def test_without_the_permission_the_remedy_is_told(monkeypatch):
+    def schedule(*given):
+        raise PermissionError(1, 'Operation not permitted')
+    log = Log()
+    monkeypatch.setattr(os, 'sched_setscheduler', schedule)
+    assert not realtime.apply(log, 20, all_threads=True)
+    assert '@realtime - rtprio 20' in log.warnings[0] and not log.infos
