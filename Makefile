@@ -6,7 +6,7 @@ help:
 	@echo 'make demo    drive the simulated robot with the world model and write pictures to out/demo/'
 	@echo 'make test    run all tests'
 	@echo 'make setup   only prepare: system packages (apt), .venv, and this project in it'
-	@echo 'make clean   remove .venv, build output, generated modules and out/'
+	@echo 'make clean   remove .venv, build output and generated modules; out/, with results and models of yours, stays'
 	@echo
 	@echo 'ARGS is passed on:    make demo ARGS="--help"    make test ARGS="-k gate -x"'
 	@echo 'PYTHON chooses the interpreter of .venv (3.10 to 3.12):    make setup PYTHON=python3.12'
@@ -22,6 +22,6 @@ test:
 	.venv/bin/python -m pytest $(ARGS)
 
 clean:
-	rm -rf .venv build install log out *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv build install log *.egg-info .pytest_cache .hypothesis
 	rm -rf worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

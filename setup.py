@@ -101,7 +101,8 @@ class install_data(_install_data):
         files = {}
         for path in prefix.rglob('*'):
             relative = path.relative_to(prefix)
-            if path.is_dir() or python in path.parents:
+            # pip makes bin/worldmodel by itself, from the entry point in pyproject.toml.
+            if path.is_dir() or python in path.parents or relative.parts[0] == 'bin':
                 continue
             # parent_prefix_path names the build environment, which is gone when the wheel is installed.
             if relative.parts[-2:] != ('parent_prefix_path', NAME):

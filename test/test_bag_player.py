@@ -282,7 +282,7 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(bag, parameters
 
 @pytest.mark.ros
 @pytest.mark.parametrize('given, code, said', [
-    ([], 0, 'played 61 messages'), (['-p', 'bag:=/nowhere'], 1, 'cannot start')])
+    ([], 0, 'played 61 messages'), (['-p', 'bag:=/nowhere'], 2, 'cannot start')])
 def test_the_process_ends_with_the_bag(bag, given, code, said):
     executable = Path(get_package_prefix('worldmodel_ros')) / 'lib' / 'worldmodel_ros' / 'bag_player'
     done = subprocess.run(

@@ -3,10 +3,13 @@ import copy
 import os
 
 import pytest
+import rclpy
 import yaml
+from rclpy.node import Node
 
-from worldmodel_ros.bringup import description as bringup, paths
+from worldmodel_ros.bringup import description as bringup, fleet, paths
 from worldmodel_ros.bringup.paths import PACKAGE, config_directory
+from worldmodel_ros.nodes import bag_player, command_gate_parameters, recorder, sim_robot, world_model_parameters
 
 MINIMAL = {
     'environment': {'PROFILES': '{config}/profiles.xml'},
@@ -113,7 +116,59 @@ def test_the_command_line_carries_name_namespace_files_and_typed_values(write, t
     assert pairs == [
         ('-r', '__node:=brain'), ('-r', '__ns:=/robot1'), ('-r', 'in:=out'),
         ('--params-file', f'{tmp_path}/brain.yaml'), ('-p', 'use_sim_time:=false'), ('-p', "text:='true'"),
-        ('-p', 'numbers:=[1, 2]'), ('-p', 'path:=/with space'), ('-p', 'delay:=0.08')]
+        ('-p', 'numbers:=[1, 2]'), ('-p', "path:='/with space'"), ('-p', 'delay:=0.08')]
+
+
+@pytest.mark.parametrize('text', [
+    '20261122', '007', '0x1f', '1e5', '2026-11-22', 'no', 'null', "it's", '[x', 'a: b: c'])
+def test_text_stays_text_on_its_way_to_a_node_whatever_it_looks_like(text):
+    model, = (node for node in bringup.load().resolve('robot', {'goal': text}) if node.name == 'world_model_node')
+    assert model.parameters['goal'] == text
+    context = rclpy.Context()
+    rclpy.init(args=model.ros_arguments(), context=context)
+    asked = Node('asked', context=context)
+    try:
+        # rclpy refuses a value of another type than the default's.
+        assert asked.declare_parameter('goal', '').value == text
+    finally:
+        asked.destroy_node()
+        rclpy.shutdown(context=context)
+
+
+def test_arguments_are_text_where_the_parameters_are():
+    tables = {'world_model_node': world_model_parameters.parameters(lambda: False, lambda goal: None),
+              'command_gate': command_gate_parameters.PARAMETERS, 'sim_robot': sim_robot.PARAMETERS,
+              'recorder': recorder.PARAMETERS, 'bag_player': bag_player.PARAMETERS}
+    kinds = {(node, param.name): type(param.default) for node, params in tables.items() for param in params}
+    for argument in bringup.load().arguments:
+        for target in argument.parameters.items():
+            if target[0] in tables and target[1] != 'use_sim_time':
+                assert (kinds[target] is str) == argument.text, f'{argument.name}, parameter {target}'
+
+
+def test_the_recorder_and_the_simulated_robot_follow_the_topics_of_the_model():
+    given = {'record': '/bag', 'image': '/front/image_raw', 'compressed_image': 'front/jpeg',
+             'cmd_vel': '/base/cmd_vel'}
+    nodes = {node.name: node.remappings for node in bringup.load().resolve('sim', given)}
+    assert nodes['world_model_node'] == nodes['recorder'] == nodes['sim_robot'] == {
+        'camera/image_raw': '/front/image_raw', 'camera/image_raw/compressed': 'front/jpeg', 'cmd_vel': '/base/cmd_vel'}
+
+
+def test_of_several_robots_each_has_frames_and_a_room_of_its_own():
+    given = {'seed': '7', 'goal': 'red'}
+    assert fleet.robots('sim', ['left'], given) == [('left', given)]
+    left, right = fleet.robots('sim', ['left', 'right'], {**given, 'base_frame': 'base_footprint'})
+    assert left == ('left', {'seed': 7, 'goal': 'red', 'base_frame': 'left/base_footprint'})
+    assert right[1]['seed'] == 8
+    (_, values), _ = fleet.robots('robot', ['left', 'right'], {'base_frame': ''})
+    assert values == {'base_frame': 'left/base_link'}
+    nodes = {node.name: node.parameters for node in bringup.load().resolve('sim', values)}
+    assert (nodes['world_model_node']['base_frame'] == nodes['command_gate']['frame_id']
+            == nodes['sim_robot']['base_frame'] == 'left/base_link')
+    with pytest.raises(bringup.DescriptionError, match='seed'):
+        fleet.robots('sim', ['left', 'right'], {'seed': 'seven'})
+    with pytest.raises(bringup.DescriptionError, match='use_sim_time'):
+        fleet.robots('sim', ['left', 'right'], {'use_sim_time': 'true'})
 
 
 def test_a_shared_process_is_no_node_and_takes_its_parameters_as_options(write):
@@ -154,6 +209,7 @@ def test_the_robots_of_the_package_share_an_engine_only_where_they_are_told_to()
     (lambda c: c['nodes'][0].update(only_with='modle'), r"\(base\): only_with is 'modle', .*there are model"),
     (lambda c: c['nodes'][0].update(required=1), r'\(base\): required is 1: it must be a bool'),
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
+    (lambda c: c['arguments']['model'].update(text='yes'), "model: text is 'yes': it must be a bool"),
     (lambda c: c['nodes'][1].update(respawn_delay=-1), r'respawn_delay is -1: .* number of seconds'),
     (lambda c: c['nodes'][1].update(parameters=['none.yaml']), r'parameter file .*none.yaml does not exist'),
     (lambda c: c['nodes'][1].update(parameters={'model': 'tiny'}), r'must be a list of file names'),

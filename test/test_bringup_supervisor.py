@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from worldmodel_ros.bringup import process
 from worldmodel_ros.bringup.description import NodeDescription
-from worldmodel_ros.bringup.environment import DOMAIN_IDS, free_domain_id, node_environment
+from worldmodel_ros.bringup.environment import DOMAIN_IDS, free_domain_id, network, node_environment
 from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
 from worldmodel_ros.bringup.supervisor import Supervisor
@@ -48,6 +49,12 @@ DEAF = """
     print('deaf', flush=True)
     time.sleep(600)
 """
+REFUSING = """
+    import sys
+    from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+    print('no such model', flush=True)
+    sys.exit(BAD_CONFIGURATION)
+"""
 CRASHING = """
     import sys
     print('the reason of the crash')
@@ -61,7 +68,7 @@ def package(tmp_path, monkeypatch):
     directory = tmp_path / 'prefix' / 'lib' / PACKAGE
     directory.mkdir(parents=True)
     for name, code in (('plain', PLAIN), ('managed', MANAGED), ('deaf', DEAF), ('crashing', CRASHING),
-                       ('failing', MANAGED.replace('SUCCESS', 'FAILURE'))):
+                       ('refusing', REFUSING), ('failing', MANAGED.replace('SUCCESS', 'FAILURE'))):
         (directory / name).write_text(textwrap.dedent(code))
     inherited = os.environ.get('AMENT_PREFIX_PATH') or sys.prefix
     monkeypatch.setenv('AMENT_PREFIX_PATH', f"{tmp_path / 'prefix'}{os.pathsep}{inherited}")
@@ -133,6 +140,35 @@ def test_a_node_that_is_not_to_respawn_stays_away(supervisor):
     with pytest.raises(RuntimeError, match='(?s)/crashing: ended with exit code 3.*the reason of the crash'):
         wait_for(lambda: supervisor.wait_ready(0.1))
     assert process.exit_codes == [3]
+
+
+def test_a_process_that_refuses_its_configuration_is_reported_and_not_started_again(supervisor, caplog):
+    supervisor.add([node('refusing', respawn=True), node('crashing', respawn=True, respawn_delay=0.1)])
+    supervisor.start()
+    refusing, crashing = supervisor.processes.values()
+    wait_for(lambda: len(crashing.exit_codes) >= 3 and refusing.failure)
+    assert refusing.exit_codes == [2]
+    assert supervisor.failures() == {'/refusing': 'refuses its configuration'}
+    text, = (record.getMessage() for record in caplog.records if '/refusing' in record.getMessage())
+    assert 'not started again' in text and 'no such model' in text
+
+
+def test_waiting_for_a_node_that_takes_long_is_told_of(supervisor, monkeypatch):
+    monkeypatch.setattr(process, '_PROGRESS_PERIOD', 0.05)
+    supervisor.add([node('managed', lifecycle=True)])
+    supervisor.start()
+    told = []
+    supervisor.wait_ready(TIMEOUT, told.append)
+    assert '/managed is not active yet after' in told[0] and 'managed.log' in told[0]
+
+
+def test_a_lifecycle_node_has_the_time_to_become_active_that_it_is_given(tmp_path):
+    with Supervisor({}, tmp_path / 'log', activation_timeout=0.5) as supervisor:
+        supervisor.add([node('deaf', lifecycle=True)])
+        supervisor.start()
+        with pytest.raises(RuntimeError, match='(?s)could not be brought to active.*silent after 0 s'):
+            supervisor.wait_ready(TIMEOUT)
+        supervisor.kill('/deaf')
 
 
 def test_restart_ends_a_node_in_good_order_and_starts_it_again(supervisor):
@@ -213,12 +249,24 @@ def test_the_environment_completes_but_never_overrules_the_user_s(monkeypatch):
     monkeypatch.setenv('ROS_DOMAIN_ID', '7')
     monkeypatch.delenv('AMENT_PREFIX_PATH')
     monkeypatch.delenv('ROS_AUTOMATIC_DISCOVERY_RANGE', raising=False)
-    environment = node_environment({'PROFILES': 'ours.xml'}, 42, '/ours')
+    environment = node_environment({'PROFILES': 'ours.xml'}, 42, '/ours', this_machine_only=True)
     assert environment['ROS_HOME'] == '/users/own'
     assert environment['ROS_DOMAIN_ID'] == '42'
     assert environment['AMENT_PREFIX_PATH'] == sys.prefix
     assert environment['ROS_AUTOMATIC_DISCOVERY_RANGE'] == 'LOCALHOST'
     assert environment['PROFILES'] == 'ours.xml'
+
+
+def test_a_real_robot_stays_in_the_network_that_the_user_has_chosen(monkeypatch):
+    name = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+    for own in (None, 'SYSTEM_DEFAULT'):
+        monkeypatch.delenv(name, raising=False)
+        if own:
+            monkeypatch.setenv(name, own)
+        environment = node_environment({}, 42, '/ours', this_machine_only=False)
+        assert environment.get(name) == own
+        assert network(environment) == f'ROS_DOMAIN_ID=42, {name}={own or "SUBNET, as ROS does by default"}'
+    assert node_environment({}, 42, '/ours', this_machine_only=True)[name] == 'SYSTEM_DEFAULT'
 
 
 def test_a_domain_where_somebody_listens_is_not_free(supervisor):

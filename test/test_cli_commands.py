@@ -7,8 +7,17 @@ import sys
 import time
 
 import numpy as np
+import PIL.Image
 import pytest
-from PIL import Image
+import rclpy
+from builtin_interfaces.msg import Time
+from rclpy.executors import SingleThreadedExecutor
+from sensor_msgs.msg import CompressedImage, Image
+
+from worldmodel_ros.nodes.images import to_jpeg
+from worldmodel_ros.nodes.qos import CAMERA
+from worldmodel_ros.nodes.sim_robot_messages import image
+from worldmodel_ros.srv import WhatIf
 
 WORLDMODEL = [sys.executable, '-m', 'worldmodel_ros.cli']
 
@@ -20,7 +29,7 @@ def run(*arguments, timeout):
 def test_sim_draws_an_episode_with_the_view_from_above(tmp_path):
     done = run('sim', '--seconds', '1', '--size', '64', '--top', '--out', str(tmp_path), timeout=60)
     assert done.returncode == 0, done.stderr
-    gif = Image.open(tmp_path / 'episode.gif')
+    gif = PIL.Image.open(tmp_path / 'episode.gif')
     assert gif.size == (128, 64) and gif.n_frames == 10 and 'red: ' in done.stdout
 
 
@@ -34,6 +43,34 @@ def test_what_if_without_a_system_says_what_to_look_at(tmp_path):
     done = run('what-if', '--timeout', '1', '--out', str(tmp_path), timeout=60)
     assert done.returncode == 1
     assert '/world_model_node/what_if' in done.stderr and 'ROS_DOMAIN_ID' in done.stderr
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize('kind', [Image, CompressedImage])
+def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_path, kind):
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node = rclpy.create_node('world_model_node', context=context)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    pixels = np.full((64, 64, 3), 90, np.uint8)
+    picture = to_jpeg(pixels, Time(sec=7), '') if kind is CompressedImage else image(pixels, 7 * 10 ** 9)
+    camera = node.create_publisher(kind, '/front/camera', CAMERA)
+    node.create_timer(0.05, lambda: camera.publish(picture))
+
+    def refuse(request, response):
+        response.message = 'asked with a picture at hand'
+        return response
+
+    node.create_service(WhatIf, 'world_model_node/what_if', refuse)
+    option = '--compressed-image' if kind is CompressedImage else '--image'
+    asking = subprocess.Popen([*WORLDMODEL, 'what-if', '--timeout', '20', option, '/front/camera', '--out',
+                               str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    while asking.poll() is None:
+        executor.spin_once(timeout_sec=0.05)
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+    assert 'asked with a picture at hand' in asking.communicate()[1]
 
 
 @pytest.mark.ros
@@ -57,7 +94,7 @@ def test_demo_drives_judges_and_draws(tmp_path):
     assert summary['model']['model'] == 'tiny' and summary['machine']['cores'] >= 1
     assert isinstance(summary['goal_reached'], bool) and summary['goals'][0]['goal'] == 'red'
     for name in ('film_strip.png', 'what_if.png', 'latency.png', 'path.png', 'prediction.gif'):
-        assert np.asarray(Image.open(tmp_path / name).convert('RGB')).std() > 5, name
+        assert np.asarray(PIL.Image.open(tmp_path / name).convert('RGB')).std() > 5, name
     assert 'PASS' in done.stdout
 
 
@@ -75,7 +112,7 @@ def test_system_that_is_up_can_be_asked_and_goes_down_without_leaving_a_process(
                    str(tmp_path), timeout=60)
         assert done.returncode == 0, done.stderr
         assert 'left' in done.stdout and 'policy' in done.stdout and 'really:' in done.stdout
-        assert Image.open(tmp_path / 'what_if.png').width > 400
+        assert PIL.Image.open(tmp_path / 'what_if.png').width > 400
     finally:
         up.send_signal(signal.SIGTERM)
         up.communicate(timeout=60)

@@ -14,7 +14,7 @@ import rclpy
 import yaml
 from bags import simulated_drive, write_bag
 
-from worldmodel_ros.bringup import description, process
+from worldmodel_ros.bringup import description, fleet, process
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.nodes.lifecycle_client import LifecycleClient
 
@@ -87,11 +87,14 @@ def described(action, context):
     ('world_model.launch.py', 'robot', ['']), ('sim_demo.launch.py', 'sim', ['']),
     ('multi_robot.launch.py', 'sim', ['robot1', 'robot2'])])
 def test_launch_makes_the_nodes_of_the_description(name, target, namespaces):
-    actions, context = actions_of(DIRECTORY / name, model='tiny', image='/front/image')
+    # Text that looks like a number and like a truth value.
+    given = {'model': 'tiny', 'image': '/front/image', 'record': '20261122', 'goal': 'no'}
+    actions, context = actions_of(DIRECTORY / name, **given)
     from launch_ros.actions import Node
     made = [described(action, context) for action in actions if isinstance(action, Node)]
-    nodes = [(node, namespace) for namespace in namespaces
-             for node in description.load().resolve(target, {'model': 'tiny', 'image': '/front/image'})]
+    nodes = [(node, namespace) for namespace, values in fleet.robots(target, namespaces, given)
+             for node in description.load().resolve(target, values)]
+    assert {'recorder', 'world_model_node'} <= {node.name for node, _ in nodes}
     assert [action['full_name'] for action in made] == [node.full_name(where) for node, where in nodes]
     for action, (node, namespace) in zip(made, nodes, strict=True):
         assert action['executable'].endswith(f'lib/{node.package}/{node.executable}')
@@ -123,6 +126,27 @@ def test_a_replay_is_played_by_ros2_bag_play_where_that_is_installed(tmp_path, m
         parameters = yaml.safe_load(Path(re.findall(r'--params-file (\S+)', command)[-1]).read_text())
         assert parameters['/replay/world_model_node']['ros__parameters'] == {
             'use_sim_time': True, 'image_transport': 'compressed'}
+
+
+def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path, monkeypatch):
+    launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
+    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    folder = tmp_path / 'lib' / 'small_package'
+    folder.mkdir(parents=True)
+    runs = tmp_path / 'runs'
+    for name, code in (('refusing', 2), ('crashing', 3)):
+        (folder / name).write_text(f"import sys\nprint({name!r}, file=open({str(runs)!r}, 'a'))\nsys.exit({code})\n")
+    monkeypatch.setenv('AMENT_PREFIX_PATH', str(tmp_path))
+    service = launch.LaunchService()
+    for name in ('refusing', 'crashing'):
+        node = NodeDescription(name, 'small_package', name, shared=True, respawn=True, respawn_delay=0.3)
+        action = ros_launch._shared_action(node, {})
+        service.include_launch_description(launch.LaunchDescription([
+            ros_launch._give_up_when_refused(node, action), action]))
+    service.include_launch_description(launch.LaunchDescription([
+        launch.actions.TimerAction(period=2.0, actions=[launch.actions.Shutdown()])]))
+    assert service.run() == 0
+    assert runs.read_text().count('refusing') == 1 and runs.read_text().count('crashing') > 2
 
 
 def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):

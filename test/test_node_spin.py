@@ -159,14 +159,14 @@ def on_shutdown(self, state):
     assert code == 0 and 'shut down from inactive' in output
 
 
-def test_a_node_that_cannot_be_built_ends_with_code_1_and_the_reason():
+def test_a_node_whose_parameters_are_refused_ends_with_code_2_and_the_reason():
     process = start(body="raise ParameterError('speed: 9 is too much; use at most 1')")
     output, _ = process.communicate(timeout=20)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert 'cannot start: speed: 9 is too much' in output and 'Traceback' not in output
 
 
 def test_an_unknown_executor_is_refused_by_name():
     process = start(executor='threads')
     output, _ = process.communicate(timeout=20)
-    assert process.returncode == 1 and 'WORLDMODEL_EXECUTOR' in output and 'events, single' in output
+    assert process.returncode == 2 and 'WORLDMODEL_EXECUTOR' in output and 'events, single' in output

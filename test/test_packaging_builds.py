@@ -36,7 +36,7 @@ PROBE = textwrap.dedent('''
     prefix = Path(sys.argv[1])
     package = Path(worldmodel_ros.__file__).parent
     assert prefix in package.parents, f'imported from {package}'
-    for executable in ('world_model_node', 'command_gate', 'sim_robot'):
+    for executable in ('world_model_node', 'command_gate', 'sim_robot', 'worldmodel'):
         assert os.access(prefix / 'lib' / 'worldmodel_ros' / executable, os.X_OK), executable
     share = prefix / 'share' / 'worldmodel_ros'
     for name in ('package.xml', 'config/fastdds_large_images.xml', 'msg/ActionChunk.msg', 'srv/WhatIf.srv'):
@@ -125,8 +125,11 @@ def build_by_colcon(folder):
     run(['colcon', 'build', '--event-handlers', 'console_direct+',
          '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF'],
         cwd=workspace, env=environment)
-    return run(['sh', '-c', '. install/local_setup.sh && exec python -c "$@"', 'sh', PROBE,
-                workspace / 'install' / 'worldmodel_ros', *expected], cwd=workspace, env=environment)
+    # The command line is found on PATH, where a sourced workspace puts it.
+    prefix = workspace / 'install' / 'worldmodel_ros'
+    probe = (f'. install/local_setup.sh && [ "$(command -v worldmodel)" = "{prefix}/bin/worldmodel" ] '
+             '&& worldmodel up --help >/dev/null && exec python -c "$@"')
+    return run(['sh', '-c', probe, 'sh', PROBE, prefix, *expected], cwd=workspace, env=environment)
 
 
 @pytest.fixture(scope='module')

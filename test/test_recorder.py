@@ -13,17 +13,21 @@ import pytest
 import rclpy
 import yaml
 from ament_index_python import get_package_prefix
-from geometry_msgs.msg import TwistStamped
+from geometry_msgs.msg import Twist, TwistStamped
 from mcap.reader import make_reader
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
 from rclpy.serialization import serialize_message
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import get_types_from_msg
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from world_model_rig import wait_for
 
 from worldmodel_ros.evaluate.bag.source import open_bag
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
+from worldmodel_ros.nodes import recorder
+from worldmodel_ros.nodes.diagnostics import OK, WARN
 from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED, STATUS
 from worldmodel_ros.nodes.recorder_backlog import Backlog, Received
 from worldmodel_ros.nodes.recorder_bag import BagWriter, TopicDescription
@@ -162,6 +166,11 @@ class Robot:
                 ('deadline_status', DeadlineStatus(header=header, sequence=self.sent))):
             self.publishers[topic].publish(message)
 
+    def rename(self, topic, name, kind, qos):
+        """Publish a topic under another name."""
+        self.node.destroy_publisher(self.publishers[topic])
+        self.publishers[topic] = self.node.create_publisher(kind, name, qos)
+
     def heard(self):
         return all(publisher.get_subscription_count() for publisher in self.publishers.values())
 
@@ -283,7 +292,7 @@ def test_a_full_disk_ends_the_recording_but_neither_the_process_nor_the_bag(robo
 @pytest.mark.parametrize('arguments, complaint', [
     (['-p', 'bag:=/proc/bag'], 'cannot start: bag: '), (['-p', 'queue_mb:=0'], 'queue_mb')])
 def test_a_recorder_that_cannot_record_says_why_and_ends(record, tmp_path, arguments, complaint):
-    assert record(*arguments).wait(20.0) == 1
+    assert record(*arguments).wait(20.0) == 2
     assert complaint in (tmp_path / 'log').read_text()
 
 
@@ -314,10 +323,56 @@ def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_he
 
 
 @pytest.mark.ros
-def test_the_command_records_one_robot_until_it_is_interrupted(robot, tmp_path):
+def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, '_PATIENCE', 0.5)
+    robot.node.destroy_publisher(robot.publishers.pop('camera/image_raw'))
+    robot.node.create_publisher(Image, 'front/image_raw', CAMERA)
+    subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
+        Parameter('bag', value=str(tmp_path / 'bag')),
+        Parameter('topics', value=['camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'deadline_status',
+                                   'goal', 'command_status'])])
+    executor = SingleThreadedExecutor(context=robot.context)
+    executor.add_node(subject)
+
+    def spin_until(condition):
+        end = time.monotonic() + 10.0
+        while not condition():
+            assert time.monotonic() < end
+            executor.spin_once(timeout_sec=0.05)
+
+    spin_until(lambda: subject.report().level == WARN)
+    # Neither of the two forms of the camera; command_status may stay away.
+    assert subject.report().message == 'nobody publishes /robot7/camera/image_raw, /robot7/camera/image_raw/compressed'
+    compressed = robot.node.create_publisher(CompressedImage, 'camera/image_raw/compressed', CAMERA)
+    spin_until(compressed.get_subscription_count)
+    assert subject.report().level == OK
+    stranger = rclpy.Context()
+    rclpy.init(context=stranger)
+    wrong = rclpy.create_node('stranger', context=stranger, namespace='robot7')
+    wrong.create_publisher(Twist, 'cmd_vel', CAMERA)
+    spin_until(lambda: subject.report().level == WARN)
+    assert 'not recorded' in subject.report().message
+    values = subject.report().values
+    robot.publishers['cmd_vel'].publish(TwistStamped())
+    spin_until(lambda: subject.report().values['messages'] > values['messages'])
+    assert 'geometry_msgs/msg/Twist' in values['not recorded: /robot7/cmd_vel']
+    wrong.destroy_node()
+    rclpy.shutdown(context=stranger)
+    subject.on_shutdown()
+    subject.destroy_node()
+    with open_bag(tmp_path / 'bag') as bag:
+        assert bag.topics['/robot7/cmd_vel'].type == 'geometry_msgs/msg/TwistStamped'
+        assert len(list(bag.messages(['/robot7/cmd_vel']))) == 1
+
+
+@pytest.mark.ros
+def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupted(robot, tmp_path):
+    robot.rename('camera/image_raw', 'front/image_raw', Image, CAMERA)
+    robot.rename('cmd_vel', '/base/cmd_vel', TwistStamped, COMMAND)
     with (tmp_path / 'log').open('wb') as log:
         process = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'record', '--namespace', 'robot7',
-                                    '--out', str(tmp_path / 'bag')], stdout=log, stderr=log)
+                                    '--out', str(tmp_path / 'bag'), '--image', 'front/image_raw', '--cmd-vel',
+                                    '/base/cmd_vel'], stdout=log, stderr=log)
     try:
         wait_for(robot.heard, 'the recorder')
         publish_for(robot, 0.3)
@@ -329,3 +384,4 @@ def test_the_command_records_one_robot_until_it_is_interrupted(robot, tmp_path):
     assert f'in {tmp_path / "bag"}' in (tmp_path / 'log').read_text()
     with open_bag(tmp_path / 'bag') as bag:
         assert bag.topics['/robot7/predicted_future'].count == robot.sent
+        assert bag.topics['/base/cmd_vel'].count == robot.sent and bag.topics['/robot7/front/image_raw'].count

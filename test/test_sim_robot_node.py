@@ -6,7 +6,7 @@ import time
 import cv2
 import numpy as np
 import pytest
-from builtin_interfaces.msg import Time
+from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import Twist
 from rosgraph_msgs.msg import Clock
 from sim_robot_rig import nanoseconds, picture, robot
@@ -230,15 +230,16 @@ def test_what_if_tells_each_branch_apart_without_disturbing_the_camera(onlooker)
 
 @pytest.mark.parametrize('change, complaint', [
     ({'names': ['sideways']}, "name 'sideways' is unknown: use one of forward"),
-    ({'names': []}, 'no branch to play'),
+    ({'names': []}, 'no branch: give names'),
     ({'names': ['policy']}, "policy is the model's"),
-    ({'goal': 'pink'}, "goal 'pink' is unknown: the room has red"),
+    ({'goal': 'pink'}, "goal 'pink' is unknown: use one of red"),
     ({'horizon': math.nan}, 'horizon is nan'),
     ({'horizon': 1000.0}, 'horizon is 1000'),
     ({'actions': [chunk((0.1, 0.0), names=['joint_1', 'joint_2'])]}, r"actions\[0\]: names are"),
-    ({'actions': [chunk((0.1, 0.0), step_period=0.05)]}, r'actions\[0\]: step_period is 0.05: .* 0.1'),
+    ({'actions': [chunk((0.1, 0.0), step_period=0.05)]}, r'actions\[0\]: step_period is 0.05 s: .* 0.1 s'),
     ({'actions': [chunk((0.1,))]}, r'actions\[0\]: 1 values'),
     ({'actions': [chunk((math.inf, 0.0))]}, r'actions\[0\]: values must be finite'),
+    ({'deadline': Duration(sec=-1)}, 'deadline is -1.0 s: give a time from now on'),
     ({'names': ['stop'] * 100, 'horizon': 10.0}, 'more than 640 steps'),
 ])
 def test_a_what_if_that_cannot_be_played_is_refused_with_the_remedy(onlooker, change, complaint):
@@ -261,6 +262,11 @@ def test_branches_not_finished_by_the_deadline_are_left_out(onlooker):
     assert answer.deadline_exceeded and len(answer.branches) < 60
     assert 0.06 <= answer.elapsed < 0.3
     assert answer.success == bool(answer.branches)
+
+
+def test_explicit_actions_are_told_as_far_as_the_robot_can_follow_them(onlooker):
+    branch, = onlooker.call(onlooker.what_if, WhatIf.Request(actions=[chunk((9.0, -9.0))])).branches
+    assert list(branch.actions.values) == pytest.approx([0.6, -1.5])
 
 
 def test_what_really_happens_is_what_was_told(onlooker):
@@ -329,15 +335,18 @@ def test_a_reset_begins_the_next_seed(tmp_path):
         assert not answer.success
 
 
-def test_it_takes_plain_twists_and_ends_with_code_0(tmp_path):
-    with robot(tmp_path, {'cmd_vel': 'cmd_vel_plain'}, seed=roomy_seed(), enable_stamped_cmd_vel=False) as (
-            process, onlooker):
+def test_it_takes_plain_twists_and_names_its_frames_as_it_is_told_and_ends_with_code_0(tmp_path):
+    with robot(tmp_path, {'cmd_vel': 'cmd_vel_plain'}, seed=roomy_seed(), enable_stamped_cmd_vel=False,
+               base_frame='left/base_footprint') as (process, onlooker):
         twist = Twist()
         twist.linear.x = 0.3
         for _ in range(6):
             onlooker.plain.publish(twist)
             fresh(onlooker, 'odom')
-        assert onlooker.received['odom'][-1].twist.twist.linear.x > 0.2
+        odom = onlooker.received['odom'][-1]
+        assert odom.twist.twist.linear.x > 0.2
+        assert (odom.header.frame_id, odom.child_frame_id) == ('left/odom', 'left/base_footprint')
+        assert onlooker.received['camera/image_raw'][-1].header.frame_id == 'left/camera_optical_frame'
     assert process.exit_codes == [0]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any, Hashable, Iterable, Mapping
 
 import yaml
 
@@ -61,10 +61,20 @@ class NodeDescription:
             arguments += ['--params-file', str(path)]
         for name, value in self.parameters.items():
             # JSON-like flow style: the parameter parser of rcl reads the value as YAML.
-            text = yaml.safe_dump(value, default_flow_style=True, width=float('inf'))
+            text = yaml.dump(value, Dumper=_QuotedText, default_flow_style=True, width=float('inf'))
             text = text.removesuffix('...\n').strip()  # the end mark that YAML puts after a bare scalar
             arguments += ['-p', f'{name}:={text}']
         return arguments
+
+
+class _QuotedText(yaml.SafeDumper):
+    """Writes text in quotes always: rcl takes more of it for numbers (1e5) than PyYAML does."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar('tag:yaml.org,2002:str', text, style="'")
+
+
+_QuotedText.add_representer(str, _QuotedText.represent_str)
 
 
 @dataclass(frozen=True)
@@ -74,9 +84,17 @@ class Argument:
     name: str
     description: str
     default: Any = None           # None: the parameter files decide
+    text: bool = False            # the parameters are text: 007, no and 1e5 are, too. Otherwise it is read as YAML
     values: Mapping[Any, Any] = field(default_factory=dict)       # what a value stands for, where it is not itself
     parameters: Mapping[str, str] = field(default_factory=dict)   # node -> parameter
     remappings: Mapping[str, str] = field(default_factory=dict)   # node -> topic
+
+    def meant(self, given: Any) -> Any:
+        """Return the parameters' value that a given value stands for."""
+        read = _read(given)
+        if isinstance(read, Hashable) and read in self.values:
+            return self.values[read]
+        return str(given) if self.text else read
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,7 @@ class Description:
 
         :param target: 'sim' (the simulated robot is one of the nodes), 'robot', or 'replay' (a bag is played).
         :param arguments: values by argument name; text is read as YAML, as `ros2 launch name:=value` gives
-            text. None or '' leaves an argument at its default.
+            text, unless the argument is one of text. None or '' leaves an argument at its default.
         :param parameter_files: read after the files of the description, so that they win over these.
         :param parameters: values by node and parameter, which win over everything else.
         :raises DescriptionError: for an unknown target, argument or node, or a file that does not exist.
@@ -135,8 +153,7 @@ class Description:
             if value is None:
                 continue
             if node.name in argument.parameters:
-                meant = _read(value)
-                parameters[argument.parameters[node.name]] = argument.values.get(meant, meant)
+                parameters[argument.parameters[node.name]] = argument.meant(value)
             if node.name in argument.remappings:
                 remappings[argument.remappings[node.name]] = str(value)
         return replace(node, parameters={**parameters, **overrides}, remappings=remappings,
@@ -144,8 +161,11 @@ class Description:
 
 
 def _read(value: Any) -> Any:
-    """The value of an argument, which `ros2 launch name:=value` gives as text."""
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    """The value of an argument, which `ros2 launch name:=value` gives as text; what is no YAML stays text."""
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
 
 
 def absolute_namespace(namespace: str) -> str:
@@ -226,6 +246,9 @@ class _Reader:
         where = f'arguments: {name}'
         self._mapping(where, entry, {f.name for f in fields(Argument)} - {'name'}, required={'description'})
         values = self._mapping(f'{where}: values', entry.get('values') or {})
+        text = entry.get('text', False)
+        if not isinstance(text, bool):
+            raise self._error(where, f'text is {text!r}: it must be a bool')
         targets = {key: self._texts(f'{where}: {key}', entry.get(key) or {})
                    for key in ('parameters', 'remappings')}
         for key, mapping in targets.items():
@@ -233,7 +256,7 @@ class _Reader:
                 if node not in nodes:
                     raise self._error(
                         f'{where}: {key}', f"'{node}' is no node here: there are {', '.join(nodes)}")
-        return Argument(name, str(entry['description']), entry.get('default'), values, **targets)
+        return Argument(name, str(entry['description']), entry.get('default'), text, values, **targets)
 
     def _environment(self, where: str, value: Any) -> dict[str, str]:
         return {name: text.replace('{config}', str(self._path.parent))

@@ -7,6 +7,8 @@ import socket
 import sys
 from typing import Mapping
 
+DISCOVERY_RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+
 # The ports of higher domains reach into the range that Linux gives to outgoing connections.
 DOMAIN_IDS = range(1, 102)
 # RTPS 2.2, 9.6.1.1: from a domain's first port, the one for multicast, which goes unused where discovery is
@@ -36,13 +38,16 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def node_environment(description: Mapping[str, str], domain_id: int, ros_home: str) -> dict[str, str]:
+def node_environment(description: Mapping[str, str], domain_id: int, ros_home: str, *,
+                     this_machine_only: bool) -> dict[str, str]:
     """
     Return the environment for the nodes: this process's own, completed where it leaves something open.
 
     :param description: variables that apply unless the user has set them.
     :param domain_id: the nodes' ROS_DOMAIN_ID, which wins over an inherited one.
     :param ros_home: where ROS writes its logs, unless ROS_HOME is set.
+    :param this_machine_only: hear no other machine, unless ROS_AUTOMATIC_DISCOVERY_RANGE is set: for what is simulated
+        or played, which must not drive a robot in the next room. A real robot's camera may well be on another machine.
     """
     environment = dict(os.environ)
     defaults = {
@@ -50,8 +55,7 @@ def node_environment(description: Mapping[str, str], domain_id: int, ros_home: s
         # The wheels do not set it, and nothing of ROS is found without.
         'AMENT_PREFIX_PATH': sys.prefix,
         'ROS_HOME': ros_home,
-        # A robot simulated on a desk must not drive one in the next room.
-        'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST',
+        **({DISCOVERY_RANGE: 'LOCALHOST'} if this_machine_only else {}),
         # Without it the last words of a process that dies stay in its buffer.
         'PYTHONUNBUFFERED': '1',
     }
@@ -59,3 +63,9 @@ def node_environment(description: Mapping[str, str], domain_id: int, ros_home: s
         environment.setdefault(name, value)
     environment['ROS_DOMAIN_ID'] = str(domain_id)
     return environment
+
+
+def network(environment: Mapping[str, str]) -> str:
+    """Return, for a person, in which part of the network nodes with this environment hear others."""
+    discovery_range = environment.get(DISCOVERY_RANGE) or 'SUBNET, as ROS does by default'
+    return f'ROS_DOMAIN_ID={environment["ROS_DOMAIN_ID"]}, {DISCOVERY_RANGE}={discovery_range}'

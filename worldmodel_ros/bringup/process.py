@@ -7,26 +7,30 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Mapping
+from typing import Callable, Mapping
 
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.paths import find_executable
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _log = logging.getLogger(__name__)
 
-ACTIVATION_TIMEOUT = 120.0  # s; a model on a busy machine takes long to load
+# At its first start on a machine a model is exported or compiled, which can take minutes. A process that ends meanwhile
+# is noticed at once, and so is one that refuses: this is for one that hangs.
+ACTIVATION_TIMEOUT = 1800.0  # s
+_PROGRESS_PERIOD = 30.0      # s, between two reports that something is still waited for
 
 # However the supervisor ends, its nodes do too, in good order. (util-linux has had it since 2.33; on a system
 # without, the nodes outlive a supervisor that is killed.)
 _DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'INT', '--'] if shutil.which('setpriv') else []
 
 
-def activation_command(node: str) -> list[str]:
-    """Return the command that brings the lifecycle node of that full name to active."""
-    return [sys.executable, '-m', 'worldmodel_ros.nodes.lifecycle_client', node, 'active', '--timeout',
-            str(ACTIVATION_TIMEOUT)]
+def activation_command(node: str, timeout: float) -> list[str]:
+    """Return the command that brings the lifecycle node of that full name to active, in `timeout` seconds at most."""
+    return [sys.executable, '-m', 'worldmodel_ros.nodes.lifecycle_client', node, 'active', '--timeout', str(timeout)]
 
 
 class NodeProcess:
@@ -34,11 +38,12 @@ class NodeProcess:
     The process of one node, over all its runs.
 
     `name` is the node's full name, `log_file` what all its runs have printed, and `exit_codes` has the code
-    of each run that has ended, oldest first (-N: ended by signal N).
+    of each run that has ended, oldest first (-N: ended by signal N). A run that ends with BAD_CONFIGURATION is the
+    last one, whatever the description says.
     """
 
     def __init__(self, node: NodeDescription, namespace: str, environment: Mapping[str, str],
-                 log_directory: Path) -> None:
+                 log_directory: Path, activation_timeout: float = ACTIVATION_TIMEOUT) -> None:
         self.name = node.full_name(namespace)
         self.log_file = log_directory / (self.name.strip('/').replace('/', '.') + '.log')
         self.exit_codes: list[int] = []
@@ -47,6 +52,7 @@ class NodeProcess:
         self._command = [sys.executable, str(find_executable(node.package, node.executable)),
                          *node.command_line(namespace)]
         self._environment = dict(environment)
+        self._activation_timeout = activation_timeout
         self._lock = threading.Lock()  # of starting and signalling
         self._stopping = threading.Event()
         self._changed = threading.Condition()  # of `ready` and `failure`
@@ -61,6 +67,11 @@ class NodeProcess:
         child = self._child
         return child.pid if child is not None and child.poll() is None else None
 
+    @property
+    def failure(self) -> str:
+        """Why the process does not run, or a lifecycle node is not active, and nothing more is done about it."""
+        return self._failure
+
     def start(self) -> None:
         """Start the process, and bring a lifecycle node to active once it answers; no-op while it runs."""
         with self._lock:
@@ -74,14 +85,20 @@ class NodeProcess:
             self._watcher.start()
             spawned.wait()
 
-    def wait_ready(self, timeout: float) -> None:
+    def wait_ready(self, timeout: float, progress: Callable[[str], None] = lambda text: None) -> None:
         """
         Wait until the process runs and, being a lifecycle node, is active.
 
+        :param progress: is told now and then that it is still waited for.
         :raises RuntimeError: if it fails or takes longer, with the end of its log.
         """
+        began = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._failure, timeout)
+            while (left := began + timeout - time.monotonic()) > 0:
+                if self._changed.wait_for(lambda: self._ready or self._failure, min(_PROGRESS_PERIOD, left)):
+                    break
+                progress(f'{self.name} is not active yet after {time.monotonic() - began:.0f} s. The first start of a '
+                         f'model on a machine can take minutes. Its log: {self.log_file}')
             if self._ready:
                 return
             problem = self._failure or f'not ready after {timeout:.0f} s'
@@ -132,10 +149,15 @@ class NodeProcess:
             self.exit_codes.append(code)
             if self._stopping.is_set():
                 return
-            if code or not self.required:
+            refused = code == BAD_CONFIGURATION
+            if refused:
+                _log.error('%s refuses its configuration (exit code %d) and is not started again. The end of %s:\n%s',
+                           self.name, code, self.log_file, self._log_tail())
+            elif code or not self.required:
                 _log.warning('%s ended with exit code %d, see %s', self.name, code, self.log_file)
-            if not self._node.respawn:
-                self._report(ready=False, failure=f'ended with exit code {code}')
+            if refused or not self._node.respawn:
+                self._report(ready=False, failure='refuses its configuration' if refused
+                             else f'ended with exit code {code}')
                 return
             if self._stopping.wait(self._node.respawn_delay):
                 return
@@ -151,7 +173,7 @@ class NodeProcess:
             return child.wait()
         # A process of its own rather than a client kept here: this one stays free of ROS, and a newcomer to
         # the graph cannot take the services of a killed run for those of the present one.
-        client = self._popen(activation_command(self.name))
+        client = self._popen(activation_command(self.name, self._activation_timeout))
         watcher = threading.Thread(target=self._watch_activation, args=(child, client), daemon=True)
         watcher.start()
         code = child.wait()

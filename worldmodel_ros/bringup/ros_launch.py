@@ -12,14 +12,17 @@ from launch.actions import (
     SetEnvironmentVariable, Shutdown)
 from launch.event_handlers import OnProcessExit, OnProcessStart
 from launch.events import matches_action
-from launch.events.process import ProcessExited, ProcessStarted, SignalProcess
+from launch.events.process import ProcessExited, ProcessStarted, ShutdownProcess, SignalProcess
+from launch.logging import get_logger
 from launch_ros.actions import LifecycleNode, Node
+from launch_ros.parameter_descriptions import ParameterValue
 
-from worldmodel_ros.bringup.description import (
-    Description, DescriptionError, NodeDescription, absolute_namespace, load)
+from worldmodel_ros.bringup import fleet
+from worldmodel_ros.bringup.description import Description, NodeDescription, absolute_namespace, load
 from worldmodel_ros.bringup.paths import find_executable
-from worldmodel_ros.bringup.process import activation_command
+from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT, activation_command
 from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 Values = dict[str, str]  # launch argument -> its text
 
@@ -35,14 +38,9 @@ def launch_description(target: str) -> LaunchDescription:
 
 
 def fleet_description(target: str) -> LaunchDescription:
-    """Return what starts several robots, each in its own namespace; a seed is that of the first one."""
+    """Return what starts several robots, each in its own namespace (bringup/fleet.py)."""
     def robots(values: Values) -> list[tuple[str, Values]]:
-        names = values['robots'].split()
-        if target == 'sim' and len(names) > 1 and values['use_sim_time'].lower() == 'true':
-            raise DescriptionError('use_sim_time: each simulated robot would publish a /clock of its own: '
-                                   'leave it false, or start one robot')
-        return [(name, {**values, 'seed': str(int(values['seed']) + k) if values['seed'] else ''})
-                for k, name in enumerate(names)]
+        return fleet.robots(target, values['robots'].split(), values)
 
     return _launch_description(target, [DeclareLaunchArgument(
         'robots', default_value='robot1 robot2',
@@ -58,6 +56,8 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
                               description='A parameter file that wins over those of the package.'),
         DeclareLaunchArgument('autostart', default_value='true', choices=['true', 'false'],
                               description='Bring the lifecycle nodes to active, also after a respawn.'),
+        DeclareLaunchArgument('activation_timeout', default_value=str(ACTIVATION_TIMEOUT),
+                              description='Seconds that this may take; the first start of a model can take minutes.'),
         *(DeclareLaunchArgument(argument.name, description=argument.description,
                                 default_value='' if argument.default is None else str(argument.default))
           for argument in description.arguments_for(target))]
@@ -93,12 +93,15 @@ def _robot_actions(description: Description, target: str, namespace: str, values
         environment = node.own_environment(inherited, description.environment)
         if node.shared:
             running.add(node.name)
-            actions.append(_shared_action(node, environment))
-            continue
-        action = _node_action(node, namespace, environment)
+            action = _shared_action(node, environment)
+        else:
+            action = _node_action(node, namespace, environment)
+        # Registered before the process starts, or its start is missed.
         if node.lifecycle and values['autostart'] == 'true':
-            # Registered before the process starts, or its start is missed.
-            actions += _bring_to_active(node, namespace, action, player)
+            command = activation_command(node.full_name(namespace), float(values['activation_timeout']))
+            actions += _bring_to_active(node, command, action, player)
+        if node.respawn:
+            actions.append(_give_up_when_refused(node, action))
         actions.append(action)
     return actions
 
@@ -117,26 +120,42 @@ def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess
 
 def _node_action(node: NodeDescription, namespace: str, environment: Values) -> Node:
     kind = LifecycleNode if node.lifecycle else Node
+    # Without its type, launch_ros would read text as YAML: a folder named 20261122 would be a number.
+    parameters = {name: ParameterValue(value, value_type=str) if isinstance(value, str) else value
+                  for name, value in node.parameters.items()}
     return kind(
         package=node.package, executable=node.executable, name=node.name,
         namespace=absolute_namespace(namespace),
-        parameters=[*map(str, node.parameter_files), *([dict(node.parameters)] if node.parameters else [])],
+        parameters=[*map(str, node.parameter_files), *([parameters] if parameters else [])],
         remappings=list(node.remappings.items()), respawn=node.respawn, respawn_delay=node.respawn_delay,
         additional_env=environment, output='screen', emulate_tty=True,
         on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
 
-def _bring_to_active(node: NodeDescription, namespace: str, action: LifecycleNode,
+def _give_up_when_refused(node: NodeDescription, action: ExecuteProcess) -> RegisterEventHandler:
+    """Do not start a process again that has refused its configuration."""
+    def end(event: ProcessExited, context: LaunchContext) -> list[Action]:
+        if event.returncode != BAD_CONFIGURATION:
+            return []
+        get_logger(node.name).error(f'it refuses its configuration (exit code {BAD_CONFIGURATION}, the reason is '
+                                    'above) and is not started again')
+        # While launch waits for the respawn delay, this calls the respawn off.
+        return [EmitEvent(event=ShutdownProcess(process_matcher=matches_action(action)))]
+
+    return RegisterEventHandler(OnProcessExit(target_action=action, on_exit=end))
+
+
+def _bring_to_active(node: NodeDescription, command: list[str], action: LifecycleNode,
                      afterwards: list[Action]) -> list[Action]:
-    """Bring the node to active after every start; the actions `afterwards` come once it has succeeded, once."""
+    """Bring the node to active, by that command, after every start; the actions `afterwards` come when it has first
+    succeeded."""
     # Not by launch_ros's ChangeState event: after a crash its client takes the services of the dead run for
     # those of the new one, and waits for an answer for ever. A process of its own starts without memories.
     clients: list[ExecuteProcess] = []
 
     def start(event: ProcessStarted, context: LaunchContext) -> ExecuteProcess:
         clients.append(ExecuteProcess(
-            cmd=activation_command(node.full_name(namespace)), name=f'activate_{node.name}', output='screen',
-            on_exit=follow))
+            cmd=command, name=f'activate_{node.name}', output='screen', on_exit=follow))
         return clients[-1]
 
     def follow(event: ProcessExited, context: LaunchContext) -> list[Action]:

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Iterable, Mapping
+from typing import Callable, Iterable, Mapping
 
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.environment import free_domain_id, node_environment
-from worldmodel_ros.bringup.process import NodeProcess
+from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT, NodeProcess
 
 _POLL = 0.1  # s
 
@@ -29,20 +29,25 @@ class Supervisor:
     """
 
     def __init__(self, environment: Mapping[str, str], log_directory: str | Path,
-                 domain_id: int | None = None, grace: float = 5.0) -> None:
+                 domain_id: int | None = None, grace: float = 5.0, *, this_machine_only: bool = True,
+                 activation_timeout: float = ACTIVATION_TIMEOUT) -> None:
         """
         :param environment: variables for all nodes, where the user has not set them
             (Description.environment).
         :param log_directory: gets one file a node, and ROS's own logs; made if need be.
         :param domain_id: ROS domain of the nodes; None takes one that is free.
         :param grace: time from SIGINT to SIGKILL when a node stops [s].
+        :param this_machine_only: as of `node_environment`.
+        :param activation_timeout: time for a lifecycle node to become active after a start [s].
         """
         self._log_directory = Path(log_directory).absolute()
         self._log_directory.mkdir(parents=True, exist_ok=True)
         self._grace = grace
         self.domain_id = free_domain_id() if domain_id is None else domain_id
         self._shared = dict(environment)
-        self.environment = node_environment(environment, self.domain_id, str(self._log_directory / 'ros'))
+        self._activation_timeout = activation_timeout
+        self.environment = node_environment(environment, self.domain_id, str(self._log_directory / 'ros'),
+                                            this_machine_only=this_machine_only)
         self.processes: dict[str, NodeProcess] = {}
 
     def __enter__(self) -> Supervisor:
@@ -60,7 +65,8 @@ class Supervisor:
         """
         for node in nodes:
             own = node.own_environment(self.environment, self._shared)
-            process = NodeProcess(node, namespace, {**self.environment, **own}, self._log_directory)
+            process = NodeProcess(node, namespace, {**self.environment, **own}, self._log_directory,
+                                  self._activation_timeout)
             if node.shared and process.name in self.processes:
                 continue
             if process.name in self.processes:
@@ -72,15 +78,20 @@ class Supervisor:
         for process in self.processes.values():
             process.start()
 
-    def wait_ready(self, timeout: float) -> None:
+    def wait_ready(self, timeout: float, progress: Callable[[str], None] = lambda text: None) -> None:
         """
         Wait until all processes run and all lifecycle nodes are active.
 
+        :param progress: is told now and then what is still waited for.
         :raises RuntimeError: if one fails or takes longer than `timeout` seconds, with the end of its log.
         """
         deadline = time.monotonic() + timeout
         for process in self.processes.values():
-            process.wait_ready(max(0.0, deadline - time.monotonic()))
+            process.wait_ready(max(0.0, deadline - time.monotonic()), progress)
+
+    def failures(self) -> dict[str, str]:
+        """Return, by the names of the nodes that will not run again by themselves, why."""
+        return {name: process.failure for name, process in self.processes.items() if process.failure}
 
     def wait_for_end(self) -> int:
         """Wait until a node has ended that is `required`, and return its exit code; there must be one."""

@@ -50,6 +50,27 @@ def add_bringup(parser: argparse.ArgumentParser) -> None:
                         help='parameter files that win over those in config/')
 
 
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Add how nodes are started and watched: `--logs` and `--activation-timeout`."""
+    parser.add_argument('--logs', type=Path, default=Path('out/log'),
+                        help='folder for the nodes\' logs (default: out/log)')
+    parser.add_argument('--activation-timeout', type=positive, default=1800.0, metavar='S',
+                        help='time for the world model to become active [s]; the first start of a model on a machine '
+                        'can take minutes (default: 1800)')
+
+
+TOPICS = {'image': 'the raw camera image', 'compressed_image': 'the JPEG camera image',
+          'cmd_vel': 'the executed velocity commands'}
+
+
+def add_topics(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options for names of TOPICS, which are arguments of the bring-up too; without a value they are None."""
+    for name in names:
+        parser.add_argument(f'--{name.replace("_", "-")}', metavar='TOPIC',
+                            help=f'topic of {TOPICS[name]}, where the robot names it otherwise; relative to the '
+                            'namespace or absolute')
+
+
 def domain_id() -> int | None:
     """The ROS domain chosen in ROS_DOMAIN_ID, or None; ends the program if it is no number."""
     text = os.environ.get('ROS_DOMAIN_ID', '')

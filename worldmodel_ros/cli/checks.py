@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
     from worldmodel_ros.bringup.description import load
     from worldmodel_ros.bringup.environment import free_domain_id, node_environment
     logs = Path(tempfile.gettempdir()) / 'worldmodel_doctor'
-    return node_environment(load().environment, free_domain_id(), str(logs))
+    return node_environment(load().environment, free_domain_id(), str(logs), this_machine_only=True)
 
 
 def python(_: dict[str, str]) -> Finding:

@@ -11,6 +11,7 @@ examples:
   worldmodel up & worldmodel record           camera, commands, plans, predictions, diagnostics, until Ctrl-C
   worldmodel record --out drive1              to the folder drive1, which must not be there yet
   worldmodel record --namespace robot1        of one robot of several
+  worldmodel record --image /front/image_raw --cmd-vel /base/cmd_vel      of a robot with other names
   worldmodel record --parameters mine.yaml    other topics, file size and memory (see config/recorder.yaml)
 
 The result is a rosbag2 of MCAP files: `worldmodel evaluate bag`, `ros2 bag` and Foxglove open it.
@@ -26,6 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help='folder to be made (default: rosbag2_<date and time>)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
+    arguments.add_topics(parser, 'image', 'compressed_image', 'cmd_vel')
     parser.add_argument('--sim-time', action='store_true', help='take the time from /clock')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
                         help='parameter files that win over config/recorder.yaml')
@@ -39,12 +41,13 @@ def _run(chosen: argparse.Namespace) -> int:
     import time
 
     from worldmodel_ros.bringup.description import DescriptionError, load
-    from worldmodel_ros.bringup.environment import node_environment
+    from worldmodel_ros.bringup.environment import network, node_environment
     from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
     folder = chosen.out or Path(time.strftime('rosbag2_%Y_%m_%d-%H_%M_%S'))
     try:
         description = load()
-        values = {'record': str(folder.expanduser().absolute()), 'use_sim_time': chosen.sim_time}
+        values = {'record': str(folder.expanduser().absolute()), 'use_sim_time': chosen.sim_time,
+                  **{name: getattr(chosen, name) for name in arguments.TOPICS}}
         nodes = description.resolve('robot', values, chosen.parameters)
         node, = (node for node in nodes if node.executable == 'recorder')
         executable = find_executable(node.package, node.executable)
@@ -52,7 +55,9 @@ def _run(chosen: argparse.Namespace) -> int:
         print(f'worldmodel record: {error}', file=sys.stderr)
         return 1
     logs = Path(tempfile.gettempdir()) / 'worldmodel_record'
-    environment = node_environment(description.environment, arguments.domain_id() or 0, str(logs))
+    environment = node_environment(description.environment, arguments.domain_id() or 0, str(logs),
+                                   this_machine_only=False)
+    print(f'Recording ({network(environment)})', flush=True)
     environment.update(node.own_environment(environment, description.environment))
     # In the place of this process, so that every signal reaches the one that has to complete the bag.
     os.execve(sys.executable, [sys.executable, str(executable), *node.ros_arguments(chosen.namespace)], environment)

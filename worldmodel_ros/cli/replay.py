@@ -12,10 +12,11 @@ examples:
   worldmodel replay drive --goal red --record out/red   what would it have done? To a bag, with what it expected
   worldmodel replay drive --paused              then, message by message:
       ros2 service call /replay/bag_player/play_next std_srvs/srv/Trigger
-  worldmodel replay drive --config mapping.yaml where the topics cannot be guessed (config/evaluate/ has examples)
+  worldmodel replay drive --config map.yaml     where the topics cannot be guessed (config/evaluate/ has examples)
 
-The model's node runs with simulated time, which the bag gives; no gate runs, and nothing is driven. All topics are in
-the namespace /replay, so that a robot on the same ROS_DOMAIN_ID hears none of them.
+The model's node runs with simulated time, which the bag gives; no gate runs, and nothing is driven. All topics
+but /clock and /diagnostics are in the namespace /replay, and stay on this machine unless
+ROS_AUTOMATIC_DISCOVERY_RANGE is set, so that no robot takes them for its own.
 For numbers and a report, `worldmodel evaluate bag` needs no ROS and no time.
 """
 
@@ -39,16 +40,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--namespace', type=arguments.namespace, default='replay',
                         help='ROS namespace of all topics (default: replay)')
     arguments.add_bringup(parser)
-    parser.add_argument('--logs', type=Path, default=Path('out/log'),
-                        help='folder for the nodes\' logs (default: out/log)')
+    arguments.add_start(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(chosen: argparse.Namespace) -> int:
     import signal
     import sys
+    from functools import partial
 
     from worldmodel_ros.bringup.description import DescriptionError, load
+    from worldmodel_ros.bringup.environment import network
     from worldmodel_ros.bringup.paths import NotInstalledError
     from worldmodel_ros.bringup.replay import prepare
     from worldmodel_ros.bringup.supervisor import Supervisor
@@ -60,13 +62,14 @@ def _run(chosen: argparse.Namespace) -> int:
         description = load()
         replay = prepare({**given, **dict(chosen.set)})
         nodes = description.resolve('replay', replay.arguments, chosen.parameters)
-        domain = arguments.domain_id() or 0
-        with Supervisor(description.environment, chosen.logs, domain) as supervisor:
+        with Supervisor(description.environment, chosen.logs, arguments.domain_id() or 0,
+                        activation_timeout=chosen.activation_timeout) as supervisor:
             supervisor.add(nodes, chosen.namespace)
             topics = ', '.join(f'{source} as {name}' for source, name in replay.topics.items())
-            print(f'Starting (ROS_DOMAIN_ID={domain}, logs in {chosen.logs}); the model gets {topics}', flush=True)
+            print(f'Starting ({network(supervisor.environment)}; logs in {chosen.logs}); the model gets {topics}',
+                  flush=True)
             supervisor.start()
-            supervisor.wait_ready(timeout=180.0)
+            supervisor.wait_ready(chosen.activation_timeout, partial(print, flush=True))
             print('Playing. Ctrl-C ends it.', flush=True)
             code = supervisor.wait_for_end()
     except KeyboardInterrupt:

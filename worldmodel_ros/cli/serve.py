@@ -2,19 +2,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_KINDS
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
 examples:
   worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
-  worldmodel serve --model base --smaller tiny     and a smaller model for those for which there is no time
+  worldmodel serve --model FOLDER --smaller tiny   a model of your own, and a smaller one where there is no time for it
   worldmodel serve --model FOLDER --gpus 4 --backend torch-fp8    a model that is divided among GPUs
   worldmodel serve --status                        what a running server does, as JSON
   worldmodel up --namespace left right --set server:=true     server and two robots together
 
 A robot's node uses it with the parameter server:=auto, or the path given as --socket. While no server is there, each
-node drives with its own model. No ROS runs in this process.
+node drives with its own model. No ROS runs in this process. Exit codes: 0 after SIGINT or SIGTERM; 2 for a model or
+an option that is refused, where starting again is of no use; 1 for everything else, such as a socket in use.
 """
 
 
@@ -59,7 +62,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     import json
-    import sys
 
     from worldmodel_ros.model.checkpoint_description import ModelError
     from worldmodel_ros.serve.link import Unavailable, ask_status
@@ -67,11 +69,20 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.transport.address import AddressError, socket_path
     try:
         path = socket_path(chosen.socket)
+    except AddressError as error:
+        return _refused(error)
+    try:
         if chosen.status:
             print(json.dumps(ask_status(path), indent=1))
             return 0
         return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
                                    chosen.gpus, chosen.parallel, chosen.realtime_priority))
-    except (AddressError, ModelError, Unavailable, ValueError) as error:
-        print(f'worldmodel serve: {error}', file=sys.stderr)
-        return 1
+    except (ModelError, ValueError) as error:
+        return _refused(error)
+    except (AddressError, Unavailable) as error:
+        return _refused(error, 1)
+
+
+def _refused(error: Exception, code: int = BAD_CONFIGURATION) -> int:
+    print(f'worldmodel serve: {error}', file=sys.stderr)
+    return code

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from worldmodel_ros.cli import arguments
 
@@ -16,7 +15,8 @@ examples:
   worldmodel up --parameters mine.yaml        a parameter file that wins over those in config/
 
 Where a ROS 2 distribution is installed, `ros2 launch worldmodel_ros` starts the same nodes.
-The nodes run on ROS_DOMAIN_ID if it is set, else on domain 0.
+The nodes run on ROS_DOMAIN_ID if it is set, else on domain 0. Simulated robots hear no other machine, unless
+ROS_AUTOMATIC_DISCOVERY_RANGE is set; a real one is in the network that your environment says.
 """
 
 
@@ -31,32 +31,38 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--namespace', type=arguments.namespace, nargs='+', default=[''], metavar='NAME',
                         help='one robot for each namespace')
     arguments.add_bringup(parser)
-    parser.add_argument('--logs', type=Path, default=Path('out/log'),
-                        help='folder for the nodes\' logs (default: out/log)')
+    arguments.add_start(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(chosen: argparse.Namespace) -> int:
     import signal
     import sys
+    from functools import partial
 
+    from worldmodel_ros.bringup import fleet
     from worldmodel_ros.bringup.description import DescriptionError, load
+    from worldmodel_ros.bringup.environment import network
     from worldmodel_ros.bringup.paths import NotInstalledError
     from worldmodel_ros.bringup.supervisor import Supervisor
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         description = load()
-        nodes = description.resolve(chosen.target, dict(chosen.set), chosen.parameters)
-        domain = arguments.domain_id() or 0
-        with Supervisor(description.environment, chosen.logs, domain) as supervisor:
-            for name in chosen.namespace:
+        robots = [(name, description.resolve(chosen.target, values, chosen.parameters))
+                  for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))]
+        with Supervisor(description.environment, chosen.logs, arguments.domain_id() or 0,
+                        this_machine_only=chosen.target == 'sim',
+                        activation_timeout=chosen.activation_timeout) as supervisor:
+            for name, nodes in robots:
                 supervisor.add(nodes, name)
-            names = ', '.join(supervisor.processes)
-            print(f'Starting {names} (ROS_DOMAIN_ID={domain}); logs in {chosen.logs}', flush=True)
+            print(f'Starting {", ".join(supervisor.processes)} ({network(supervisor.environment)}); '
+                  f'logs in {chosen.logs}', flush=True)
             supervisor.start()
-            supervisor.wait_ready(timeout=120.0)
-            print('All nodes run. Ctrl-C stops them.', flush=True)
+            supervisor.wait_ready(chosen.activation_timeout, partial(print, flush=True))
+            failures = '; '.join(f'{name} {reason}' for name, reason in supervisor.failures().items())
+            print(f'{"All nodes run" if not failures else f"Not all nodes run: {failures}"}. Ctrl-C stops them.',
+                  flush=True)
             signal.pause()
     except KeyboardInterrupt:
         print('\nstopped')

@@ -13,7 +13,8 @@ examples:
   worldmodel up &                             the system must be running, on the same ROS_DOMAIN_ID
   worldmodel what-if                          forward, left, right or stop? Picture in out/what_if/what_if.png
   worldmodel what-if --names left policy      turn left, or do what the model would do?
-  worldmodel what-if --horizon 1.6 --goal red look further ahead; progress towards the red object
+  worldmodel what-if --horizon 1.6 --goal red     look further ahead; progress towards the red object
+  worldmodel what-if --image /front/image     of a robot that has another name for its camera
 
 The control loop is not disturbed. Where the simulator runs, its true futures are drawn below the model's.
 On a robot with a ROS 2 distribution the same question is
@@ -35,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help='that progress refers to (default: the current one; the simulator knows none)')
     parser.add_argument('--namespace', type=arguments.namespace, default='',
                         help='ROS namespace of the robot')
+    arguments.add_topics(parser, 'image', 'compressed_image')
     parser.add_argument('--timeout', type=arguments.positive, default=10.0,
                         help='to wait for the answer [s] (default: 10)')
     parser.add_argument('--out', type=Path, default=Path('out/what_if'),
@@ -49,11 +51,13 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bringup.description import load
     from worldmodel_ros.bringup.environment import node_environment
     domain = arguments.domain_id() or 0
-    os.environ.update(node_environment(load().environment, domain, str(chosen.out / 'ros')))
-    from worldmodel_ros.nodes.what_if_client import ask_once
+    os.environ.update(node_environment(load().environment, domain, str(chosen.out / 'ros'),
+                                       this_machine_only=False))
+    from worldmodel_ros.nodes.what_if_client import COMPRESSED_IMAGE, IMAGE, ask_once
     try:
+        images = (chosen.image or IMAGE, chosen.compressed_image or COMPRESSED_IMAGE)
         answer, observed = ask_once(
-            tuple(chosen.names), chosen.goal, chosen.horizon, chosen.namespace, chosen.timeout)
+            tuple(chosen.names), chosen.goal, chosen.horizon, chosen.namespace, chosen.timeout, images)
     except RuntimeError as error:
         print(f'worldmodel what-if: {error}', file=sys.stderr)
         return 1

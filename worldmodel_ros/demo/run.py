@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worldmodel_ros.bringup.description import DescriptionError, load
+from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.demo.drive import Plan, drive
 from worldmodel_ros.demo.live import LiveView
@@ -22,7 +23,6 @@ from worldmodel_ros.demo.recording import Recording
 from worldmodel_ros.demo.summary import Run, summarise
 from worldmodel_ros.demo.verdict import judge, worked
 
-READY_TIMEOUT = 120.0  # a model on a busy machine takes long to load [s]
 REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
 MODEL_NODE = 'world_model_node'
 
@@ -77,7 +77,7 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer) -> 
         from worldmodel_ros.nodes.demo_observer import observing
         with observing(recording, options.namespace) as observer:
             done('observer')
-            supervisor.wait_ready(READY_TIMEOUT)
+            supervisor.wait_ready(ACTIVATION_TIMEOUT, live.note)
             done('processes')
             live.note(f'All processes run after {sum(start_up.values()):.1f} s. '
                       f'Driving for {options.plan.seconds:.0f} s.')

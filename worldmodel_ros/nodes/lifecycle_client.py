@@ -12,6 +12,7 @@ from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Future
 
 GOALS = ('unconfigured', 'inactive', 'active', 'finalized')  # labels of the primary states
 
@@ -27,6 +28,8 @@ _NEXT = {
 _QUERY_TIMEOUT = 2.0    # s
 _CHANGE_TIMEOUT = 15.0  # s, after which the state is asked for instead
 _PAUSE = 0.1            # s, between two queries
+_LATE_ANSWER = 0.5      # s, for an answer that comes after a state that was asked for later
+_PROGRESS = 30.0        # s, between two reports that a node is still waited for
 
 
 class LifecycleError(RuntimeError):
@@ -59,9 +62,10 @@ class LifecycleClient:
 
         :raises LifecycleError: if a transition fails, none leads there, or `timeout` seconds have passed.
         """
-        deadline = time.monotonic() + timeout
+        began = told = time.monotonic()
         state = None
-        while (left := deadline - time.monotonic()) > 0:
+        step: tuple[str, Future] | None = None  # from which state a transition was asked for, and its answer to come
+        while (left := began + timeout - time.monotonic()) > 0:
             answer = self.state(min(_QUERY_TIMEOUT, left))
             state = answer or state
             if state == goal:
@@ -69,22 +73,37 @@ class LifecycleClient:
             # Silence may mean that the last transition is still being made, and rclpy lets a second request for it
             # raise in the node: never act on a state that is only remembered.
             if answer in GOALS:
-                self._step(answer, goal, min(_CHANGE_TIMEOUT, left))
+                if step is not None:
+                    self._conclude(*step, goal, _LATE_ANSWER)
+                step = self._begin(answer, goal, left)
+                if step is not None:
+                    self._conclude(*step, goal, min(_CHANGE_TIMEOUT, left))
             else:
                 time.sleep(_PAUSE)
+            if time.monotonic() - told >= _PROGRESS:
+                told = time.monotonic()
+                print(f'{self._target} is not {goal} yet after {told - began:.0f} s (last known state: '
+                      f'{state or "none"}); waiting for up to {timeout:.0f} s', file=sys.stderr, flush=True)
         raise LifecycleError(f"{self._target} is {state or 'silent'} after {timeout:.0f} s and was to be "
                              f'{goal}: see its log, or allow more time')
 
-    def _step(self, state: str, goal: str, timeout: float) -> None:
+    def _begin(self, state: str, goal: str, timeout: float) -> tuple[str, Future] | None:
+        """Ask for the next transition from a state; None: there is nobody to ask."""
         transition = _NEXT[goal].get(state)
         if transition is None:
             raise LifecycleError(
                 f'{self._target} is {state}, from where no transition leads to {goal}: restart it')
+        if not self._change_state.wait_for_service(min(_CHANGE_TIMEOUT, timeout)):
+            return None
         request = ChangeState.Request()
         request.transition.id = transition
-        response = self._call(self._change_state, request, timeout)
+        return state, self._change_state.call_async(request)
+
+    def _conclude(self, state: str, future: Future, goal: str, timeout: float) -> None:
+        """Wait for the answer to a transition, which may be lost, and raise LifecycleError if it is that it failed."""
+        self._executor.spin_until_future_complete(future, timeout)
         # Another manager may have taken the same step in between; then there is nothing to complain of.
-        if response is not None and not response.success and self.state() in (state, None):
+        if future.done() and not future.result().success and self.state() in (state, None):
             raise LifecycleError(f'{self._target} refused or failed the transition from {state} towards '
                                  f'{goal}: its log says why')
 

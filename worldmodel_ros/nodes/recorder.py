@@ -11,7 +11,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
@@ -34,13 +34,24 @@ PARAMETERS = (
           read_only=True),
     Param('topics', TOPICS, 'topics to record as soon as somebody publishes them; relative names are of the '
           "node's namespace", read_only=True),
+    Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
+          'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
     Param('max_file_mb', 1000, 'size at which the next file of the bag is begun; 0: one file', low=0, high=1_000_000,
           read_only=True),
     Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
           high=100_000, read_only=True),
 )
 _DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
+_PATIENCE = 10.0  # s, after which a topic that nobody publishes is complained of
 _DEPTH = 20  # messages of a topic that DDS keeps until they are taken
+
+
+class _Recorded(NamedTuple):
+    """A topic that is subscribed to."""
+
+    subscription: Subscription
+    qos: QoSProfile
+    type: str
 
 
 class Recorder(Node):
@@ -55,15 +66,18 @@ class Recorder(Node):
         except OSError as error:
             raise ParameterError(f'bag: {error}') from error
         self._backlog = Backlog(settings['queue_mb'] * MB)
-        self._topics = [self.resolve_topic_name(name) for name in settings['topics']]
-        self._recorded: dict[str, tuple[Subscription, QoSProfile]] = {}
-        self._refused: dict[str, str] = {}  # topic -> why it cannot be recorded
+        self._topics = {name: self.resolve_topic_name(name) for name in settings['topics']}  # as listed -> as remapped
+        self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
+        self._recorded: dict[str, _Recorded] = {}
+        self._refused: dict[str, str] = {}  # topic -> why it, or some of its messages, cannot be recorded
+        self._began = time.monotonic()
+        self._complained = False
         self._failure = ''
         self._lock = threading.Lock()  # of the bag
         self._writer = threading.Thread(target=self._write, name='writing', daemon=True)
         self._writer.start()
         self.create_timer(_DISCOVERY_PERIOD, self._discover, clock=Clock(clock_type=ClockType.STEADY_TIME))
-        Diagnostics(self, {'recorder': self._report})
+        Diagnostics(self, {'recorder': self.report})
         self.get_logger().info(f'recording to {self.folder}')
 
     def on_shutdown(self) -> None:
@@ -83,18 +97,39 @@ class Recorder(Node):
                                f'{self.folder}' + (f'; dropped {dropped}: the disk is too slow' if dropped else ''))
 
     def _discover(self) -> None:
-        for topic in self._topics:
+        for topic in self._topics.values():
             publishers = self.get_publishers_info_by_topic(topic)
-            if not publishers or topic in self._refused:
-                continue
-            wanted = _subscription_qos(publishers)
             have = self._recorded.get(topic)
-            if have is None:
-                self._begin(topic, publishers, wanted)
-            elif _weaker(wanted, have[1]):
-                # A publisher that offers less has joined: the present subscription would not hear it.
-                self.destroy_subscription(have[0])
-                self._subscribe(topic, publishers[0].topic_type, wanted)
+            if have is not None:
+                self._follow(topic, have, publishers)
+            elif publishers and topic not in self._refused:
+                self._begin(topic, publishers, _subscription_qos(publishers))
+        missing = self._missing()
+        if missing and not self._complained:
+            self._complained = True
+            self.get_logger().warning(
+                f'nobody publishes {", ".join(missing)}. Where the robot has other names for them, give the recorder '
+                'image, compressed_image and cmd_vel as the model, or list its topics in the parameter topics')
+
+    def _follow(self, topic: str, have: _Recorded, publishers: list[TopicEndpointInfo]) -> None:
+        """Hear those who have joined a topic that is recorded already, if they publish the same type."""
+        strangers = sorted({publisher.topic_type for publisher in publishers} - {have.type})
+        if strangers and topic not in self._refused:
+            self._refused[topic] = f'only {have.type}, not what somebody publishes as {", ".join(strangers)}'
+            self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
+        wanted = _subscription_qos([publisher for publisher in publishers if publisher.topic_type == have.type])
+        if _weaker(wanted, have.qos):
+            # A publisher that offers less has joined: the present subscription would not hear it.
+            self.destroy_subscription(have.subscription)
+            self._subscribe(topic, have.type, wanted)
+
+    def _missing(self) -> list[str]:
+        """Topics that somebody should publish, and nobody has so far."""
+        if time.monotonic() - self._began < _PATIENCE:
+            return []
+        there = {name for name, topic in self._topics.items() if topic in self._recorded or topic in self._refused}
+        return [topic for name, topic in self._topics.items()
+                if name not in there and _other_form(name) not in there and topic not in self._optional]
 
     def _begin(self, topic: str, publishers: list[TopicEndpointInfo], qos: QoSProfile) -> None:
         types = sorted({publisher.topic_type for publisher in publishers})
@@ -117,7 +152,7 @@ class Recorder(Node):
     def _subscribe(self, topic: str, type_name: str, qos: QoSProfile) -> None:
         subscription = self.create_subscription(
             message_class(type_name), topic, partial(self._on_message, topic), qos, raw=True)
-        self._recorded[topic] = subscription, qos
+        self._recorded[topic] = _Recorded(subscription, qos, type_name)
 
     def _on_message(self, topic: str, data: bytes, info: dict[str, int]) -> None:
         # When DDS had it: this process may have been kept waiting since. With simulated time there is only now.
@@ -136,7 +171,8 @@ class Recorder(Node):
                 self._failure = f'writing to {self.folder} failed: {error}'
                 self.get_logger().error(f'{self._failure}. Nothing more is recorded: make room, and start it again')
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
+        """Return what is recorded, and what is not, for the diagnostics."""
         with self._lock:
             counts, size = self._bag.counts, self._bag.bytes_written
         dropped = self._backlog.dropped
@@ -146,13 +182,25 @@ class Recorder(Node):
                   **{f'not recorded: {topic}': why for topic, why in self._refused.items()}}
         if self._failure:
             return Report(ERROR, self._failure, values)
+        trouble = []
         if dropped:
-            return Report(WARN, f'{dropped.total()} messages dropped: the disk is too slow', values)
+            trouble.append(f'{dropped.total()} messages dropped: the disk is too slow')
+        if missing := self._missing():
+            trouble.append(f'nobody publishes {", ".join(missing)}')
+        if self._refused:
+            trouble.append(f'not recorded: {", ".join(self._refused)}')
+        if trouble:
+            return Report(WARN, '; '.join(trouble), values)
         return Report(OK, f'recording {len(self._recorded)} topics', values)
 
 
+def _other_form(name: str) -> str:
+    """Return the raw image of a compressed one, by name, and the other way round."""
+    return name.removesuffix('/compressed') if name.endswith('/compressed') else f'{name}/compressed'
+
+
 def _subscription_qos(publishers: list[TopicEndpointInfo]) -> QoSProfile:
-    """Return the most demanding profile that hears every one of the publishers."""
+    """Return the most demanding profile that hears every one of the publishers, if there are any."""
     offered = [publisher.qos_profile for publisher in publishers]
     reliable = all(qos.reliability == ReliabilityPolicy.RELIABLE for qos in offered)
     latched = all(qos.durability == DurabilityPolicy.TRANSIENT_LOCAL for qos in offered)

@@ -45,6 +45,8 @@ PARAMETERS = (
     Param('camera_height', 64, 'Height of the images in pixels; the vertical field of view is fixed.', low=64,
           high=480),
     Param('publish_compressed', False, 'Publish camera/image_raw/compressed (JPEG) too.'),
+    Param('base_frame', 'base_link', 'Frame of the base. What stands before its last slash also begins the frames of '
+          'odometry and camera.', read_only=True),
     Param('publish_clock', False, 'Publish /clock, and stamp with simulated time.', read_only=True),
     Param('enable_stamped_cmd_vel', True, 'Take cmd_vel as TwistStamped rather than Twist.', read_only=True),
     Param('cmd_vel_timeout_s', 0.5, 'Brake when no command has come for this long; 0: never.', low=0.0,
@@ -74,6 +76,8 @@ class SimRobot(Node):
         super().__init__('sim_robot')
         self.refusals = diagnostics.Refusals()
         self._settings = Parameters(self, PARAMETERS)
+        prefix, slash, _ = self._settings['base_frame'].rpartition('/')
+        self._frame_prefix = prefix + slash
         self._judge = CommandJudge(self._settings['deadline_s'])
         self._observations = Observations(self._settings['snapshots'])
         self._world = World(self._settings['seed'], randomise=self._settings['randomise'])
@@ -184,8 +188,10 @@ class SimRobot(Node):
         if self._odometry_rate.due(elapsed, ODOMETRY_RATE):
             pose, twist = self._world.pose, self._world.twist
             self._ground_truth.publish(messages.odometry(pose, twist, stamp, 'world'))
-            self._odometry.publish(
-                messages.odometry(messages.relative_pose(pose, self._origin), twist, stamp, 'odom'))
+            odometry = messages.odometry(
+                messages.relative_pose(pose, self._origin), twist, stamp, f'{self._frame_prefix}odom')
+            odometry.child_frame_id = self._settings['base_frame']
+            self._odometry.publish(odometry)
         if self._marker_rate.due(elapsed, MARKER_RATE):
             self._publish_objects(stamp)
 
@@ -220,12 +226,13 @@ class SimRobot(Node):
         # Both before the picture is out, so that no answer can overtake them.
         self._judge.observed(stamp, due)
         self._observations.add(Observation(stamp, self._world.snapshot(), self._episode))
-        message = messages.image(frame, stamp)
+        message, info = messages.image(frame, stamp), messages.camera_info(frame.shape[:2], stamp)
+        message.header.frame_id = info.header.frame_id = self._frame_prefix + messages.CAMERA_FRAME
         spoil(message, settings)
         self._image.publish(message)
-        self._camera_info.publish(messages.camera_info(frame.shape[:2], stamp))
+        self._camera_info.publish(info)
         if settings['publish_compressed']:
-            self._compressed.publish(to_jpeg(frame, message.header.stamp, messages.CAMERA_FRAME))
+            self._compressed.publish(to_jpeg(frame, message.header.stamp, info.header.frame_id))
         self._images += 1
 
     def _render(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.nodes.parameters import ParameterError
 
 EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
@@ -93,7 +94,8 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     """
     Build a node and run it until SIGINT or SIGTERM; return the exit code of the process.
 
-    0 after a signal, whenever it came; 1 where the node could not be built. An exception in a callback is
+    0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused; 1 where the node could not be
+    built for another reason. An exception in a callback is
     logged and counted (in `node.refusals`, if there is one) and the node goes on. At the end, while
     publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
     `on_shutdown()` is called, if it has one. To be called from the main thread, as the last thing of a process: both
@@ -112,7 +114,7 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         return 0
     except ParameterError as error:
         print(f'cannot start: {error}', file=sys.stderr)
-        return 1
+        return BAD_CONFIGURATION
     except Exception:
         traceback.print_exc()
         return 1

@@ -12,15 +12,16 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.demo.recording import NS, Branch, Recording, WhatIf
 from worldmodel_ros.msg import WhatIfBranch
-from worldmodel_ros.inputs.images import ImageError, to_rgb
+from worldmodel_ros.inputs.images import ImageError, read
 from worldmodel_ros.srv import WhatIf as WhatIfService
 
 MODEL_NODE = 'world_model_node'
 ROBOT_NODE = 'sim_robot'
+IMAGE, COMPRESSED_IMAGE = 'camera/image_raw', 'camera/image_raw/compressed'
 PICTURE_SIZE = (64, 64)  # height and width of what the shipped model sees and predicts [pixels]
 PATIENCE = 10.0  # after which an unanswered question is given up [s]
 
@@ -83,10 +84,11 @@ class WhatIfClient:
 
 
 def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
-             timeout: float) -> tuple[WhatIf, np.ndarray | None]:
+             timeout: float, images: tuple[str, str] = (IMAGE, COMPRESSED_IMAGE)) -> tuple[WhatIf, np.ndarray | None]:
     """
     Ask a running system one question; returns the answer and the image it starts from, (H, W, 3) or None.
 
+    `images`: topics of the raw and of the compressed camera image; either will do.
     Raises RuntimeError, with the remedy, when no answer comes within `timeout` seconds.
     """
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
@@ -95,13 +97,13 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
         recent = Recording()
         answers: list[WhatIf] = []
         client = WhatIfClient(node, answers.append, MODEL_NODE, ROBOT_NODE)
-        node.create_subscription(
-            Image, 'camera/image_raw', partial(record_image, recent), qos_profile_sensor_data)
+        for kind, topic in zip((Image, CompressedImage), images):
+            node.create_subscription(kind, topic, partial(record_image, recent), qos_profile_sensor_data)
         give_up = time.monotonic() + timeout
         asked = False
         while not answers and not client.refusal:
             if time.monotonic() > give_up:
-                raise RuntimeError(_silence(node, client, timeout))
+                raise RuntimeError(_silence(node, client, timeout, () if recent.images else images))
             # With an image at hand, so that the one that the answer starts from is among those seen.
             asked = asked or bool(recent.images) and client.ask(names, goal, horizon)
             rclpy.spin_once(node, timeout_sec=0.1)
@@ -112,19 +114,22 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
         rclpy.try_shutdown()
 
 
-def _silence(node: Node, client: WhatIfClient, timeout: float) -> str:
+def _silence(node: Node, client: WhatIfClient, timeout: float, silent_images: tuple[str, ...]) -> str:
     service = f'{node.get_namespace().rstrip("/")}/{MODEL_NODE}/what_if'
     if not client.reachable:
         return (f'nobody serves {service} after {timeout:.0f} s: is the system up ("worldmodel up"), with '
                 'the same ROS_DOMAIN_ID, ROS_AUTOMATIC_DISCOVERY_RANGE and namespace as here?')
-    return (f'{service} is there, but no camera image or no answer came within {timeout:.0f} s: look at '
-            '/diagnostics')
+    if silent_images:
+        topics = ' and '.join(node.resolve_topic_name(topic) for topic in silent_images)
+        return (f'{service} is there, but no camera image came within {timeout:.0f} s on {topics}: where the robot '
+                'names it otherwise, give --image or --compressed-image')
+    return f'{service} is there, but no answer came within {timeout:.0f} s: look at /diagnostics'
 
 
-def record_image(recording: Recording, message: Image) -> None:
-    """Append a camera image at the size of the model's pictures; leave out one that is broken."""
+def record_image(recording: Recording, message: Image | CompressedImage) -> None:
+    """Append a camera image, raw or compressed, at the size of the model's pictures; leave out one that is broken."""
     try:
-        image = to_rgb(message, PICTURE_SIZE)
+        image = read(message, PICTURE_SIZE)
     except ImageError:
         return
     recording.add_image(nanoseconds(message.header.stamp), image.copy())

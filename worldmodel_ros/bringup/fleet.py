@@ -1,0 +1,42 @@
+"""Several robots from one set of arguments: what must differ between them."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldmodel_ros.bringup.description import DescriptionError
+
+BASE_FRAME = 'base_link'
+
+
+def robots(target: str, namespaces: Sequence[str], arguments: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """
+    Return the namespace and the arguments of each robot.
+
+    One robot gets the arguments as they are. Of several, each gets a base frame that begins with its namespace (as the
+    frame_prefix of robot_state_publisher), since frames, unlike topics, are in no namespace; and its own simulated
+    room, if there is a seed, which is that of the first one.
+
+    :raises DescriptionError: for a seed that is no whole number, and for several simulated robots that would each
+        publish a /clock.
+    """
+    if len(namespaces) < 2:
+        return [(name, dict(arguments)) for name in namespaces]
+    if target == 'sim' and str(arguments.get('use_sim_time')).lower() == 'true':
+        raise DescriptionError('use_sim_time: each simulated robot would publish a /clock of its own: '
+                               'leave it false, or start one robot')
+    base_frame = str(arguments.get('base_frame') or BASE_FRAME).strip('/')
+    result = []
+    for number, name in enumerate(namespaces):
+        own = {**arguments, 'base_frame': '/'.join(filter(None, (name.strip('/'), base_frame)))}
+        if arguments.get('seed') not in (None, ''):
+            own['seed'] = _seed(arguments['seed']) + number
+        result.append((name, own))
+    return result
+
+
+def _seed(value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise DescriptionError(f'seed: {value!r} is no whole number') from error
