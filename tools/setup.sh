@@ -117,8 +117,7 @@ if [ "$(.venv/bin/python -VV 2>&1)" != "$("$python" -VV)" ] ||
   say "making .venv with $("$python" --version)"
   "$python" -m venv --clear .venv
 fi
-# Without byte code: what is imported compiles itself, and of these packages most modules never are.
-pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
+pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet)
 "${pip[@]}" 'pip>=25.3'  # the first that can constrain the build environment too
 install_torch
 say 'installing the dependencies and building the ROS messages (a few minutes the first time)'
