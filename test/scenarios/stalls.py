@@ -12,7 +12,7 @@ import sys
 import time
 
 PERIOD = 0.01  # s between two looks at the clock
-NOTICEABLE = 0.02  # s late for a look: more than a command has left of its deadline when it leaves the gate
+NOTICEABLE = 0.005  # s late for a look; 6 ms are what a command has left of its deadline when it leaves the gate
 PRIORITY = 40  # above the nodes and the observer
 
 
