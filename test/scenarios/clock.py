@@ -43,7 +43,14 @@ def _jumps(rig: Rig, offset: float) -> None:
         'commands that answer images of the new time',
         RECOVERY,
     )
-    assert rig.observer.newest('action_chunk').message.episode_id > episode, 'the jump began no new episode'
+    # It was sent before the command, but may be heard after it.
+    rig.wait_for(
+        'action_chunk',
+        lambda m: m.header.stamp == again.message.header.stamp and m.episode_id > episode,
+        'a new episode with the jump',
+        1.0,
+        since=again.at - 1.0,
+    )
     rig.watch(1.0)
     ticks = [r.message for r in rig.observer.since('deadline_status', again.at)]
     stale = [tick.reason for tick in ticks if has_verdict(DeadlineStatus.STALE_INPUT)(tick)]
