@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Callable, Mapping
 
+from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.paths import find_executable
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
@@ -18,10 +19,7 @@ from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _log = logging.getLogger(__name__)
 
-# At its first start on a machine a model is exported or compiled, which can take minutes. A process that ends meanwhile
-# is noticed at once, and so is one that refuses: this is for one that hangs.
-ACTIVATION_TIMEOUT = 1800.0  # s
-_PROGRESS_PERIOD = 30.0      # s, between two reports that something is still waited for
+_PROGRESS_PERIOD = 30.0  # s, between two reports that something is still waited for
 
 # However the supervisor ends, its nodes do too, in good order. (util-linux has had it since 2.33; on a system
 # without, the nodes outlive a supervisor that is killed.)

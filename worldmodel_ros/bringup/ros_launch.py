@@ -18,9 +18,10 @@ from launch_ros.actions import LifecycleNode, Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 from worldmodel_ros.bringup import fleet
+from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import Description, NodeDescription, absolute_namespace, load
 from worldmodel_ros.bringup.paths import find_executable
-from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT, activation_command
+from worldmodel_ros.bringup.process import activation_command
 from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 

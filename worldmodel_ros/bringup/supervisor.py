@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Callable, Iterable, Mapping
 
+from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.environment import free_domain_id, node_environment
-from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT, NodeProcess
+from worldmodel_ros.bringup.process import NodeProcess
 
 _POLL = 0.1  # s
 

@@ -5,6 +5,8 @@ import argparse
 import os
 from pathlib import Path
 
+from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
+
 GOALS = ('red', 'green', 'blue', 'yellow')
 
 
@@ -54,9 +56,9 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     """Add how nodes are started and watched: `--logs` and `--activation-timeout`."""
     parser.add_argument('--logs', type=Path, default=Path('out/log'),
                         help='folder for the nodes\' logs (default: out/log)')
-    parser.add_argument('--activation-timeout', type=positive, default=1800.0, metavar='S',
+    parser.add_argument('--activation-timeout', type=positive, default=ACTIVATION_TIMEOUT, metavar='S',
                         help='time for the world model to become active [s]; the first start of a model on a machine '
-                        'can take minutes (default: 1800)')
+                        f'can take minutes (default: {ACTIVATION_TIMEOUT:g})')
 
 
 TOPICS = {'image': 'the raw camera image', 'compressed_image': 'the JPEG camera image',

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import DescriptionError, load
-from worldmodel_ros.bringup.process import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.demo.drive import Plan, drive
 from worldmodel_ros.demo.live import LiveView
