@@ -69,7 +69,7 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
                       QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (expand_tiles, (lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES, HAS_FP4)),
             (load_tiles, (descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES,
-                          QUANTISED, HAS_FP4)),
+                          QUANTISED, HAS_FP4, ADD)),
         ], [4, 4, 1], [224, 40, 24])
     else:
         fence_async_shared()
@@ -78,7 +78,8 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
                       QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
                       QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
-            (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4)),
+            (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4,
+                          ADD)),
         ], [4, 1], [240, 24])
 
 

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait)
 
-from .hopper_load import barrier, length_of, page_of, row_of
+from .hopper_load import barrier, length_of, next_item, page_of, place_of, row_of
 
 
 @gluon.jit
@@ -74,7 +74,8 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
     """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
     With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written, where
-    there is something to add: most tiles list none of the few pages in bf16. The result comes frame by frame, with FRAMES frames in a page and TILES tiles in a frame; 1 and 1: as the queries come.
+    there is something to add: most tiles list none of the few pages in bf16. The result comes frame by frame, with
+    FRAMES frames in a page and TILES tiles in a frame; 1 and 1: as the queries come.
     """
     o, o_desc, o_smem, lse = out
     q_smem, k_smem, v_smem = smem
@@ -92,9 +93,9 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
     SHIFT: gl.constexpr = 8.0 if QUANTISED else 0.0
     ring = 0
     turn = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        head = item // q_blocks
-        block = item % q_blocks
+    item = next_item(gl.program_id(0), lists, work, ADD, HAS_FP4)
+    while item < items:
+        head, block = place_of(item, work, ADD)
         slot = turn % 2
         row = row_of(lists, block // tile_blocks, HAS_FP4)
         # Blocks of the first list, the full ones among them, and up to where those of the second are full.
@@ -175,33 +176,33 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
             acc = warpgroup_mma_wait(0, deps=[added])
             mbarrier.arrive(v_free.index(before), count=1)
         mbarrier.arrive(q_free.index(slot), count=1)
-        if (blocks > 0) | (ADD == 0):  # what nothing is added to stays as it is
-            some = l > 0.0
-            l = gl.where(some, l, 1.0)
-            total = gl.where(some, m + gl.log2(l) - SHIFT, -float('inf'))
-            norm = gl.where(some, v_unit / l, 0.0)
-            lse_at = lse + head * q_blocks * BM + rows
-            out_row = row_by_frame(first_row, PAGE, FRAMES, TILES)
-            if ADD:
-                o_rows = gl.expand_dims(out_row + gl.arange(0, ROWS, layout=O_ROW), 1)
-                o_columns = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
-                others = gl.load(o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)).to(gl.float32)
-                other = gl.load(lse_at)
-                top = gl.maximum(other, total)
-                top = gl.where(top == -float('inf'), 0.0, top)
-                mine = gl.exp2(total - top)
-                theirs = gl.exp2(other - top)
-                both = gl.where(mine + theirs > 0.0, mine + theirs, 1.0)
-                acc = acc * gl.expand_dims(gl.convert_layout(norm * mine / both, O_ROW), 1) \
-                    + others * gl.expand_dims(gl.convert_layout(theirs / both, O_ROW), 1)
-                total = gl.where(mine + theirs > 0.0, top + gl.log2(both), -float('inf'))
-            else:
-                acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
-            tma.store_wait(0)  # of the item before; it is one thread's, and all are to write
-            barrier()
-            o_smem.index(half).store(acc.to(gl.bfloat16))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [out_row, head * D], o_smem.index(half))
-            gl.store(lse_at, total)
+        some = l > 0.0
+        l = gl.where(some, l, 1.0)
+        total = gl.where(some, m + gl.log2(l) - SHIFT, -float('inf'))
+        norm = gl.where(some, v_unit / l, 0.0)
+        lse_at = lse + head * q_blocks * BM + rows
+        out_row = row_by_frame(first_row, PAGE, FRAMES, TILES)
+        if ADD:
+            o_rows = gl.expand_dims(out_row + gl.arange(0, ROWS, layout=O_ROW), 1)
+            o_columns = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, O_LAYOUT))
+            others = gl.load(o + o_rows * (heads * D) + gl.expand_dims(o_columns, 0)).to(gl.float32)
+            other = gl.load(lse_at)
+            top = gl.maximum(other, total)
+            top = gl.where(top == -float('inf'), 0.0, top)
+            mine = gl.exp2(total - top)
+            theirs = gl.exp2(other - top)
+            both = gl.where(mine + theirs > 0.0, mine + theirs, 1.0)
+            acc = acc * gl.expand_dims(gl.convert_layout(norm * mine / both, O_ROW), 1) \
+                + others * gl.expand_dims(gl.convert_layout(theirs / both, O_ROW), 1)
+            total = gl.where(mine + theirs > 0.0, top + gl.log2(both), -float('inf'))
+        else:
+            acc *= gl.expand_dims(gl.convert_layout(norm, O_ROW), 1)
+        tma.store_wait(0)  # of the item before; it is one thread's, and all are to write
+        barrier()
+        o_smem.index(half).store(acc.to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(o_desc, [out_row, head * D], o_smem.index(half))
+        gl.store(lse_at, total)
         turn += 1
+        item = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)
     tma.store_wait(0)

@@ -30,6 +30,36 @@ def row_of(lists, tile, HAS_FP4: gl.constexpr):
 
 
 @gluon.jit
+def next_item(item, lists, work, ADD: gl.constexpr, HAS_FP4: gl.constexpr):
+    """From ``item`` on, a program's first that has something to do. Without ADD, that is every one."""
+    if ADD:
+        while _is_empty(item, lists, work, HAS_FP4):
+            item += gl.num_programs(0)
+    return item
+
+
+@gluon.jit
+def _is_empty(item, lists, work, HAS_FP4: gl.constexpr):
+    items, q_blocks, heads, tile_blocks = work
+    head, block = place_of(gl.minimum(item, items - 1), work, True)
+    return (item < items) & (row_of(lists, block // tile_blocks, HAS_FP4)[3] == 0)
+
+
+@gluon.jit
+def place_of(item, work, ADD: gl.constexpr):
+    """Head and block of queries of an item.
+
+    Head by head, so that a head's pages stay in the second-level cache; with ADD block by block, since the few blocks
+    that list pages at all follow each other, and all programs are to have as many of them.
+    """
+    items, q_blocks, heads, tile_blocks = work
+    if ADD:
+        return item % heads, item // heads
+    else:
+        return item // q_blocks, item % q_blocks
+
+
+@gluon.jit
 def page_of(lists, row, entry, HAS_FP4: gl.constexpr):
     """Page of entry 0 <= entry < total of a row, or -1 - page where it is FP4."""
     starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full = lists
@@ -65,7 +95,7 @@ def _issue(desc, row, column, ready, free, tiles, turn, STAGES: gl.constexpr, BY
 @gluon.jit
 def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-               QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr):
+               QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
     q_desc, k_desc, v_desc = descs
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
@@ -76,9 +106,9 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
     ring = 0
     raw = 0
     turn = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        head = item // q_blocks
-        block = item % q_blocks
+    item = next_item(gl.program_id(0), lists, work, ADD, HAS_FP4)
+    while item < items:
+        head, block = place_of(item, work, ADD)
         slot = turn % 2
         mbarrier.wait(q_free.index(slot), ((turn // 2) & 1) ^ 1)
         mbarrier.expect(q_ready.index(slot), BM * D * WIDTH)
@@ -129,6 +159,7 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                 ring += 1
         if waiting:
             _issue(v_desc, v_row, v_column, v_ready, v_free, v_smem, ring - 1, STAGES, BLOCK_BYTES)
+        item = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)
 
 
 @gluon.jit
