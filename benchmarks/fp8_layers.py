@@ -9,8 +9,9 @@ from fp8_cases import DEVICE, GPU, normal, presets, relative, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel_ros.kernels.rows import row_kernels
 from worldmodel_ros.model.dit import Block
-from worldmodel_ros.model.precision import Fp8Block, calibration, weight_bytes
+from worldmodel_ros.model.precision import Fp8Block, Unsummed, calibration, weight_bytes
 from worldmodel_ros.model.tile_attention import attend_within_frames
 
 Layer = Callable[[Tensor, Tensor], Tensor]  # x (1, T, P, D) and condition (1, T, D) to x
@@ -54,8 +55,15 @@ def layer(block: Block, rotary: Tensor) -> Layer:
     """As `DiT.over_tiles` runs a block that attends within frames."""
     def run(x: Tensor, cond: Tensor) -> Tensor:
         qkv, state = block.enter(x, cond)
-        return block.leave(x, attend_within_frames(block, qkv, rotary), state)
+        return summed(block.leave(x, attend_within_frames(block, qkv, rotary), state))
     return run
+
+
+def summed(x: Tensor | Unsummed) -> Tensor:
+    """Also what an FP8 block leaves to the next one."""
+    if isinstance(x, Tensor):
+        return x
+    return row_kernels(x.x).add_rows(x.x.flatten(0, 2), x.y, x.gate).view(x.shape)
 
 
 def plain_layer(block: Block, rotary: Tensor) -> Layer:

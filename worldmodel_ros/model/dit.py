@@ -31,6 +31,16 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1.0 + scale) + shift
 
 
+class FinalNorm(nn.LayerNorm):
+    """What the last layer gives, normalised and modulated: x (B, T, P, D), shift and scale (B, T, D)."""
+
+    def __init__(self, width: int):
+        super().__init__(width, elementwise_affine=False, eps=1e-6)
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return modulate(super().forward(x), shift[:, :, None], scale[:, :, None])
+
+
 class Block(nn.Module):
     """One layer: attention, then an MLP, each under adaLN-Zero.
 
@@ -93,7 +103,7 @@ class DiT(nn.Module):
         self.embed = nn.Linear(preset.token_dim, d)
         with torch.device('meta') if empty_layers else nullcontext():
             self.blocks = nn.ModuleList(Block(preset) for _ in range(preset.depth))
-        self.norm = nn.LayerNorm(d, elementwise_affine=False, eps=1e-6)
+        self.norm = FinalNorm(d)
         self.modulation = nn.Linear(d, 2 * d)
         self.out = nn.Linear(d, preset.token_dim)
         for layer in (self.modulation, self.out):
@@ -178,9 +188,14 @@ class DiT(nn.Module):
 
     def finish(self, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted clean latents (B, T, h, w, Z) and features (B, T, P, D), from what the last layer gave."""
-        shift, scale = self.modulation(cond)[:, :, None].chunk(2, -1)
-        features = modulate(self.norm(x), shift, scale)
-        return self.unpatchify(self.out(features)), features
+        features = self.features(x, cond)
+        return self.clean(features), features
+
+    def features(self, x: Tensor, cond: Tensor) -> Tensor:
+        return self.norm(x, *self.modulation(cond).chunk(2, -1))
+
+    def clean(self, features: Tensor) -> Tensor:
+        return self.unpatchify(self.out(features))
 
     def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor | None,
                 windows: Iterable[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

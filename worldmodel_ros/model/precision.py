@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..kernels.linear import fp8_linear, fp8_linear_gelu
 from ..kernels.quantise import FP8_MAX
 from ..kernels.rows import Rounded, quantise_rows, row_kernels
-from .dit import Block, DiT, State
+from .dit import Block, DiT, FinalNorm, State
 
 # The linear layers of a block, by their names in it.
 LINEARS = ('modulation', 'qkv', 'proj', 'mlp.0', 'mlp.2')
@@ -63,7 +63,7 @@ class Fp8Linear(nn.Module):
 
 @dataclass(frozen=True)
 class Unsummed:
-    """x (B, T, P, D), to which gate * y is still to be added: the next block does so while it reads x anyway."""
+    """x (B, T, P, D), to which gate * y is still to be added: what comes next does so while it reads x anyway."""
 
     x: Tensor
     y: Tensor  # (B * T * P, D)
@@ -74,14 +74,23 @@ class Unsummed:
         return self.x.shape
 
 
-class Fp8Block(Block):
-    """A block whose linear layers are Fp8Linear, but for those that ``keep`` names. Where another one follows, it
-    leaves it the last addition to do (``last`` False). ``fused``: the MLP's first product goes on to GELU and
-    rounding in the same kernel, by a calibrated scale or else by the bound that its inputs' lengths set."""
+class SummingNorm(FinalNorm):
+    """The same, of what an `Fp8Block` leaves."""
 
-    def __init__(self, block: Block, keep: Collection[str] = KEPT, last: bool = True, fused: bool = False):
+    def forward(self, x: Unsummed, shift: Tensor, scale: Tensor) -> Tensor:
+        _, features, _ = row_kernels(x.x).modulate_rows(x.x.flatten(0, 2), shift.flatten(0, 1), scale.flatten(0, 1),
+                                                        (x.y, x.gate), fp8=False, eps=self.eps)
+        return features.view(x.shape)
+
+
+class Fp8Block(Block):
+    """A block whose linear layers are Fp8Linear, but for those that ``keep`` names. The last addition is left to what
+    comes next. ``fused``: the MLP's first product goes on to GELU and rounding in the same kernel, by a calibrated
+    scale or else by the bound that its inputs' lengths set."""
+
+    def __init__(self, block: Block, keep: Collection[str] = KEPT, fused: bool = False):
         nn.Module.__init__(self)  # the parts are the block's own
-        self.heads, self.head_dim, self.last = block.heads, block.head_dim, last
+        self.heads, self.head_dim = block.heads, block.head_dim
         self.q_norm, self.k_norm, self.eps = block.q_norm, block.k_norm, (block.norm1.eps, block.norm2.eps)
         layers = {name: block.get_submodule(name) for name in LINEARS}
         layers = {name: layer if name in keep else _in_fp8(layer) for name, layer in layers.items()}
@@ -96,7 +105,7 @@ class Fp8Block(Block):
                                                           *_rounding(self.qkv), self.eps[0])
         return self.qkv(modulated).view(*x.shape[:3], 3, self.heads, self.head_dim), (rows, *others)
 
-    def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Tensor | Unsummed:
+    def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Unsummed:
         rows, gate1, shift2, scale2, gate2 = state
         kernels, out = row_kernels(rows), self.proj(attended.flatten(0, 2))
         first, second = self.mlp['0'], self.mlp['2']
@@ -108,8 +117,6 @@ class Fp8Block(Block):
             out = second(first(modulated, ahead if static is None else static))
         else:
             out = second(kernels.gelu_rows(first(modulated), fp8, static))
-        if self.last:
-            return kernels.add_rows(rows, out, gate2).view(x.shape)
         return Unsummed(rows.view(x.shape), out, gate2)
 
 
@@ -126,10 +133,10 @@ def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
     if unknown := sorted(set(keep) - known):
         raise ValueError(f'no linear layers {unknown} to keep; a block has {", ".join(LINEARS)}, and there are '
                          f'{len(dit.blocks)} blocks: name "proj" or "0.proj"')
-    last = len(dit.blocks) - 1
     for index, block in enumerate(dit.blocks):
         own = {name for name in LINEARS if {name, f'{index}.{name}'} & set(keep)}
-        dit.blocks[index] = Fp8Block(block, own, index == last, fused)
+        dit.blocks[index] = Fp8Block(block, own, fused)
+    dit.norm = SummingNorm(dit.preset.width)
     return dit
 
 

@@ -62,4 +62,5 @@ def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Ten
         return group.gather(clean, FRAMES), features
     cond, x = dit.enter(latents, tau, step, action)
     x = dit.layers_over_tiles(group.own(x, TOKENS), cond, DividedTiles(group, whole, frames, TOKENS))
-    return dit.finish(group.gather(x, TOKENS), cond)
+    features = group.gather(dit.features(x, cond), TOKENS)
+    return dit.clean(features), features
