@@ -2,9 +2,11 @@
 
     python benchmarks/profile_tick.py --preset base --backend torch-compiled --folder benchmarks/results
     python benchmarks/profile_tick.py --preset robot_3b --backend torch-fp8 --folder benchmarks/results
+    python benchmarks/profile_tick.py --preset robot_3b --backend torch-fp8 --gpus 4 --folder benchmarks/results
 
 Random weights, a full window, ticks of two steps. The work of a chunk's linears and attention is counted from the
-preset (tick_work.py); at best it takes as long as the tensor cores' data-sheet rate allows.
+preset (tick_work.py); at best it takes as long as the tensor cores' data-sheet rate allows. Of several GPUs, the kernels
+are those of the first; in those of NCCL it waits for the others, too.
 """
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from worldmodel_ros.machine import machine, versions
 
 STEPS = 2
 # What a kernel does, by its name: the first that matches.
-KINDS = (('attention', r'attn|attention|flash|fmha|sdpa'),
+KINDS = (('exchange', r'nccl'), ('attention', r'attn|attention|flash|fmha|sdpa'),
          ('convolution', r'conv|winograd|implicit|wgrad|fprop|mkldnn'),
          ('linear', r'gemm|gemv|matmul|cutlass|cublas|nvjet|scaled_mm|addmm|linear|_product|\bmm\b|bmm'),
          ('copy', r'memcpy|memset|copy|cat|index|gather|scatter|stack'),
@@ -63,16 +65,18 @@ def profiled(engine: Engine, ticks: int) -> list[tuple[str, float, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def report(engine: Engine, backend: str, rows: list[tuple[str, float, float]], shown: int) -> str:
+def report(engine: Engine, backend: str, rows: list[tuple[str, float, float]], shown: int,
+           gpus: int) -> str:
     total = sum(ms for _, _, ms in rows)
-    flops = chunk_flops(engine.spec, STEPS)
+    flops = {part: value / gpus for part, value in chunk_flops(engine.spec, STEPS).items()}
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else machine()['cpu']
+    share = f', a share of one in {gpus}' if gpus > 1 else ''
     kinds: dict[str, tuple[float, float]] = {}
     for key, calls, ms in rows:
         before = kinds.get(kind_of(key), (0.0, 0.0))
         kinds[kind_of(key)] = before[0] + calls, before[1] + ms
     lines = ['python benchmarks/profile_tick.py ' + ' '.join(sys.argv[1:]), f'{name}; torch {versions()["torch"]}',
-             f'{engine.spec.name} on {backend}, random weights: {total:.3f} ms of kernels a tick of {STEPS} steps', '',
+             f'{engine.spec.name} on {backend}{share}, random weights: {total:.3f} ms of kernels a tick of {STEPS} steps', '',
              f'{"kind":<14}{"calls":>9}{"ms":>10}{"share":>8}']
     for kind, (calls, ms) in sorted(kinds.items(), key=lambda item: -item[1][1]):
         lines.append(f'{kind:<14}{calls:>9.1f}{ms:>10.3f}{ms / total:>8.1%}')
@@ -89,19 +93,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--preset', default='base')
     parser.add_argument('--backend', default='torch-compiled')
+    parser.add_argument('--gpus', type=int, default=1)
+    parser.add_argument('--parallel', default='sequence-fp8', help='how several GPUs share the model')
     parser.add_argument('--ticks', type=int, default=20)
     parser.add_argument('--shown', type=int, default=40, help='kernels in the table')
     parser.add_argument('--folder', type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    engine = load_random(options.preset, options.backend, sessions=1)
+    several = {'gpus': options.gpus, 'parallel': options.parallel} if options.gpus > 1 else {}
+    engine = load_random(options.preset, options.backend, sessions=1, **several)
     engine.warm_up(ticks=2)
-    text = report(engine, options.backend, profiled(engine, options.ticks), options.shown)
-    print(text)
+    text = report(engine, options.backend, profiled(engine, options.ticks), options.shown, options.gpus)
+    print(text, flush=True)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
         gpu = torch.cuda.get_device_name().split()[1].lower() if torch.cuda.is_available() else 'cpu'
-        (options.folder / f'profile_{options.preset}_{options.backend}_{gpu}.txt').write_text(text)
+        count = f'x{options.gpus}' if several else ''
+        (options.folder / f'profile_{options.preset}_{options.backend}_{gpu}{count}.txt').write_text(text)
+    if several:
+        engine.close()
     return 0
 
 
