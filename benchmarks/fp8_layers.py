@@ -54,8 +54,8 @@ def layers() -> Iterator[dict]:
 def layer(block: Block, rotary: Tensor) -> Layer:
     """As `DiT.over_tiles` runs a block that attends within frames."""
     def run(x: Tensor, cond: Tensor) -> Tensor:
-        qkv, state = block.enter(x, cond)
-        return summed(block.leave(x, attend_within_frames(block, qkv, rotary), state))
+        qkv, state = block.enter(x, cond, rotary)
+        return summed(block.leave(x, attend_within_frames(qkv), state))
     return run
 
 

@@ -50,17 +50,22 @@ def attention(quantised, fp4, add):
     return compiled(source, num_warps=4)
 
 
-def product(gelu, specialised):
+def product(gelu, specialised, rotating):
     tiles, names = linear_hopper.SPECIALISED if specialised else linear_hopper.DEFAULT, linear_hopper._product.arg_names
+    absent = [*([] if gelu else ['static']), *([] if rotating else ['rotary', 'q_weight', 'k_weight'])]
     constants = {'PROGRAMS': 132, 'M': tiles.m, 'N': tiles.n, 'K': tiles.k, 'GROUP': linear_hopper.GROUP, 'GELU': gelu,
-                 'NATIVE': True, 'SPECIALISED': specialised, **({} if gelu else {'static': None})}
+                 'NATIVE': True, 'SPECIALISED': specialised, **dict.fromkeys(absent)}
     known = {'a': f'tensordesc<fp8e4nv[{tiles.m}, {tiles.k}]>', 'b': f'tensordesc<fp8e4nv[{tiles.n}, {tiles.k}]>',
-             'out': f'tensordesc<{"u8" if gelu else "bf16"}[{tiles.m}, {tiles.n}]>', 'bias': '*bf16', 'static': '*fp32',
+             'out': f'tensordesc<{"u8" if gelu else "bf16"}[{tiles.m}, {tiles.n // (4 if rotating else 1)}]>',
+             'rotary': f'tensordesc<fp32[2, {tiles.m}, {tiles.n // 4}]>', 'static': '*fp32', 'eps': 'fp32',
              **({'a': '*fp8e4nv', 'b': '*fp8e4nv', 'out': '*u8' if gelu else '*bf16'} if specialised else {}),
-             'a_scale': '*fp32', 'b_scale': '*fp32', 'rows': 'i32', 'columns': 'i32', 'depth': 'i32'}
+             **dict.fromkeys(('bias', 'q_weight', 'k_weight'), '*bf16'),
+             **dict.fromkeys(('a_scale', 'b_scale'), '*fp32'),
+             **dict.fromkeys(('rows', 'columns', 'depth'), 'i32')}
     source = ASTSource(linear_hopper._product, {n: 'constexpr' if n in constants else known[n] for n in names},
                        {(names.index(name),): value for name, value in constants.items()},
-                       {(names.index(name),): [['tt.divisibility', 16]] for name in ('rows', 'columns', 'depth')})
+                       {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names)
+                        if name not in constants and known[name][0] in '*i'})
     return compiled(source, num_warps=tiles.warps, num_stages=tiles.stages)
 
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip('triton')
 SHARED_MEMORY = 232_448  # bytes that a program may have on an H100
 VARIANTS = {'attention, bf16, added to others': 'attention-nny', 'attention, fp8': 'attention-ynn',
-            'attention, fp8 and fp4': 'attention-yyn', 'product in fp8': 'product-nn',
-            'product in fp8, then gelu': 'product-yn',
-            'product in fp8, specialised': 'product-ny'}
+            'attention, fp8 and fp4': 'attention-yyn', 'product in fp8': 'product-nnn',
+            'product in fp8, then gelu': 'product-ynn', 'product in fp8, specialised': 'product-nyn',
+            'product in fp8, normalised and rotated': 'product-nny'}
 PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y'}
 
 

@@ -6,7 +6,7 @@ import torch
 from kernel_inputs import random_tensor, relative_error
 
 from worldmodel_ros.kernels import rows
-from worldmodel_ros.kernels.linear import fp8_linear, fp8_linear_gelu, fp8_linear_reference
+from worldmodel_ros.kernels.linear import fp8_linear, fp8_linear_gelu, fp8_linear_reference, fp8_linear_rotate
 from worldmodel_ros.kernels.page_write import write_qkv
 from worldmodel_ros.kernels.pages import Pool, Precision
 from worldmodel_ros.kernels.qk_norm import rotate_qk
@@ -15,7 +15,7 @@ pytest.importorskip('triton', reason='Triton is not installed: pip install trito
 
 from worldmodel_ros.kernels import rows_triton  # noqa: E402
 from worldmodel_ros.kernels.linear_hopper import (  # noqa: E402
-    Tiles, fp8_linear_gelu_hopper, fp8_linear_hopper)
+    Tiles, fp8_linear_gelu_hopper, fp8_linear_hopper, fp8_linear_rotate_hopper)
 from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton  # noqa: E402
 
 # Of numpy, which the interpreter computes with, where numbers become infinite or nothing on purpose.
@@ -154,3 +154,27 @@ def test_queries_and_keys_are_rotated_in_place_as_page_writing_does(dtype):
         torch.testing.assert_close(found[:, 0], q)
         torch.testing.assert_close(found[:, 1], pool.k[0, :, :count].transpose(0, 1).to(dtype))
         assert torch.equal(found[:, 2], qkv[:, 2])
+
+
+def test_a_product_that_normalises_and_rotates_is_the_product_then_rotated():
+    count, heads, dim = 37, 4, 16  # no whole number of tiles
+    x = rows.quantise_rows(random_tensor(generator(17), count, 80) * 2)
+    weight, scale = rows.quantise_rows(random_tensor(generator(18), 3 * heads * dim, 80))
+    bias = random_tensor(generator(19), 3 * heads * dim)
+    angle = torch.rand(count, dim // 2, generator=generator(20)) * 6.3
+    turn = torch.stack([angle.cos(), angle.sin()]), *random_tensor(generator(21), 2, dim)
+    expected = fp8_linear_reference(x, weight, scale.t(), bias).view(count, 3, heads, dim)
+    rotate_qk(expected, *turn)
+    for found in (fp8_linear_rotate(x, weight, scale.t(), bias, *turn),
+                  fp8_linear_rotate_hopper(x, weight, scale.t(), bias, *turn, tiles=SMALL)):
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found.float(), expected, rtol=2.0 ** -8, atol=1e-3)
+        assert (found == expected.bfloat16()).double().mean() > 0.99
+
+
+def test_heads_that_are_not_half_a_tile_are_refused_by_the_kernel_that_rotates():
+    x, (weight, scale) = rows.quantise_rows(torch.zeros(4, 32)), rows.quantise_rows(torch.zeros(96, 32))
+    for dim in (8, 32):
+        with pytest.raises(ValueError, match='must be 16 wide'):
+            fp8_linear_rotate_hopper(x, weight, scale.t(), None, torch.zeros(2, 4, dim // 2), *torch.ones(2, dim),
+                                     tiles=SMALL)

@@ -21,17 +21,16 @@ from worldmodel_ros.engine.scheduling import StepTable, Tier
 from worldmodel_ros.engine.service import Service, ServiceSettings
 from worldmodel_ros.engine.service_messages import Tick
 from worldmodel_ros.engine.staging import Inputs
-from worldmodel_ros.kernels import attention
+from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
-from worldmodel_ros.model.dit import Block
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.weights import RandomWeights, build
 from worldmodel_ros.parallel import rounding
 from worldmodel_ros.parallel.group import SequenceParallel, _block_of
 from worldmodel_ros.parallel.link import Link
 from worldmodel_ros.parallel.packing import pack, unpack
-from worldmodel_ros.parallel.tiles import FRAMES, DividedTiles
+from worldmodel_ros.parallel.tiles import FRAMES, TOKENS, DividedTiles
 
 pytestmark = [pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
     torch.cuda.is_available(), reason='for processes on a CPU; on GPUs: python benchmarks/parallel.py')]
@@ -272,19 +271,20 @@ def test_what_cannot_be_divided_is_refused_before_any_process_starts(folder, cou
         load(str(folder), backend, gpus=count, parallel=parallel)
 
 
+@pytest.mark.parametrize('axis', [FRAMES, TOKENS])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_own_frames_are_rotated_to_their_own_times_by_the_kernel_of_a_gpu(monkeypatch, rank):
+def test_own_tokens_are_rotated_to_their_own_places_by_the_kernel_of_a_gpu(rank, axis):
     """To which a part of a tensor along another axis than its first is no part, but that many values from there on."""
     triton = pytest.importorskip('worldmodel_ros.kernels.qk_norm_triton', reason='Triton is not installed')
     frames, tokens, heads, dim = 4, 6, 2, 16
     angle = torch.rand(frames * tokens, dim // 2, generator=torch.Generator().manual_seed(1)) * 6.3
     whole = PagedTiles((1, frames, 1, tokens), torch.stack([angle.cos(), angle.sin()]), None, [], [])
     qkv = torch.randn(1, frames, tokens, 3, heads, dim, generator=torch.Generator().manual_seed(2))
-    block, group = Block(replace(DIVIDED, width=heads * dim, heads=heads)), SequenceParallel(Link('cpu', rank, 2))
-    expected = group.own(whole.within_frames(block, qkv.clone()), FRAMES)
-    monkeypatch.setattr(attention.qk_norm, 'rotate_qk', triton.rotate_qk_triton)
-    found = DividedTiles(group, whole, frames, FRAMES).within_frames(block, group.own(qkv, FRAMES))
-    torch.testing.assert_close(found, expected)
+    group, weights, expected = SequenceParallel(Link('cpu', rank, 2)), torch.rand(2, dim), qkv.clone()
+    rotate_qk(expected.view(-1, 3, heads, dim), whole.rotary, *weights)
+    own = group.own(qkv, axis).contiguous()
+    triton.rotate_qk_triton(own.view(-1, 3, heads, dim), DividedTiles(group, whole, frames, axis).rotary, *weights)
+    torch.testing.assert_close(own, group.own(expected, axis))
 
 
 def test_a_model_without_tiles_is_refused():

@@ -61,8 +61,8 @@ class DenseTiles:
         if self.commit:
             self.seen = np.concatenate([self.seen, self.times])
 
-    def within_frames(self, block: Block, qkv: Tensor) -> Tensor:
-        return attend_within_frames(block, qkv, self.rotary)
+    def within_frames(self, qkv: Tensor) -> Tensor:
+        return attend_within_frames(qkv)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         q, k, v = qkv[0].flatten(0, 1).permute(1, 2, 0, 3).unbind(0)  # (H, T * P, d)

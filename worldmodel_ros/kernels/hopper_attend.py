@@ -98,6 +98,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         head, block = place_of(item, work, ADD)
         slot = turn % 2
         row = row_of(lists, block // tile_blocks, HAS_FP4)
+        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # soon: its loads take their time
         # Blocks of the first list, the full ones among them, and up to where those of the second are full.
         blocks = row[3] * SUB
         first_blocks = row[1] * SUB
@@ -204,5 +205,5 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         tma.async_copy_shared_to_global(o_desc, [out_row, head * D], o_smem.index(half))
         gl.store(lse_at, total)
         turn += 1
-        item = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)
+        item = following
     tma.store_wait(0)

@@ -117,6 +117,7 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                                             q_smem.index(2 * slot + half))
         turn += 1
         row = row_of(lists, block // tile_blocks, HAS_FP4)
+        following = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)  # soon: its loads take their time
         last = gl.maximum(row[3] - 1, 0)
         page = 0
         if row[3] > 0:
@@ -159,7 +160,7 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                 ring += 1
         if waiting:
             _issue(v_desc, v_row, v_column, v_ready, v_free, v_smem, ring - 1, STAGES, BLOCK_BYTES)
-        item = next_item(item + gl.num_programs(0), lists, work, ADD, HAS_FP4)
+        item = following
 
 
 @gluon.jit

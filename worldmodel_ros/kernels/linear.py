@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .attention import rotate_qk
 from .rows import Rounded, row_kernels
 
 # Depth by columns, and rows, from which on the product in Triton is the faster one on Hopper (benchmarks/fp8.py).
@@ -40,6 +41,25 @@ def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tens
             return linear_hopper.fp8_linear_gelu_hopper(x, weight, weight_scale, bias, static)
     product = fp8_linear(x, weight, weight_scale, bias, dtype)
     return row_kernels(product).gelu_rows(product, static=static)
+
+
+def fp8_linear_rotate(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
+                      q_weight: Tensor, k_weight: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """x W^T + bias as queries, keys and values (M, 3, H, D), the first two normalised and rotated as by
+    `qk_norm.rotate_qk`, for rotary (2, M, D / 2); on Hopper in one kernel, `linear_hopper`, for heads of 128."""
+    dim = 2 * rotary.shape[2]
+    if rotary.is_cuda:
+        from . import linear_hopper
+        tile = linear_hopper.DEFAULT.n
+        fits = 2 * dim == tile and len(weight) % (3 * tile) == 0
+        if fits and dtype is torch.bfloat16 and linear_hopper.supports(rotary):
+            return linear_hopper.fp8_linear_rotate_hopper(x, weight, weight_scale, bias, rotary, q_weight, k_weight)
+        qkv = fp8_linear(x, weight, weight_scale, bias, dtype)
+    else:
+        qkv = fp8_linear_reference(x, weight, weight_scale, bias)
+    qkv = qkv.view(len(qkv), 3, -1, dim)
+    rotate_qk(qkv, rotary, q_weight, k_weight)
+    return qkv.to(dtype)
 
 
 def fp8_linear_reference(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:

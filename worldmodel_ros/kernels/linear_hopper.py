@@ -1,8 +1,12 @@
 """`linear.fp8_linear` in a persistent kernel whose last step may be GELU and rounding: the product of the MLP's
-first layer then never exists in bfloat16, which would be written, read and written again as FP8.
+first layer then never exists in bfloat16, which would be written, read and written again as FP8. Or it may be
+QK-norm and rotary embedding.
 
 The rows' own scales need all of a row, and a program has 256 columns of it: so the results are rounded by a
 calibrated scale, or by scales that follow from the lengths of the rows and weights, which no result can exceed.
+
+Beside three stages of operands, shared memory has room for a tile's cosines and sines and a quarter of its results:
+so these go by four copies.
 """
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .epilogues_triton import normalised_and_rotated, quarters, store_quarters
 from .formats_triton import cast, from_e4m3, native_e4m3, to_e4m3
 from .pools_triton import as_bytes
 from .rows import Rounded
@@ -51,7 +56,7 @@ def fp8_linear_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Te
     """`linear.fp8_linear` in bfloat16; K and N multiples of 16."""
     values = x[0]
     out = torch.empty((len(values), len(weight)), dtype=torch.bfloat16, device=values.device)
-    _launch(x, weight, weight_scale, bias, None, out, tiles)
+    _launch(x, weight, weight_scale, bias, out, tiles)
     return out
 
 
@@ -64,12 +69,25 @@ def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bia
     values = x[0]
     out = torch.empty((len(values), len(weight)), dtype=torch.float8_e4m3fn, device=values.device)
     static = static.expand(len(values), 1).contiguous()
-    _launch(x, weight, weight_scale, bias, static, out, tiles)
+    _launch(x, weight, weight_scale, bias, out, tiles, static=static)
     return out, static
 
 
-def _launch(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, static: Tensor | None, out: Tensor,
-            tiles: Tiles) -> None:
+def fp8_linear_rotate_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
+                             q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6, tiles: Tiles = DEFAULT) -> Tensor:
+    """`linear.fp8_linear_rotate` in bfloat16; K a multiple of 16, heads half as wide as a tile and an even number of
+    them, rotary and weights contiguous."""
+    dim, rows = 2 * rotary.shape[2], len(x[0])
+    if tiles.n != 2 * dim or len(weight) % (3 * tiles.n) or rotary.shape[1] != rows or not rotary.is_contiguous():
+        raise ValueError(f'{len(weight)} columns and rotary {tuple(rotary.shape)} with strides {rotary.stride()}: '
+                         f'heads must be {tiles.n // 2} wide, an even number, and rotary contiguous, of {rows} rows')
+    out = torch.empty((rows, len(weight)), dtype=torch.bfloat16, device=rotary.device)
+    _launch(x, weight, weight_scale, bias, out, tiles, rotation=(rotary, q_weight, k_weight, eps))
+    return out.view(rows, 3, -1, dim)
+
+
+def _launch(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out: Tensor, tiles: Tiles,
+            static: Tensor | None = None, rotation: tuple[Tensor, Tensor, Tensor, float] | None = None) -> None:
     values, scale = x
     (rows, depth), columns = values.shape, len(weight)
     if depth % 16 or columns % 16:
@@ -81,18 +99,21 @@ def _launch(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | Non
     if tiles.specialised:
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=values.device))
     else:
-        blocks = [tiles.m, tiles.k], [tiles.n, tiles.k], [tiles.m, tiles.n]
+        blocks = [tiles.m, tiles.k], [tiles.n, tiles.k], [tiles.m, tiles.n if rotation is None else tiles.n // 4]
         operands = [TensorDescriptor.from_tensor(t, block) for t, block in zip(operands, blocks)]
+    rotary, q_weight, k_weight, eps = rotation or (None, None, None, 0.0)
+    if rotary is not None:
+        rotary = TensorDescriptor.from_tensor(rotary, [2, tiles.m, tiles.n // 4])
     _product[(min(programs, count),)](
-        *operands, scale, weight_scale, bias, static, rows, columns, depth, PROGRAMS=min(programs, count), M=tiles.m,
-        N=tiles.n, K=tiles.k, GROUP=GROUP, GELU=static is not None, NATIVE=native, SPECIALISED=tiles.specialised,
-        num_stages=tiles.stages, num_warps=tiles.warps)
+        *operands, scale, weight_scale, bias, static, rotary, q_weight, k_weight, eps, rows, columns, depth,
+        PROGRAMS=min(programs, count), M=tiles.m, N=tiles.n, K=tiles.k, GROUP=GROUP, GELU=static is not None,
+        NATIVE=native, SPECIALISED=tiles.specialised, num_stages=tiles.stages, num_warps=tiles.warps)
 
 
 @triton.jit
-def _product(a, b, out, a_scale, b_scale, bias, static, rows, columns, depth, PROGRAMS: tl.constexpr, M: tl.constexpr,
-             N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr, NATIVE: tl.constexpr,
-             SPECIALISED: tl.constexpr):
+def _product(a, b, out, a_scale, b_scale, bias, static, rotary, q_weight, k_weight, eps, rows, columns, depth,
+             PROGRAMS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+             GELU: tl.constexpr, NATIVE: tl.constexpr, SPECIALISED: tl.constexpr):
     if SPECIALISED:
         a = tl.make_tensor_descriptor(a, [rows, depth], [depth, 1], [M, K])
         b = tl.make_tensor_descriptor(b, [columns, depth], [depth, 1], [N, K])
@@ -117,6 +138,14 @@ def _product(a, b, out, a_scale, b_scale, bias, static, rows, columns, depth, PR
         if GELU:
             x = gelu(x) * tl.math.div_rn(1.0, tl.load(static + m, mask=m < rows, other=1.0))[:, None]
             out.store([row, column], _bytes(x, NATIVE))
+        elif rotary is not None:
+            first, second, third, fourth = quarters(x)
+            if column < columns // 3 * 2:  # queries or keys
+                weight = q_weight if column < columns // 3 else k_weight
+                cos, sin = rotary.load([0, row, 0]).permute(1, 2, 0).split()
+                first, second = normalised_and_rotated(first, second, cos, sin, weight, eps)
+                third, fourth = normalised_and_rotated(third, fourth, cos, sin, weight, eps)
+            store_quarters(out, row, column, first, second, third, fourth)
         else:
             out.store([row, column], cast(x, out.dtype))
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention import rotate_qk
 from .attention import attend, frame_bias_to_tokens, gather_pages, rotate
 from .conditioning import Conditioning
 from .presets import Preset
@@ -63,12 +64,14 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def enter(self, x: Tensor, cond: Tensor) -> tuple[Tensor, State]:
-        """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), not yet normalised nor
-        rotated, and what `leave` needs of the modulation."""
+    def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
+        """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), normalised and rotated where
+        rotary (2, B * T * P, d / 2) is given, and what `leave` needs of the modulation."""
         shift1, scale1, *state = self.modulation(cond)[:, :, None].chunk(6, -1)
-        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1))
-        return qkv.unflatten(-1, (3, self.heads, self.head_dim)), tuple(state)
+        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, self.heads, self.head_dim))
+        if rotary is not None:
+            rotate_qk(qkv.view(-1, *qkv.shape[3:]), rotary, self.q_norm.weight, self.k_norm.weight)
+        return qkv, tuple(state)
 
     def leave(self, x: Tensor, attended: Tensor, state: State) -> Tensor:
         """x after the layer; attended (B, T, P, H * d)."""
@@ -172,11 +175,11 @@ class DiT(nn.Module):
         """x (B, T, P, D) after all layers, whose condition is cond (B, T, D)."""
         cache_layers = iter(range(len(self.blocks)))
         for block, is_cache in zip(self.blocks, self.kinds):
-            qkv, state = block.enter(x, cond)
+            qkv, state = block.enter(x, cond, None if is_cache else attention.rotary)
             if is_cache:
                 attended = attention.over_tiles(next(cache_layers), block, qkv)
             else:
-                attended = attention.within_frames(block, qkv)
+                attended = attention.within_frames(qkv)
             x = block.leave(x, attended, state)
         return x
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..kernels.linear import fp8_linear, fp8_linear_gelu
+from ..kernels.attention import rotate_qk
+from ..kernels.linear import fp8_linear, fp8_linear_gelu, fp8_linear_rotate
 from ..kernels.quantise import FP8_MAX
 from ..kernels.rows import Rounded, quantise_rows, row_kernels
 from .dit import Block, DiT, FinalNorm, State
@@ -50,11 +51,15 @@ class Fp8Linear(nn.Module):
         addend = torch.zeros_like(longest) if linear.bias is None else linear.bias.detach().float().abs().amax()
         self.register_buffer('bound', torch.stack([longest, addend]))
 
-    def forward(self, x: Tensor | Rounded, gelu: Tensor | None = None) -> Tensor | Rounded:
+    def forward(self, x: Tensor | Rounded, gelu: Tensor | None = None,
+                rotate: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor | Rounded:
         """x (..., K), or rounded rows (M, K), to (..., N) or (M, N); of rounded rows, with ``gelu``, scales () or
-        (M, 1), to the results' GELU rounded by these."""
+        (M, 1), to the results' GELU rounded by these; with ``rotate``, rotary (2, M, d / 2) and the norms' weights
+        (d,), to qkv (M, 3, H, d), rotated."""
         if gelu is not None:
             return fp8_linear_gelu(x, self.weight, self.weight_scale, self.bias, gelu, self.dtype)
+        if rotate is not None:
+            return fp8_linear_rotate(x, self.weight, self.weight_scale, self.bias, *rotate, self.dtype)
         if not isinstance(x, Tensor):
             return fp8_linear(x, self.weight, self.weight_scale, self.bias, self.dtype)
         rows = row_kernels(x).quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)
@@ -86,7 +91,8 @@ class SummingNorm(FinalNorm):
 class Fp8Block(Block):
     """A block whose linear layers are Fp8Linear, but for those that ``keep`` names. The last addition is left to what
     comes next. ``fused``: the MLP's first product goes on to GELU and rounding in the same kernel, by a calibrated
-    scale or else by the bound that its inputs' lengths set."""
+    scale or else by the bound that its inputs' lengths set; and that of queries, keys and values normalises and
+    rotates them, where that is asked of it."""
 
     def __init__(self, block: Block, keep: Collection[str] = KEPT, fused: bool = False):
         nn.Module.__init__(self)  # the parts are the block's own
@@ -97,13 +103,21 @@ class Fp8Block(Block):
         self.modulation, self.qkv, self.proj = (layers[name] for name in LINEARS[:3])
         self.mlp = nn.ModuleDict({'0': layers['mlp.0'], '2': layers['mlp.2']})  # under the same names as in a block
         self.fused = fused and isinstance(layers['mlp.0'], Fp8Linear) and _rounding(layers['mlp.2'])[0]
+        self.rotating = fused and isinstance(self.qkv, Fp8Linear)
 
-    def enter(self, x: Tensor | Unsummed, cond: Tensor) -> tuple[Tensor, State]:
+    def enter(self, x: Tensor | Unsummed, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
         x, added = (x.x, (x.y, x.gate)) if isinstance(x, Unsummed) else (x, None)
         shift1, scale1, *others = self.modulation(cond).flatten(0, 1).chunk(6, -1)
         rows, modulated, _ = row_kernels(x).modulate_rows(x.reshape(-1, x.shape[-1]), shift1, scale1, added,
                                                           *_rounding(self.qkv), self.eps[0])
-        return self.qkv(modulated).view(*x.shape[:3], 3, self.heads, self.head_dim), (rows, *others)
+        rotation = None if rotary is None else (rotary, self.q_norm.weight, self.k_norm.weight)
+        if self.rotating and rotation is not None:
+            qkv = self.qkv(modulated, rotate=rotation)
+        else:
+            qkv = self.qkv(modulated).view(len(rows), 3, self.heads, self.head_dim)
+            if rotation is not None:
+                rotate_qk(qkv, *rotation)
+        return qkv.view(*x.shape[:3], *qkv.shape[1:]), (rows, *others)
 
     def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Unsummed:
         rows, gate1, shift2, scale2, gate2 = state

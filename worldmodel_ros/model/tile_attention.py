@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..kernels.attention import paged_attention, rotate_qk, write_qkv
+from ..kernels.attention import paged_attention, write_qkv
 from ..kernels.pages import Pool, TileLists
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ QUERY_BLOCK = 128  # of a tile, for the attention to pages
 
 
 class TileAttention(Protocol):
-    """What the layers of `DiT.over_tiles` attend by: qkv (B, T, P, 3, H, d), not yet normalised nor rotated, to
-    (B, T, P, H * d). Of the block only norms are asked for."""
+    """What the layers of `DiT.over_tiles` attend by: qkv (B, T, P, 3, H, d) to (B, T, P, H * d)."""
 
-    def within_frames(self, block: Block, qkv: Tensor) -> Tensor:
-        """Each frame attends to itself. ``qkv`` may be overwritten."""
+    rotary: Tensor  # of the tokens of x, (2, B * T * P, d / 2): by it is rotated what attends within frames
+
+    def within_frames(self, qkv: Tensor) -> Tensor:
+        """Each frame attends to itself; queries and keys are normalised and rotated."""
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """Attends to tiles, as cache layer number ``layer``, and keeps the block's keys and values in its own pages."""
+        """Attends to tiles, as cache layer number ``layer``, and keeps the block's own keys and values in its own
+        pages; queries and keys are not yet normalised nor rotated, which is done by the norms of the block."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class PagedTiles:
     pools: list[list[Pool]]
     lists: list[list[TileLists]]
 
-    def within_frames(self, block: Block, qkv: Tensor) -> Tensor:
-        return attend_within_frames(block, qkv, self.rotary)
+    def within_frames(self, qkv: Tensor) -> Tensor:
+        return attend_within_frames(qkv)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         (groups, frames, tiles, run), pools, (heads, dim) = self.shape, self.pools[layer], qkv.shape[4:]
@@ -79,10 +81,9 @@ class PagedTiles:
         return out.reshape(*qkv.shape[:3], heads * dim)
 
 
-def attend_within_frames(block: Block, qkv: Tensor, rotary: Tensor) -> Tensor:
-    """`TileAttention.within_frames`; rotary (2, B * T * P, d / 2)."""
+def attend_within_frames(qkv: Tensor) -> Tensor:
+    """`TileAttention.within_frames`."""
     b, t, p, _, heads, dim = qkv.shape
-    rotate_qk(qkv.view(-1, 3, heads, dim), rotary, block.q_norm.weight, block.k_norm.weight)
     q, k, v = qkv.flatten(0, 1).permute(2, 0, 3, 1, 4).unbind(0)
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, p, heads * dim)

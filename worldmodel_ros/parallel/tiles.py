@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -27,15 +26,12 @@ class DividedTiles:
 
     def __init__(self, group: SequenceParallel, whole: PagedTiles, frames: int, axis: int):
         self._group, self._whole, self._axis = group, whole, axis
-        self._own = None
-        if axis == FRAMES:
-            rotary = group.own(whole.rotary.unflatten(1, (frames, -1)), FRAMES).flatten(1, 2)
-            self._own = replace(whole, rotary=rotary.contiguous())  # as the kernels read it
+        # Contiguous, as the kernels read it.
+        self.rotary = group.own(whole.rotary.unflatten(1, (frames, -1)), axis).flatten(1, 2).contiguous()
 
-    def within_frames(self, block: Block, qkv: Tensor) -> Tensor:
-        if self._own is not None:
-            return self._own.within_frames(block, qkv)
-        return self._by_heads(qkv, lambda whole: self._whole.within_frames(block, whole))
+    def within_frames(self, qkv: Tensor) -> Tensor:
+        return self._whole.within_frames(qkv) if self._axis == FRAMES else \
+            self._by_heads(qkv, self._whole.within_frames)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         return self._by_heads(qkv, lambda whole: self._whole.over_tiles(layer, block, whole))
