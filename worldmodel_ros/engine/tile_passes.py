@@ -35,12 +35,12 @@ class TilePasses:
         self._space = torch.tensor(space_rotation(self.preset), device=device)
 
     def denoise(self, z: np.ndarray | Tensor, tau: float, rate: float, row: int, actions: np.ndarray, window: TileWindow
-                ) -> tuple[Tensor, Tensor]:
-        """z moved, and features in the layers' type."""
+                ) -> tuple[Tensor, Tensor | None]:
+        """z moved, and features in the layers' type, or None before the last step, whose features alone are read."""
         inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk)
-        moved, features = self._launch(('denoise', window.storages), partial(self.denoise_pass, window.storages),
-                                       [[each] for each in inputs])
-        return moved[0], features[0]
+        network, run = ('denoise', self.denoise_pass) if rate == 1.0 else ('approach', self.approach_pass)
+        outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
+        return outputs[0][0], outputs[1][0] if rate == 1.0 else None
 
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
@@ -61,6 +61,10 @@ class TilePasses:
         clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
+
+    def approach_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+        """A step that is not the last one."""
+        return TilePasses.denoise_pass(self, storages, z, *inputs)[:1]
 
     def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
         tau = latents.new_ones(latents.shape[:2])

@@ -103,7 +103,8 @@ class TorchBackend:
         commit: clean latents (T, h, w, Z), actions (T, A), Window, and (ids, places) of Stage.places, where their keys
         and values are written, to features (T, P, D)*.
         denoise: z (T, h, w, Z), its noise level, the part of the way to the clean latents that it is moved, row of the
-        step embedding, actions (T, A), Window, to z moved*, and features (T, P, D)*.
+        step embedding, actions (T, A), Window, to z moved*, and features (T, P, D)*; of presets with tiles, None but for
+        the last step.
         policy: features (P, D) of a frame, noise (goals, K, A), prefix (K, A), int64 number of actions that the prefix
         gives, to plans (goals, K, A).
         outcomes: features (T, P, D) to contact logits (T,) and progress (T, goals) in m.

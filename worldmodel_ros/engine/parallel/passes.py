@@ -11,7 +11,7 @@ from ...parallel.tiles import pass_over_tiles
 from ..launching import Eager, Graphs
 from ..tile_passes import Storages, TilePasses
 
-PASSES = ('commit', 'denoise')
+PASSES = ('commit', 'approach', 'denoise')
 
 
 class DividedPasses(TilePasses):
@@ -26,8 +26,7 @@ class DividedPasses(TilePasses):
 
     def run(self, network: str, storages: Storages, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One of PASSES, on rank 0's tensors: those of others say only of which shapes and types they are."""
-        run = self.commit_pass if network == 'commit' else self.denoise_pass
-        return run(storages, *self._group.shared(tensors))
+        return getattr(self, f'{network}_pass')(storages, *self._group.shared(tensors))
 
     def denoise_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         moved, features = super().denoise_pass(storages, z, *inputs)
