@@ -4,11 +4,11 @@
     python benchmarks/tick.py --folder ... --gpus 1 4 --cases robot_3b    # of the cases, those with these in their name
 
 Random weights: as fast as trained ones. A tick is a camera frame on the host to its checked plan on the host, over a
-full window, one after the other. Times of networks are the device's own: `chunk_ms` is all denoising steps of a chunk,
-`commit_ms` the pass that makes the observed frame a part of the cache. Beside them, in the same run, stands what one
-would write without this project: the same network in bf16 under torch.compile, with a cache that is cloned
-(tick_baseline.py); `ratio_compile_bf16` is its chunk's time by this one's. Every case has a process of its own, so that
-one that fails leaves the others', and rows are written as they come.
+full window, one after the other, or as far apart as a camera's are (--periods). Times of networks are the device's own:
+`chunk_ms` is all denoising steps of a chunk, `commit_ms` the pass that makes the observed frame a part of the cache.
+Beside them, in the same run, stands what one would write without this project: the same network in bf16 under
+torch.compile, with a cache that is cloned (tick_baseline.py); `ratio_compile_bf16` is its chunk's time by this one's.
+Every case has a process of its own, so that one that fails leaves the others', and rows are written as they come.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 BACKENDS = {'fp32': 'torch', 'bf16': 'torch-bf16', 'bf16-compiled': 'torch-compiled', 'fp8': 'torch-fp8'}
@@ -145,9 +146,9 @@ def run_engine(case: Case, options: argparse.Namespace):
         if not options.ticks:
             yield None, {'start_up': start_up}
             return
-        for steps in options.steps:
-            yield steps, {**measure(engine, steps, options.ticks, options.limit), 'memory': memory(engine),
-                          'start_up': start_up}
+        for steps, period in product(options.steps, options.periods):
+            yield steps, {**measure(engine, steps, options.ticks, options.limit, period), 'period_ms': 1e3 * period,
+                          'memory': memory(engine), 'start_up': start_up}
     finally:
         if case.gpus > 1:
             engine.close()
@@ -187,6 +188,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--dtypes', nargs='*', default=['fp32', BASELINE], choices=[*BACKENDS, BASELINE])
     parser.add_argument('--parallel', default='sequence-fp8', help='of --presets on several GPUs')
     parser.add_argument('--steps', type=int, nargs='*', default=[2, 1])
+    parser.add_argument('--periods', type=float, nargs='*', default=[0.0], help='s, from one tick to the next one; 0: one '
+                        'right after the other, in which large models keep a GPU at its limit of power')
     parser.add_argument('--ticks', type=int, default=1000)
     parser.add_argument('--restart', action='store_true', help='start each engine again: what it compiled is kept')
     parser.add_argument('--limit', type=float, default=180.0, help='seconds of one row, at most')

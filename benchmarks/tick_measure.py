@@ -48,8 +48,9 @@ class Timed:
         return found
 
 
-def measure(engine: Engine, steps: int, ticks: int, seconds: float) -> dict:
-    """``ticks`` ticks over a full window, or as many as ``seconds`` allow, one right after the other; ms."""
+def measure(engine: Engine, steps: int, ticks: int, seconds: float, period: float = 0.0) -> dict:
+    """``ticks`` ticks over a full window, or as many as ``seconds`` allow, beginning ``period`` s apart, or one right
+    after the other; ms."""
     spec = engine.spec
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, (FRAMES, *spec.image_size, 3), dtype=np.uint8)
@@ -76,6 +77,7 @@ def measure(engine: Engine, steps: int, ticks: int, seconds: float) -> dict:
             parts.append(timed.milliseconds())
             if time.perf_counter() > end and tick >= 2 * WARM:
                 break
+            time.sleep(max(0.0, start + period - time.perf_counter()))
         if not np.isfinite(future.collision_risk).all():
             raise RuntimeError('the network gave numbers that are not finite: the times mean nothing')
         names = parts[-1]
