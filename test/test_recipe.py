@@ -9,6 +9,7 @@ import torch
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.engine import load
+from worldmodel_ros.engine.noise import Noise
 from worldmodel_ros.model.action_head import action_head
 from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
 from worldmodel_ros.train import clips, world
@@ -89,7 +90,8 @@ def test_a_roll_out_is_what_a_session_imagines(tmp_path, steps):
             next(units)
     except StopIteration as end:
         truth = end.value.latents
-    noise = [session._draw_noise(first) for first in range(WINDOW, WINDOW + 12, 4)]  # the same moment, the same noise
+    shape = SMALL.chunk_frames, *SMALL.latent_size, SMALL.latent_channels
+    noise = [Noise(5, shape).draw(first) for first in range(WINDOW, WINDOW + 12, 4)]  # the same moment, the same noise
     ours = roll_out(engine.backend.model.dit.cpu(), torch.stack(observed)[None], torch.from_numpy(actions)[None],
                     torch.from_numpy(np.concatenate(noise))[None], steps)
     np.testing.assert_allclose(ours[0], truth, rtol=1e-3, atol=2e-4)
@@ -128,13 +130,13 @@ def test_the_policy_searches_for_a_goal_that_its_window_does_not_show():
     assert (policy_labels(episodes, (clip[0], clip[1][:, last - 9:]), SMALL, search=True)[0, :, goal] == 0.9).all()
 
 
-def test_a_share_of_the_clips_holds_a_beginning_or_an_end_of_a_contact_behind_a_window():
+def test_a_share_of_the_clips_holds_a_frame_in_contact_behind_a_window():
     episodes, length = moving_square(episodes=4, steps=60), WINDOW + 8
     episodes.collided = torch.zeros(4, 60, dtype=torch.bool)
     episodes.collided[1, 30:34], episodes.collided[2, 57:], episodes.collided[3, 2] = True, True, True
-    episodes.lengths = torch.tensor([60, 60, 58, 60])  # the contact in the third goes on until its end
+    episodes.lengths = torch.tensor([60, 60, 58, 60])  # what follows in the third is padding
     objective = world.teacher(small_model(), episodes, TeacherOptions(batch=8, clip_frames=length, contact_share=0.5))
-    assert objective.contacts.tolist() == [[1, 30], [1, 34], [2, 57], [3, 2], [3, 3]]
+    assert objective.contacts.tolist() == [[1, 30], [1, 31], [1, 32], [1, 33], [2, 57], [3, 2]]
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     found = set()
     for _ in range(20):
@@ -146,6 +148,21 @@ def test_a_share_of_the_clips_holds_a_beginning_or_an_end_of_a_contact_behind_a_
             assert inside and (max(inside) >= frames[0] + WINDOW or frames[0] == 0)
             found |= {(episode, at) for at in inside}
     assert len(found) == len(objective.contacts)
+
+
+def test_chunks_of_the_share_begin_in_a_long_contact_as_often_as_such_contacts_last():
+    episodes, length = moving_square(episodes=3, steps=120), WINDOW + 12
+    episodes.collided = torch.zeros(3, 120, dtype=torch.bool)
+    episodes.collided[0, 40:100] = True  # pushes for 6 s, most of which is far from where the contact begins and ends
+    episodes.collided[1, 50] = True      # and a touch
+    objective = world.teacher(small_model(), episodes, TeacherOptions(batch=16, clip_frames=length, contact_share=1.0))
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    begin = []  # whether the frame before a chunk is in contact, as what-if questions begin in one
+    for _ in range(60):
+        batch = objective.draw(rng, generator)
+        before = batch.frame[:, batch.starts[batch.starts >= WINDOW] - 1]
+        begin.append(episodes.collided[batch.episode, before].float().mean().item())
+    assert np.mean(begin) > 0.6
 
 
 def test_no_share_of_contacts_draws_the_clips_that_were_always_drawn_and_drives_without_any_are_refused():

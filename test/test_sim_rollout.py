@@ -95,6 +95,19 @@ def test_a_searcher_drives_by_the_search_until_it_has_seen_its_goal_and_then_by_
     assert episode['visible'][found, goal] and follows[found:found + 10, goal].all()
 
 
+def test_a_toucher_turns_and_backs_off_while_it_touches_something():
+    def shares(name: str) -> tuple[float, float]:
+        turns, backs = [], []
+        for seed in range(20, 24):
+            episode = one_episode(seed, name, steps=100)
+            yaw_rate = np.diff(np.unwrap(episode['poses'][:, 2])) / rollout.PERIOD
+            turns.append(episode['collided'][1:] & (np.abs(yaw_rate) > 0.3))
+            backs.append(episode['collided'][:-5] & (episode['actions'][5:, 0] < -0.05))  # half a second later
+        return np.mean(turns), np.mean(backs)
+    turns, backs = shares('touch')
+    assert turns > 0.05 > shares('ram')[0] and backs > 0.01
+
+
 def test_the_data_holds_collisions_and_reverse_driving():
     names = ('steps', 'smooth', 'ram', 'ram')
     episodes = [one_episode(seed, name, steps=100) for seed, name in enumerate(names)]
@@ -103,5 +116,5 @@ def test_the_data_holds_collisions_and_reverse_driving():
 
 
 def test_an_unknown_driver_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match='tourist.*expert, searcher, smooth, steps, ram'):
+    with pytest.raises(ValueError, match='tourist.*expert, searcher, smooth, steps, ram, touch'):
         rollout.collect([0], 5, mix={'tourist': 1.0})

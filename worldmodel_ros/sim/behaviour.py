@@ -16,6 +16,7 @@ _HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
 # Commands that people and what-if questions use: one plain speed, straight or in a curve.
 _PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
 _PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
+APART = 8  # steps without a contact after which a toucher drives up to the next object
 MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of `tiny` and the newest picture
 
 
@@ -113,11 +114,9 @@ class Ram:
         self._push, self._back = int(self._rng.integers(5, 30)), int(self._rng.integers(5, 20))
 
     def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
-        bearing = world.goal_bearing(self._target)
         if self._push > 0:
             self._push -= world.collided
-            turn = min(max(2.5 * bearing, -LIMITS.w_max), LIMITS.w_max)
-            return np.array([self._speed * max(0.0, math.cos(bearing)) ** 3, turn])
+            return _towards(world, self._target, self._speed)
         if self._back > 0:
             self._back -= 1
             return np.array([-0.2, 0.4 * math.sin(self._back)])
@@ -125,6 +124,36 @@ class Ram:
         return np.zeros(2)
 
 
+class Touch:
+    """Drives up to an object until it touches it, and there does what Steps does: turns, pushes, backs off, stands. Once
+    it has touched nothing for a while, it takes another."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng, self._steps = rng, Steps(rng)
+        self._choose()
+
+    def _choose(self) -> None:
+        self._target = COLOURS[int(self._rng.integers(len(COLOURS)))]
+        self._speed = self._rng.uniform(0.2, LIMITS.v_max)
+        self._free = APART  # steps without a contact
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        if world.collided:
+            self._free = 0
+        elif self._free < APART:
+            self._free += 1
+            if self._free == APART:
+                self._choose()
+        return self._steps(world, expert) if self._free < APART else _towards(world, self._target, self._speed)
+
+
+def _towards(world: World, colour: str, speed: float) -> np.ndarray:
+    """Straight at an object, at most at `speed`."""
+    bearing = world.goal_bearing(colour)
+    turn = min(max(2.5 * bearing, -LIMITS.w_max), LIMITS.w_max)
+    return np.array([speed * max(0.0, math.cos(bearing)) ** 3, turn])
+
+
 DRIVERS: Mapping[str, Callable[[np.random.Generator], Driver]] = {
-    'expert': Expert, 'searcher': Searcher, 'smooth': Smooth, 'steps': Steps, 'ram': Ram}
+    'expert': Expert, 'searcher': Searcher, 'smooth': Smooth, 'steps': Steps, 'ram': Ram, 'touch': Touch}
 DEFAULT_MIX: Mapping[str, float] = {'expert': 0.5, 'smooth': 0.18, 'steps': 0.2, 'ram': 0.12}

@@ -99,15 +99,14 @@ class Episodes:
         start = (at - before).clamp_min(0).minimum(torch.as_tensor(total - length, device=device))
         return episode, start + torch.arange(length, device=device)
 
-    def contact_changes(self, length: int) -> Tensor:
-        """Moments (N, 2), episode and frame, at which a contact has begun or ended, in episodes of ``length`` frames or
-        more."""
-        changes = (self.collided[:, 1:] != self.collided[:, :-1]).nonzero()
-        changes[:, 1] += 1
+    def contact_frames(self, length: int) -> Tensor:
+        """Moments (N, 2), episode and frame, all those with a contact in the period before, in episodes of ``length``
+        frames or more."""
+        moments = self.collided.nonzero()
         if self.lengths is None:
-            return changes
-        frames = self.lengths[changes[:, 0]]
-        return changes[(changes[:, 1] < frames) & (frames >= length)]
+            return moments
+        frames = self.lengths[moments[:, 0]]
+        return moments[(moments[:, 1] < frames) & (frames >= length)]
 
     def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         device = self.frames.device

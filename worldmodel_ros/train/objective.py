@@ -29,7 +29,7 @@ class Objective:
         check_labels(episodes, options.search)
         self.contacts = None
         if options.contact_share:
-            self.contacts = episodes.contact_changes(options.clip_frames) if episodes.labelled else ()
+            self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
             if not len(self.contacts):
                 raise ValueError('contact_share needs drives that tell of contacts, and these tell of none: train on '
                                  'simulated drives, or set it to 0')

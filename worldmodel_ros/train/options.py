@@ -18,8 +18,8 @@ class TeacherOptions:
     heads_weight, pose_weight: of the losses beside the flow's.
     search: the policy learns to search for a goal that its window does not show, instead of what the expert does who
     knows where it is.
-    contact_share: of the clips, which hold a moment at which a contact begins or ends. These are 1.3 % of the frames
-    of the usual drives, while something is hit in two thirds of the what-if questions that are answered wrong.
+    contact_share: of the clips, which hold a frame in contact, all such frames equally likely, with a window before it.
+    Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual drives 8 and 3 %.
     blind_share: of the batches whose last chunk sees no context, so that the network also knows which pictures there
     are at all; the distribution matching of the stage `self_forcing` asks the teacher for that.
     """
