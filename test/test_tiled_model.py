@@ -10,6 +10,7 @@ from small_model import small_model
 from tiled_model import TILED, DenseTiles, decided, tiled_model
 
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.noise import Noise
 from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.kernels import attention
 from worldmodel_ros.kernels.pages import Precision
@@ -89,7 +90,8 @@ def test_what_was_imagined_is_seen_by_the_next_chunk_slab_by_slab(model, count):
     for slab in np.unique(times // TILED.tile[0]):
         part = times // TILED.tile[0] == slab
         dense_pass(dit, dense, imagined[part], times[part], 1.0, FLOW, CHUNK[part], True)
-    z = session._noise.draw(count + TILED.chunk_frames)
+    shape = TILED.chunk_frames, *TILED.latent_size, TILED.latent_channels
+    z = Noise(0, shape).draw(count + TILED.chunk_frames)
     for step in range(2):
         x, _ = dense_pass(dit, dense, z, times + TILED.chunk_frames, step / 2, HALF, CHUNK, False)
         z = z + (x - z) * np.float32(1.0 / (2 - step))

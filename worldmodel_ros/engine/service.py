@@ -1,40 +1,35 @@
 """Many sessions on one device: takes ticks and questions from any thread, and runs them in batches in one of its own.
 
 The scheduler decides what comes next, and knows requests by number; `Requests` knows whose they are and what becomes of
-them; the jobs know what there is to compute.
+them; the jobs know what there is to compute. Questions wait in `Questions` until no tick is to be done.
 """
 from __future__ import annotations
 
-import gc
 import logging
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..cache.allocator import OutOfPages
-from ..realtime import apply
-from .calls import Work, run_unit
 from .engine import Engine
 from .scheduling import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .service_calibration import calibrate
 from .service_client import Client
-from .service_jobs import Asked, BranchJob, CallJob, Job
+from .service_jobs import CallJob, Job, firm_promise, run_batch
 from .service_messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .service_networks import Networks
+from .service_questions import Questions, Waiting
 from .service_requests import Requests
 from .service_states import Event
+from .service_thread import ServiceThread
 from .session import Session
-from .what_if import Answer, Question, QuestionError, resolve
+from .what_if import Question
 
 LOG = logging.getLogger(__name__)
-SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
 
 
 @dataclass(frozen=True)
@@ -73,14 +68,12 @@ class Service:
         self._engines, self._clock = engines, clock
         self._capacity = self.settings.sessions or min(each.sessions for each in engines)
         self._wake = threading.Condition()
-        self._news = False  # something was handed in since the last look
         scheduler = Scheduler(self.table, self.settings.policy, self.settings.scheduling)
         self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures)
         self._clients: dict[int, Client] = {}
         self._opened = 0
-        self._questions: deque[tuple[Client, int, Question, Promise]] = deque()
-        self._thread: threading.Thread | None = None
-        self._running = False
+        self._questions = Questions()
+        self._thread = ServiceThread(self._wake, self.settings.priority)
         self._started = self._busy = 0.0
 
     def calibrate(self) -> None:
@@ -92,25 +85,14 @@ class Service:
 
     def start(self) -> None:
         """Starts the thread, and returns when it has calibrated; raises what prevents it."""
-        ready = Promise()
-        self._running = True
-        self._thread = threading.Thread(target=self._run, args=(ready,), name='service', daemon=True)
-        self._thread.start()
-        ready.result()
+        self._thread.start(self._prepare, self.step)
 
     def stop(self) -> None:
         """Closes all sessions and ends the thread after the batch in progress."""
         for number in list(self._clients):
             self.close(number)
-        with self._wake:
-            self._running = False
-            self._stir()
-        if self._thread:
-            self._thread.join()
-        self._thread = None
-        while self._questions:
-            *_, promise = self._questions.popleft()
-            promise.set_exception(QuestionError('the service was stopped'))
+        self._thread.stop()
+        self._questions.cancel()
 
     def open(self, listener: ServiceListener, seed: int = 0) -> int:
         """The number of a new session, never used before. Raises ServiceFull."""
@@ -138,16 +120,14 @@ class Service:
                 raise SessionError('the service has no step times: start it before the first tick')
             self._requests.tick(client, tick, self._clock())
             deliveries = self._requests.take_deliveries()
-            self._stir()
+            self._thread.stir()
         _deliver(deliveries)
 
     def ask(self, session: int, question: Question) -> Promise:
         """Asks a question; the promise holds a what_if.Answer, or raises QuestionError."""
-        promise = _promise()
         with self._wake:
-            client = self._client(session)
-            self._questions.append((client, client.generation, question, promise))
-            self._stir()
+            promise = self._questions.ask(self._client(session), question)
+            self._thread.stir()
         return promise
 
     def save(self, session: int, path: Path) -> Promise:
@@ -172,7 +152,7 @@ class Service:
             elapsed = self._clock() - self._started
             return {'models': list(self._models), 'backend': self._engines[0].backend.name,
                     'sessions': len(self._clients), **self._requests.statistics.summary(),
-                    'busy': round(self._busy / elapsed, 4) if self._running and elapsed > 0 else 0.0,
+                    'busy': round(self._busy / elapsed, 4) if self._thread.running and elapsed > 0 else 0.0,
                     'step_times': self.table.to_dict('', self.spec.name)['rows'] if self._calibrated else []}
 
     def phase(self) -> float:
@@ -181,11 +161,15 @@ class Service:
             return self._requests.phase(self.spec.step_period)
 
     def _call(self, session: int, function: Callable[[Session], Any], loads: bool) -> Promise:
-        promise = _promise()
+        promise = firm_promise()
         with self._wake:
             self._requests.call(CallJob(self._client(session), function, promise, loads), self._clock())
-            self._stir()
+            self._thread.stir()
         return promise
+
+    def _prepare(self) -> None:
+        self.calibrate()
+        self._started = self._clock()
 
     def _end(self, session: int, event: Event, reason: str) -> None:
         with self._wake:
@@ -194,51 +178,23 @@ class Service:
             if event is Event.CLOSE:
                 del self._clients[session]
             deliveries = self._requests.take_deliveries()
-            self._stir()
+            self._thread.stir()
         _deliver(deliveries)
-
-    def _stir(self) -> None:
-        self._news = True
-        self._wake.notify()
 
     def _client(self, session: int) -> Client:
         if session not in self._clients:
             raise SessionError(f'session {session} is not open: it was closed, or never opened')
         return self._clients[session]
 
-    def _run(self, ready: Promise) -> None:
-        apply(LOG, self.settings.priority)  # it changes what is measured
-        # Another thread that runs Python, to take a tick or to read a socket, would keep this one waiting for as long.
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        try:
-            self.calibrate()
-        except Exception as error:
-            ready.set_exception(error)
-            return
-        # A collection of what start-up has left behind takes longer than a step.
-        gc.collect()
-        gc.freeze()
-        self._started = self._clock()
-        ready.set_result(None)
-        while self._running:
-            try:
-                patience = self.step()
-            except Exception:  # of the service itself, not of a session: others must go on
-                LOG.exception('the service goes on after an error of its own')
-                continue
-            with self._wake:
-                if self._running and not self._news and patience != 0.0:
-                    self._wake.wait(patience)
-
     def step(self) -> float | None:
         """Does the most urgent piece of work; returns how long there is none [s], None for until more comes."""
         patience = 0.0
         with self._wake:
-            self._news = False
             drawn = self._requests.next(self._clock())
-            over = self._take_expired()
+            over = self._questions.take_expired(self._clock())
+            self._requests.statistics.counts['what_if_incomplete'] += len(over)
             busy = drawn and drawn[0].kind is Kind.TICK
-            asked = self._questions.popleft() if self._questions and not busy else None
+            asked = None if busy else self._questions.next()
             deliveries = self._requests.take_deliveries()
             if not (asked or drawn):
                 wake_at = self._requests.wake_at(self._clock())
@@ -247,68 +203,25 @@ class Service:
         if drawn:
             self._execute(*drawn)
         if asked:
-            self._begin_question(*asked)
+            self._begin_question(asked)
         return patience
 
     def _execute(self, batch: Batch, jobs: list[Job]) -> None:
         backend = self._models[batch.network.rpartition('/')[0]].engine.backend
-        works: dict[int, Work] = {}
-        errors: list[Exception | None] = [None] * len(jobs)
-        for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
-            job.begun = batch.begun if job.begun is None else job.begun
-            try:
-                work = job.work(entry.unit, entry.tier)
-                if work:
-                    works[index] = work
-            except Exception as error:
-                errors[index] = error
-        for index, error in zip(works, run_unit(list(works.values()), backend)):
-            errors[index] = error
-        backend.settle()
-        now = self._clock()
-        for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
-            try:
-                if errors[index] is None:
-                    job.done(entry.unit, now - batch.begun)
-            except Exception as error:
-                errors[index] = error
+        errors, finish = run_batch(batch, jobs, backend, self._clock)
         with self._wake:
-            self._busy += now - batch.begun
-            self._requests.finished(batch, jobs, errors, now)
+            self._busy += finish - batch.begun
+            self._requests.finished(batch, jobs, errors, finish)
             deliveries = self._requests.take_deliveries()
         _deliver(deliveries)
 
-    def _take_expired(self) -> list[Callable[[], Any]]:
-        """What answers the questions whose time was over before they could be begun: ticks go first."""
-        now = self._clock()
-        over = [asked for asked in self._questions if now >= asked[2].due]
-        if over:
-            self._questions = deque(asked for asked in self._questions if now < asked[2].due)
-        self._requests.statistics.counts['what_if_incomplete'] += len(over)
-        return [partial(promise.set_result, Answer(client.twins[0].stamp)) for client, _, _, promise in over]
-
-    def _begin_question(self, client: Client, generation: int, question: Question, promise: Promise) -> None:
-        """Keeps the moment that the question is about, and hands in its branches."""
-        networks, twin = next(iter(self._models.values())), client.twins[0]
+    def _begin_question(self, waiting: Waiting) -> None:
         try:
-            if generation != client.generation or not twin.current(generation):
-                raise QuestionError('nothing has been observed yet, or the session has begun anew: ask after a tick')
-            if question.stamp and question.stamp != twin.stamp:
-                raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
-                                    f'({twin.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
-            asked, moment, branches = Asked(question, twin.stamp, promise), twin.session.moment(), []
-            for index, branch in enumerate(question.branches):
-                actions = resolve(branch, question.goal, twin.session)
-                job = BranchJob(client, asked, index, twin.session, moment, actions)
-                branches.append((job, networks.branch(len(actions), 2)))
+            branches = waiting.branches(next(iter(self._models.values())))
             with self._wake:
-                self._requests.question(client, branches, question.due, self._clock())
-        except OutOfPages as error:
-            promise.set_exception(QuestionError(f'no memory is left to imagine in: {error}'))
-        except (SessionError, ValueError) as error:  # a QuestionError is one
-            promise.set_exception(error if isinstance(error, QuestionError) else QuestionError(str(error)))
-        except Exception as error:  # of the networks, which plan for it: somebody waits for the promise
-            promise.set_exception(QuestionError(f'it could not be begun: {type(error).__name__}: {error}'))
+                self._requests.question(waiting.client, branches, waiting.question.due, self._clock())
+        except Exception as error:  # of the networks, too, which plan for it: somebody waits for the promise
+            waiting.refuse(error)
 
 
 def _deliver(deliveries: list[Callable[[], Any]]) -> None:
@@ -317,10 +230,3 @@ def _deliver(deliveries: list[Callable[[], Any]]) -> None:
             deliver()
         except Exception:  # a listener's
             LOG.exception('a listener of the service failed')
-
-
-def _promise() -> Promise:
-    """A promise that cannot be cancelled any more: who does not want it may forget it."""
-    promise: Promise = Promise()
-    promise.set_running_or_notify_cancel()
-    return promise

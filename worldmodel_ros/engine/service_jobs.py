@@ -1,18 +1,18 @@
 """What the scheduler's requests stand for: a job gives the work of its next unit, and takes what came of it."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 from typing import Any
 
 import numpy as np
 
-from .calls import Boundary, Calls, Work
-from .scheduling import Tier, Unit
+from .calls import Backend, Boundary, Calls, Work, run_unit
+from .futures import Future
+from .scheduling import Batch, Tier, Unit
 from .service_client import Client, Past, Twin
 from .service_messages import Reply, Tick
-from .session import Future, Moment, Session
-from .what_if import Answer, Question
+from .session import Session
 
 
 class OutputError(RuntimeError):
@@ -156,47 +156,37 @@ class CallJob(Job):
         return self.loads
 
 
-class Asked:
-    """A question on its way to its answer."""
+def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]
+              ) -> tuple[list[Exception | None], float]:
+    """Runs the batch's unit of each of ``jobs``; returns what each of them raised, and when the device was done."""
+    works: dict[int, Work] = {}
+    errors: list[Exception | None] = [None] * len(jobs)
+    for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
+        job.begun = batch.begun if job.begun is None else job.begun
+        try:
+            work = job.work(entry.unit, entry.tier)
+            if work:
+                works[index] = work
+        except Exception as error:
+            errors[index] = error
+    for index, error in zip(works, run_unit(list(works.values()), backend)):
+        errors[index] = error
+    backend.settle()
+    finish = clock()
+    for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
+        try:
+            if errors[index] is None:
+                job.done(entry.unit, finish - batch.begun)
+        except Exception as error:
+            errors[index] = error
+    return errors, finish
 
-    def __init__(self, question: Question, stamp: int, promise: Promise):
-        self.promise = promise
-        self.answer = Answer(stamp)
-        self.error: Exception | None = None
-        self._names = [branch.name for branch in question.branches]
-        self._futures: dict[int, Future] = {}
-        self._open = len(self._names)
 
-    def ended(self, index: int, future: Future | None) -> bool:
-        """Branch ``index`` has ended, with its future if it was finished; returns whether all have."""
-        self._open -= 1
-        if future is not None:
-            self._futures[index] = future
-        if self._open:
-            return False
-        self.answer.branches = [(self._names[at], self._futures[at]) for at in sorted(self._futures)]
-        self.answer.complete = len(self._futures) == len(self._names)
-        return True
-
-
-class BranchJob(Job):
-    """One branch of a question: ``actions`` from a moment of a session."""
-
-    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment, actions: np.ndarray):
-        super().__init__(client)
-        self.asked, self.promise, self.index = asked, asked.promise, index
-        self._begin = lambda: Work(session.branching(actions, moment=moment))
-        self._work: Work[Future] | None = None
-
-    def work(self, unit: Unit, tier: Tier) -> Work:
-        if self._work is None:
-            self._work = self._begin()
-        return self._work
-
-    @property
-    def future(self) -> Future | None:
-        """What was imagined, once it was to its end."""
-        return self._work.result
+def firm_promise() -> Promise:
+    """A promise that cannot be cancelled any more: who does not want it may forget it."""
+    promise: Promise = Promise()
+    promise.set_running_or_notify_cancel()
+    return promise
 
 
 def _require_finite(values: np.ndarray, what: str) -> None:

@@ -10,7 +10,7 @@ from ..model.presets import Preset
 from .scheduling import Tier
 
 if TYPE_CHECKING:
-    from .session import Future
+    from .futures import Future
 
 
 class SessionError(RuntimeError):

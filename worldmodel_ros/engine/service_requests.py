@@ -12,9 +12,10 @@ from typing import Any
 from .scheduling import Admission, Batch, Completion, Kind, Outcome, Request, Scheduler, Tier
 from .scheduling.work import Route
 from .service_client import Client
-from .service_jobs import BranchJob, CallJob, FrameJob, Job, PictureJob, TickJob
+from .service_jobs import CallJob, FrameJob, Job, PictureJob, TickJob
 from .service_messages import Picture, Tick
 from .service_networks import Networks, routes
+from .service_questions import BranchJob
 from .service_states import Event, State
 from .service_statistics import Statistics
 from .what_if import QuestionError

@@ -4,20 +4,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from ..model.steps import FLOW, HALF, WHOLE
 from . import session_file
-from .calls import Boundary, Call, Calls, Result, Work, run, run_ahead, run_unit
+from .branching import Chunk, branch, joined
+from .calls import Call, Calls, run
 from .futures import Future, LookAhead, Moment
 from .memory import Memory
-from .noise import Noise
 from .part_times import PartTimes
+from .running import Runner
+from .sampler import Sampler
 from .step_times import BEFORE_DENOISING, StepTimes
 
 
@@ -31,8 +30,9 @@ class Session:
     def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0):
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self.spec = backend.preset
-        self._noise = Noise(seed, (self.spec.chunk_frames, *self.spec.latent_size, self.spec.latent_channels))
         self._times = PartTimes(step_times)
+        self._runner = Runner(backend, self._times)
+        self._sampler = Sampler(backend, memory, self._times, seed)
         self._observing_took = 0.0  # s, of the host
         self._cache = memory.open()
         self.reset()
@@ -60,7 +60,7 @@ class Session:
         start = time.perf_counter()
         if self._backend.asynchronous:
             self._times.forget()
-            self._queue(self.observing(frame, executed))
+            self._runner.queue(self.observing(frame, executed))
         else:
             run(self.observing(frame, executed), self._backend)
         self._observing_took = time.perf_counter() - start
@@ -72,9 +72,9 @@ class Session:
             raise ValueError(f'frame must be uint8 {(*spec.image_size, 3)} (height, width, RGB), '
                              f'not {frame.dtype} {frame.shape}')
         executed = self._actions(np.asarray(executed)[None], 1)
-        with self._measure('encode'):
+        with self._times.measure('encode'):
             latent, state = yield Call('encode', (frame, self._encoder_state))
-        with self._measure('commit'):
+        with self._times.measure('commit'):
             features = yield from self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
@@ -99,7 +99,7 @@ class Session:
             if delay >= spec.chunk_frames:
                 raise ValueError(f'prefix has {delay} actions: it must leave some of the {spec.chunk_frames} to plan')
             given[:delay] = self._actions(prefix, delay)
-        with self._measure('policy'):
+        with self._times.measure('policy'):
             # From no noise comes the most typical plan: successive ones differ by what was seen alone.
             noise = np.zeros((len(spec.goals), *given.shape), np.float32)
             plans = yield Call('policy', (self._features, noise, given, np.int64(delay)))
@@ -122,23 +122,25 @@ class Session:
             plan = functools.cache(lambda: self.plan(goal))
             return LookAhead(plan, lambda: self.imagine(plan(), steps))
         start, before = time.perf_counter(), self._latent
-        plan = self._queue(self.planning(goal))
-        fetched = self._backend.fetch(plan)
-        z, outcomes = self._queue(self._denoised(self._cache, self._time, plan, steps))
-        outcomes = [self._backend.fetch(part) for part in outcomes]
+        plan = self._runner.queue(self.planning(goal))
+        fetched_plan = self._backend.fetch(plan)
+        z, queued = self._runner.queue(self._sampler.denoise(self._cache, self._time, plan, steps))
+        fetched_outcomes = [self._backend.fetch(part) for part in queued]
 
         def future() -> Future:
-            logits, progress = (part.result() for part in outcomes)
+            outcomes = tuple(part.result() for part in fetched_outcomes)
             self._times.read()
             self._step_times.record_tick(self._observing_took + time.perf_counter() - start, steps)
-            return self._future(fetched.result(), z, logits, progress, before)
-        return LookAhead(fetched.result, future)
+            return self._sampler.future(fetched_plan.result(), z, outcomes, before)
+        return LookAhead(fetched_plan.result, future)
 
     def imagining(self, actions: np.ndarray, steps: int = 2) -> Calls[Future]:
         """`imagine`, a unit for each step."""
         self._require_observation()
         actions = self._actions(actions, self.spec.chunk_frames)
-        return (yield from self._denoise(self._cache, self._time, actions, steps, self._latent))
+        before = self._latent
+        z, outcomes = yield from self._sampler.denoise(self._cache, self._time, actions, steps)
+        return self._sampler.future(actions, z, outcomes, before)
 
     def decode(self, future: Future) -> np.ndarray:
         """Frames uint8 (T, H, W, 3) of an imagined future; also kept in ``future.frames``."""
@@ -146,13 +148,8 @@ class Session:
 
     def decoding(self, future: Future) -> Calls[np.ndarray]:
         """`decode`, a unit."""
-        future.frames = yield from self._decoded(future.latents, future.before)
+        future.frames = yield from self._sampler.decode(future.latents, future.before)
         return future.frames
-
-    def _decoded(self, latents: np.ndarray, before: np.ndarray) -> Calls[np.ndarray]:
-        yield Boundary('decode')
-        with self._measure('decode'):
-            return (yield Call('decode', (latents, before)))
 
     def what_if(self, actions: np.ndarray, steps: int = 2) -> Generator[None, None, Future]:
         """Imagines ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
@@ -161,26 +158,19 @@ class Session:
         decoded Future of T frames. It sees the session as it was when the first `next` ran. Raises OutOfPages when too
         many branches are open; they end with their generators.
         """
-        work = Work(self._branching(actions, steps))
-        yield
-        while work.boundary:
-            self._run_unit(work)
-            yield
-        cache, parts = work.result
-        if self.busy:
-            self._backend.settle_beside()
+        cache, chunks = yield from self._runner.units(self._branching(actions, steps))
         cache.require_pages()  # a tick may have come between
-        return self._joined(parts, len(actions))
+        return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     @property
     def overlaps(self) -> bool:
         """Whether the device does the units of `what_if` beside ticks."""
-        return self._backend.asynchronous and self._backend.overlaps
+        return self._runner.overlaps
 
     @property
     def busy(self) -> bool:
         """Whether the device still works on a unit of `what_if`; the next one waits for it."""
-        return self._backend.asynchronous and self._backend.busy
+        return self._runner.busy
 
     def moment(self) -> Moment:
         """What `branching` can begin from later, when the session has gone on."""
@@ -189,42 +179,16 @@ class Session:
 
     def branching(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
         """`what_if` from now or from a moment, in units; forks before the first one."""
-        _, parts = yield from self._branching(actions, steps, moment)
-        return self._joined(parts, len(actions))
+        _, chunks = yield from self._branching(actions, steps, moment)
+        return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     def _branching(self, actions: np.ndarray, steps: int, moment: Moment | None = None
-                   ) -> Calls[tuple[SequenceCache, list[tuple]]]:
-        """The branch's cache and, for `_joined`, its chunks, which may be the back end's own."""
+                   ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
+        """The branch's cache and its chunks."""
         self._require_observation()
-        total, size = len(actions), self.spec.chunk_frames
-        actions = self._actions(actions, total)
+        actions = self._actions(actions, len(actions))
         moment = moment or Moment(self._cache, self._time, self._latent)
-        cache, time_, latent = moment.cache.fork(), moment.time, moment.latent
-        parts = []
-        for start in range(0, total, size):
-            chunk = actions[start:start + size]
-            # A last chunk that is short goes on with its last action; what it adds is cut off below.
-            chunk = np.concatenate([chunk, np.repeat(chunk[-1:], size - len(chunk), 0)])
-            z, outcomes = yield from self._denoised(cache, time_, chunk, steps)
-            frames = yield from self._decoded(z, latent)
-            parts.append((chunk, z, outcomes, latent, frames))
-            if start + size < total:
-                yield Boundary('commit')
-                yield from self._commit(cache, z, time_ + 1 + np.arange(size), chunk, observed=False)
-                time_, latent = time_ + size, z[-1]
-        return cache, parts
-
-    def _joined(self, parts: list[tuple], total: int) -> Future:
-        """The future of a branch of ``total`` frames, from its chunks."""
-        host, futures = self._backend.host, []
-        for chunk, z, outcomes, before, frames in parts:
-            futures.append(self._future(chunk, host(z), *map(host, outcomes), host(before)))
-            futures[-1].frames = host(frames)
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(future, name) for future in futures])[:total]
-        return Future(joined('actions'), joined('latents'), joined('collision_risk'),
-                      {goal: sum(future.progress[goal] for future in futures) for goal in self.spec.goals},
-                      futures[0].before, joined('frames'))
+        return (yield from branch(self._sampler, self._commit, moment, actions, steps))
 
     def save(self, path: str | Path) -> None:
         """Writes the session to a safetensors file."""
@@ -239,37 +203,6 @@ class Session:
         self._time = int(state['time'][0])
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
 
-    def _denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int,
-                 before: np.ndarray) -> Calls[Future]:
-        """Denoises the chunk after frame ``newest``, whose latent is ``before``; a unit for each step."""
-        z, (logits, progress) = yield from self._denoised(cache, newest, actions, steps)
-        return self._future(actions, z, logits, progress, before)
-
-    def _denoised(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int) -> Calls[tuple]:
-        """Latents and what the outcomes' network says of them, which may be the back end's own, as may ``actions``."""
-        if steps < 1:
-            raise ValueError(f'steps must be at least 1, not {steps}')
-        count = self.spec.chunk_frames
-        row = {1: WHOLE, 2: HALF}.get(steps, FLOW)
-        for step in range(steps):
-            yield Boundary('denoise', step)
-            cache.require_pages()  # a tick may have come between
-            tau = step / steps
-            with self._measure('denoise'):
-                if step == 0:
-                    window = self._memory.window(cache, newest + 1 + np.arange(count), causal=False)
-                    z = self._draw_noise(newest + 1)
-                rate = 1.0 / (steps * (1.0 - tau)) if step + 1 < steps else 1.0
-                z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
-                if step + 1 == steps:
-                    outcomes = yield Call('outcomes', (features,))
-        return z, outcomes
-
-    def _future(self, actions: np.ndarray, z: np.ndarray, logits: np.ndarray, progress: np.ndarray,
-                before: np.ndarray) -> Future:
-        risk = 1.0 / (1.0 + np.exp(-logits))
-        return Future(actions, z, risk, dict(zip(self.spec.goals, progress[-1].tolist())), before)
-
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
                 observed: bool = True) -> Calls[np.ndarray]:
         """The pass of clean frames (T, h, w, Z), which makes them a part of the cache; returns their features."""
@@ -281,13 +214,6 @@ class Session:
             features = yield Call('commit', (latents, actions, window, places))
         self._memory.roll(cache, int(times[-1]))
         return features
-
-    def _draw_noise(self, moment: int) -> np.ndarray:
-        """Noise for a chunk that begins with frame ``moment``."""
-        if self._backend.asynchronous:  # the host has time while the device computes: for the next tick's, too
-            self._noise.draw_ahead(moment)
-            self._noise.draw_ahead(moment + 1)
-        return self._noise.draw(moment)
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:
         actions = np.asarray(actions, np.float32)
@@ -301,26 +227,3 @@ class Session:
     def _require_observation(self) -> None:
         if self._latent is None:
             raise ValueError('the session has seen no frame yet: call observe first')
-
-    def _queue(self, calls: Calls[Result]) -> Result:
-        """Has the device do a call's work when its turn comes; the results are the back end's own."""
-        with self._times.queued(self._backend.mark):
-            return run_ahead(calls, self._backend)
-
-    def _run_unit(self, work: Work) -> None:
-        """Runs the next unit: beside what ticks do, if the device can; else it is waited for, so that there is one at
-        most that a tick has to wait for."""
-        backend = self._backend
-        if self.overlaps:
-            with self._times.ignored(), backend.beside():  # how long it takes beside a tick says nothing of a tick
-                error, = run_unit([work], SimpleNamespace(run=backend.launch))
-        else:
-            with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
-                error, = run_unit([work], backend)
-            backend.settle()
-            self._times.read()
-        if error:
-            raise error
-
-    def _measure(self, part: str) -> AbstractContextManager[None]:
-        return self._times.measure(part)

@@ -1,0 +1,61 @@
+"""Imagines one chunk: from what a cache holds, and actions, to latents, what they lead to, and pictures."""
+from __future__ import annotations
+
+import numpy as np
+
+from ..cache.sequence import SequenceCache
+from ..model.steps import FLOW, HALF, WHOLE
+from .calls import Boundary, Call, Calls
+from .futures import Future
+from .memory import Memory
+from .noise import Noise
+from .part_times import PartTimes
+
+
+class Sampler:
+    """A session's, for its own cache and for those of its branches. What its calls give may be the back end's own."""
+
+    def __init__(self, backend, memory: Memory, times: PartTimes, seed: int):
+        self._backend, self._memory, self._times = backend, memory, times
+        self.spec = spec = backend.preset
+        self._noise = Noise(seed, (spec.chunk_frames, *spec.latent_size, spec.latent_channels))
+
+    def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int) -> Calls[tuple]:
+        """The chunk after frame ``newest`` under ``actions`` (chunk_frames, A): its latents, and its outcomes as the
+        network gives them, logits of contact and progress. A unit for each step."""
+        if steps < 1:
+            raise ValueError(f'steps must be at least 1, not {steps}')
+        count = self.spec.chunk_frames
+        row = {1: WHOLE, 2: HALF}.get(steps, FLOW)
+        for step in range(steps):
+            yield Boundary('denoise', step)
+            cache.require_pages()  # a tick may have come between
+            tau = step / steps
+            with self._times.measure('denoise'):
+                if step == 0:
+                    window = self._memory.window(cache, newest + 1 + np.arange(count), causal=False)
+                    z = self._draw_noise(newest + 1)
+                rate = 1.0 / (steps * (1.0 - tau)) if step + 1 < steps else 1.0
+                z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
+                if step + 1 == steps:
+                    outcomes = yield Call('outcomes', (features,))
+        return z, outcomes
+
+    def decode(self, latents: np.ndarray, before: np.ndarray) -> Calls[np.ndarray]:
+        """Frames uint8 (T, H, W, 3) of latents (T, h, w, Z), of which the first follows ``before``; a unit."""
+        yield Boundary('decode')
+        with self._times.measure('decode'):
+            return (yield Call('decode', (latents, before)))
+
+    def future(self, actions: np.ndarray, latents: np.ndarray, outcomes: tuple, before: np.ndarray) -> Future:
+        """The Future of what `denoise` gave, with ``outcomes`` as numpy; `decode` makes its frames."""
+        logits, progress = outcomes
+        risk = 1.0 / (1.0 + np.exp(-logits))
+        return Future(actions, latents, risk, dict(zip(self.spec.goals, progress[-1].tolist())), before)
+
+    def _draw_noise(self, moment: int) -> np.ndarray:
+        """Noise for a chunk that begins with frame ``moment``."""
+        if self._backend.asynchronous:  # the host has time while the device computes: for the next tick's, too
+            self._noise.draw_ahead(moment)
+            self._noise.draw_ahead(moment + 1)
+        return self._noise.draw(moment)
