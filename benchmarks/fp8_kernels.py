@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from worldmodel_ros.kernels import qk_norm, rows, rows_triton
 from worldmodel_ros.kernels.linear import fp8_linear, fp8_linear_reference
 from worldmodel_ros.kernels.linear_hopper import (
-    DEFAULT, SPECIALISED, Tiles, fp8_linear_gelu_hopper, fp8_linear_hopper)
+    DEFAULT, SPECIALISED, Tiles, fp8_linear_gelu_hopper, fp8_linear_hopper, fp8_linear_rotate_hopper)
 from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton
 
 TRIED = (DEFAULT, Tiles(stages=4), Tiles(m=256, n=128), Tiles(n=128, stages=4), Tiles(n=128, warps=4))
@@ -62,7 +62,6 @@ def _errors(width: int, heads: int, tokens: int) -> Iterator[tuple[str, float, f
             else:
                 yield f'{kernel}, {kind}', float((found.float() != expected.float()).double().mean()), DIFFERENT
             yield f'{kernel}, {kind}, the scales', relative(found_scale, expected_scale), 1e-6
-    yield 'add', relative(rows_triton.add_rows(x, y, gate), rows.add_rows(x, y, gate)), BF16
     qkv, rotary = normal(tokens, 3, heads, width // heads), torch.rand(2, tokens, width // heads // 2, device=DEVICE)
     norms, rotated = torch.rand(2, width // heads, device=DEVICE), qkv.clone()
     rotate_qk_triton(qkv, rotary, *norms)
@@ -70,6 +69,11 @@ def _errors(width: int, heads: int, tokens: int) -> Iterator[tuple[str, float, f
     yield 'normalise and rotate', relative(qkv, rotated), BF16
     for n, k in ((4 * width, width), (width, 4 * width)):
         yield from _product_errors(Linear(tokens, n, k), TRIED)
+    layer, tiles = Linear(tokens, 3 * width, width), DEFAULT if GPU else Tiles(m=16, n=2 * width // heads, k=16)
+    found = fp8_linear_rotate_hopper(*layer.fp8, rotary, *norms, tiles=tiles)
+    expected = fp8_linear_reference(*layer.fp8).view(found.shape)
+    qk_norm.rotate_qk(expected, rotary, *norms)
+    yield 'product, normalised and rotated', relative(found, expected), PRODUCT
 
 
 def _product_errors(layer: Linear, tried: Sequence[Tiles]) -> Iterator[tuple[str, float, float]]:
@@ -145,7 +149,6 @@ def _between(d: int, heads: int, tokens: int, frames: int) -> dict[str, tuple[Ca
         'add, modulate and quantise': (lambda: rows_triton.modulate_rows(x, shift, scale, (y, gate)), 7 * d),
         'gelu and quantise': (lambda: rows_triton.gelu_rows(wide), 12 * d),
         'quantise': (lambda: rows_triton.quantise_rows(x), 3 * d),
-        'add': (lambda: rows_triton.add_rows(x, y, gate), 6 * d),
         'normalise and rotate': (lambda: rotate_qk_triton(qkv, rotary, *norms), 8 * d + 4 * d // heads),
         'copy': (lambda: wide.clone(), 16 * d)}
     if GPU:

@@ -22,7 +22,7 @@ Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M,
 
 
 def row_kernels(x: Tensor) -> ModuleType:
-    """The module that has the functions below for the device of x."""
+    """The module that has `quantise_rows`, `modulate_rows` and `gelu_rows` for the device of x."""
     # Triton is not there on every machine without a GPU.
     return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
 

@@ -41,15 +41,6 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
     return total, (out, scales) if fp8 else out, ahead
 
 
-def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """As in `rows`, for x and y contiguous, and gate with rows that are."""
-    _check((x, y), (gate,))
-    out = torch.empty_like(x)
-    _add[(len(x),)](x, y, gate, out, gate.stride(0), frame_length(x, gate), D=x.shape[1],
-                    BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=_warps(x.shape[1]))
-    return out
-
-
 def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
     """As in `rows`, for x contiguous."""
     return _each_row(x, fp8, static, gelu=True)
@@ -154,16 +145,6 @@ def _gathered(squares, largest, fault, other_squares, other_largest, other_fault
 def _plus(value, y, gate, row, frame_offset, d, inside, D: tl.constexpr):
     weight = tl.load(gate + frame_offset + d, mask=inside, other=0.0).to(tl.float32)
     return value + weight * tl.load(y + row * D + d, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _add(x, y, gate, out, gate_stride, each, D: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK)
-    inside = d < D
-    value = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
-    value = _plus(value, y, gate, row, row // each * gate_stride, d, inside, D)
-    tl.store(out + row * D + d, cast(value, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
