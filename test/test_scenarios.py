@@ -5,8 +5,8 @@ Where the launch system of a distribution is installed it starts them, and elsew
 supervisor; the scenarios are the same, and never skipped in both.
 
 A scenario that fails is a failure, with two exceptions. Where the machine stood still meanwhile, which another process
-has seen (scenarios/stalls.py), it is played again, with a warning, up to PLAYS times in all. And two robots that fail
-to share a server are skipped where a tick alone, measured at once and with nothing beside it, takes too long for two
+has seen (scenarios/stalls.py), it is played again, with a warning, up to PLAYS times in all. And what fails of two
+robots on one server is skipped where a tick alone, measured at once and with nothing beside it, takes too long for two
 cores to do all that (scenarios/speed.py).
 """
 
@@ -21,7 +21,6 @@ import pytest
 
 from scenarios.catalogue import SYSTEMS, play
 from scenarios.checks import ended_in_good_order
-from scenarios.server import both_drive_by_one_server
 from scenarios.speed import SLOW, USUAL, tick_seconds
 from scenarios.stalls import Stalls
 from scenarios.supervised import SupervisedSystem
@@ -105,7 +104,7 @@ def test_scenario(stage, system, scenario):
             f'{scenario.__name__} failed while the machine stood still for {stalls.longest:.2f} s: {failure}',
             stacklevel=1,
         )
-    if scenario is both_drive_by_one_server and (tick := tick_seconds()) > SLOW:
+    if system.name == 'two_robots_one_server' and (tick := tick_seconds()) > SLOW:
         pytest.skip(
             f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do, and {USUAL * 1e3:.0f} ms where '
             f'two cores suffice for two robots and their server: {failure}'
