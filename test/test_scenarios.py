@@ -106,8 +106,8 @@ def test_scenario(stage, system, scenario):
         )
     if system.name == 'two_robots_one_server' and (tick := tick_seconds()) > SLOW:
         pytest.skip(
-            f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do, and {USUAL * 1e3:.0f} ms where '
-            f'two cores suffice for two robots and their server: {failure}'
+            f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do, and {USUAL * 1e3:.0f} ms '
+            f'where two cores suffice for two robots and their server: {failure}'
         )
     raise failure
 

@@ -10,7 +10,8 @@ import time
 
 import numpy as np
 
-USUAL = 0.021  # s, of two steps in onnx-int8 on one of two cores of an AMD EPYC
+# s, of two steps in onnx-int8 by one thread on two cores of an AMD EPYC: benchmarks/results/engines_epyc_2_cores.json
+USUAL = 0.021
 SLOW = 0.023
 TICKS = 40
 
