@@ -7,7 +7,8 @@ Random weights: as fast as trained ones. A tick is a camera frame on the host to
 full window, one after the other, or as far apart as a camera's are (--periods). Times of networks are the device's own:
 `chunk_ms` is all denoising steps of a chunk, `commit_ms` the pass that makes the observed frame a part of the cache.
 Beside them, in the same run, stands what one would write without this project: the same network in bf16 under
-torch.compile, with a cache that is cloned (tick_baseline.py); `ratio_compile_bf16` is its chunk's time by this one's.
+torch.compile, with a cache that is cloned (tick_baseline.py); `ratio_compile_bf16` is its chunk's time by this one's, and
+`ratio_compile_bf16_cudnn` that of the same with cuDNN's attention under a mask where a preset has tiles.
 Every case has a process of its own, so that one that fails leaves the others', and rows are written as they come.
 """
 from __future__ import annotations
@@ -23,13 +24,14 @@ from itertools import product
 from pathlib import Path
 
 BACKENDS = {'fp32': 'torch', 'bf16': 'torch-bf16', 'bf16-compiled': 'torch-compiled', 'fp8': 'torch-fp8'}
-BASELINE = 'compile-bf16'
+BASELINE, MASKED = 'compile-bf16', 'compile-bf16-cudnn'  # of presets with tiles: FlexAttention; cuDNN's under a mask
+RATIOS = {BASELINE: 'ratio_compile_bf16', MASKED: 'ratio_compile_bf16_cudnn'}
 NAME = 'tick'
 
 
 @dataclass(frozen=True)
 class Case:
-    """``dtype``: one of BACKENDS, or BASELINE. ``parallel``: how several GPUs share a model."""
+    """``dtype``: one of BACKENDS, or of RATIOS. ``parallel``: how several GPUs share a model."""
 
     preset: str
     dtype: str
@@ -45,7 +47,7 @@ def cases(gpus: int) -> list[Case]:
     if gpus == 1:
         return [Case('base', 'bf16-compiled'), Case('robot_3b', 'fp8'), Case('robot_3b', BASELINE),
                 Case('base', BASELINE), Case('base', 'fp8'), Case('robot_3b', 'bf16'), Case('base', 'bf16'),
-                Case('robot_3b_4k', 'fp8')]
+                Case('robot_3b_4k', 'fp8'), Case('robot_3b', MASKED)]
     found = [Case(preset, 'fp8', gpus, 'sequence-fp8') for preset in ('robot_3b', 'robot_3b_4k')]
     return [*found, *(Case('robot_3b', 'fp8', gpus, parallel) for parallel in ('sequence', 'tensor')),
             Case('robot_3b', 'bf16', gpus, 'sequence')]
@@ -71,7 +73,7 @@ def main() -> int:
         found, error = run_apart(case, left)
         result.update(found['about'])
         result['rows'] += found['rows']
-        if options.restart and not error and case.dtype != BASELINE:
+        if options.restart and not error and case.dtype not in RATIOS:
             again, error = run_apart(case, left, '--ticks', '0')
             result.setdefault('restarts', {})[str(case)] = again.get('start_up')
         if error:
@@ -107,7 +109,7 @@ def run_case(case: Case, options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
     preset, rows = PRESETS[case.preset], []
-    measured = run_baseline if case.dtype == BASELINE else run_engine
+    measured = run_baseline if case.dtype in RATIOS else run_engine
     gpu = torch.cuda.get_device_name() if on_gpu else 'none'
     for steps, found in measured(case, options):
         if steps is None:  # of the start alone
@@ -117,7 +119,7 @@ def run_case(case: Case, options: argparse.Namespace) -> int:
         rows.append({
             'gpu': gpu, 'gpus': case.gpus if on_gpu else 0, 'preset': case.preset,
             'tokens': preset.chunk_frames * preset.tokens, 'context_chunks': preset.window_frames / preset.chunk_frames,
-            'steps': steps, 'dtype': case.dtype, 'parallel': case.parallel, 'ratio_compile_bf16': None,
+            'steps': steps, 'dtype': case.dtype, 'parallel': case.parallel, **dict.fromkeys(RATIOS.values()),
             'chunk_tflop': {name: round(value / 1e12, 3) for name, value in flops.items()},
             'fp8_mfu': round(sum(flops.values()) / (chunk * 1e-3) / (PEAK['fp8'] * case.gpus), 4) if on_gpu else None,
             'cache_mib_per_second_formula': {name: round(cache_bytes_per_second(preset, size) / 2 ** 20, 3)
@@ -159,16 +161,17 @@ def run_baseline(case: Case, options: argparse.Namespace):
 
     from worldmodel_ros.model.presets import PRESETS
     for steps in options.steps:
-        yield steps, measure_baseline(PRESETS[case.preset], steps, options.ticks, options.limit)
+        yield steps, measure_baseline(PRESETS[case.preset], steps, options.ticks, options.limit, flex=case.dtype == BASELINE)
 
 
 def compare(rows: list[dict]) -> None:
-    """Fills in how many times faster than the baseline on one such GPU each row is."""
-    baseline = {(row['gpu'], row['preset'], row['steps']): row['chunk_ms']['p50']
-                for row in rows if row['dtype'] == BASELINE}
-    for row in rows:
-        reference = baseline.get((row['gpu'], row['preset'], row['steps']))
-        row['ratio_compile_bf16'] = reference and round(reference / row['chunk_ms']['p50'], 2)
+    """Fills in how many times faster than the baselines on one such GPU each row is."""
+    for dtype, ratio in RATIOS.items():
+        times = {(row['gpu'], row['preset'], row['steps']): row['chunk_ms']['p50'] for row in rows
+                 if row['dtype'] == dtype}
+        for row in rows:
+            reference = times.get((row['gpu'], row['preset'], row['steps']))
+            row[ratio] = reference and round(reference / row['chunk_ms']['p50'], 2)
 
 
 def save(result: dict, folder: Path | None) -> None:
@@ -185,7 +188,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--gpus', type=int, nargs='*', default=[1], help='numbers of GPUs')
     parser.add_argument('--cases', nargs='*', help='parts of the names of cases; default: all')
     parser.add_argument('--presets', nargs='*', help='instead of the cases: these, by each of --dtypes')
-    parser.add_argument('--dtypes', nargs='*', default=['fp32', BASELINE], choices=[*BACKENDS, BASELINE])
+    parser.add_argument('--dtypes', nargs='*', default=['fp32', BASELINE], choices=[*BACKENDS, *RATIOS])
     parser.add_argument('--parallel', default='sequence-fp8', help='of --presets on several GPUs')
     parser.add_argument('--steps', type=int, nargs='*', default=[2, 1])
     parser.add_argument('--periods', type=float, nargs='*', default=[0.0], help='s, from one tick to the next one; 0: one '

@@ -1,8 +1,9 @@
 """The same networks as one would run them without this project: bf16, torch.compile, a cache that is cloned to grow.
 
 Keys and values of the window are one tensor a layer, to which each pass concatenates its own before it attends; what a
-frame adds is concatenated behind, and the oldest dropped. Attention is cuDNN's, where the whole window is attended to,
-and FlexAttention with the same tiles where it is not. Without masks and heads, and from the latents on.
+frame adds is concatenated behind, and the oldest dropped. Attention is cuDNN's, where the whole window is attended to; where
+it is not, FlexAttention, which skips the other tiles, or, to be told of, cuDNN's under a mask, which computes them all.
+Without masks of the past and heads, and from the latents on.
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from worldmodel_ros.model.rotary import rotary_angles, space_rotation, time_rota
 from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
 
 ROTATIONS = 4096  # frames whose phases are kept on the device
-BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Dense:
@@ -95,7 +96,7 @@ def dense(dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor,
 class Tiled:
     """A network with tiles. A cache layer's window lies page after page, so that FlexAttention sees whole blocks."""
 
-    def __init__(self, dit: DiT, preset: Preset, device: torch.device):
+    def __init__(self, dit: DiT, preset: Preset, device: torch.device, flex: bool = True):
         self.dit, self.preset, self.device = dit, preset, device
         dtype = dit.embed.weight.dtype
         layout, table, queries = full_window(preset)
@@ -108,7 +109,8 @@ class Tiled:
         attends = {}
         for pattern in set(layer_patterns(preset)):
             lists, = page_lists(table, layout, queries, pattern).values()
-            attends[pattern] = attention_to(lists, keys, layout.page_tokens, device)
+            attends[pattern] = (attention_by_tiles(lists, keys, device) if flex and device.type == 'cuda' else
+                                attention_by_mask(lists, keys, layout.page_tokens, dtype, device))
         self.attends = [attends[pattern] for pattern in layer_patterns(preset)]
         angles = rotary_angles(preset, preset.window_frames + np.arange(preset.chunk_frames))
         self.rotary = torch.from_numpy(angles).to(device)
@@ -158,40 +160,49 @@ class Tiled:
         return x.permute(2, 0, 3, 1, 4, 5).flatten(1, 4)[None]
 
 
-def attention_to(lists: PageLists, keys: int, page_tokens: int, device: torch.device
-                 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Attention of query tiles to the tiles that are listed; on a GPU FlexAttention, which skips the others."""
-    if device.type == 'cuda':
-        from attention_cases import flex_mask
-        from torch.nn.attention.flex_attention import flex_attention
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-        from worldmodel_ros.cache.torch_storage import kernel_lists
-        mask = flex_mask(kernel_lists(lists, device), keys)
-        return lambda q, k, v: flex_attention(q, k, v, block_mask=mask)
-    allowed = torch.zeros(len(lists.starts) - 1, keys // page_tokens, dtype=torch.bool)
+
+def attention_by_tiles(lists: PageLists, keys: int, device: torch.device) -> Attention:
+    """FlexAttention of query tiles to the tiles that are listed; it skips the others. On GPUs alone."""
+    from attention_cases import flex_mask
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from worldmodel_ros.cache.torch_storage import kernel_lists
+    mask = flex_mask(kernel_lists(lists, device), keys)
+    return lambda q, k, v: flex_attention(q, k, v, block_mask=mask)
+
+
+def attention_by_mask(lists: PageLists, keys: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+                      ) -> Attention:
+    """Attention to all tiles, of which those that are not listed weigh nothing: a mask (1, 1, queries, keys) to add."""
+    # Finite: a kernel that goes block by block meets blocks of nothing else, and infinities less themselves are none.
+    tiles = torch.full((len(lists.starts) - 1, keys // page_tokens), torch.finfo(dtype).min / 2, dtype=dtype)
     for tile, (begin, end) in enumerate(zip(lists.starts, lists.starts[1:])):
-        allowed[tile, lists.pages[begin:end].tolist()] = True
-    allowed = allowed.repeat_interleave(page_tokens, 0).repeat_interleave(page_tokens, 1)
-    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        tiles[tile, lists.pages[begin:end].tolist()] = 0.0
+    mask = tiles.to(device).repeat_interleave(page_tokens, 0).repeat_interleave(page_tokens, 1)[None, None]
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def build(preset: Preset, device: torch.device) -> Dense | Tiled:
+def build(preset: Preset, device: torch.device, flex: bool = True) -> Dense | Tiled:
+    """A network as one would write it; ``flex``: on a GPU, a preset with tiles attends to them by FlexAttention."""
     layers = torch.bfloat16 if device.type == 'cuda' else torch.float32
     dit = random_model(preset.name, 0, device, layers).dit.to(device).eval().requires_grad_(False)
     for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as the engine has them
         part.to(layers)
-    return (Tiled if preset.tile else Dense)(dit, preset, device)
+    return Tiled(dit, preset, device, flex) if preset.tile else Dense(dit, preset, device)
 
 
 @torch.inference_mode()
-def measure_baseline(preset: Preset, steps: int, ticks: int, seconds: float, compiled: bool = True) -> dict:
+def measure_baseline(preset: Preset, steps: int, ticks: int, seconds: float, compiled: bool = True, flex: bool = True
+                     ) -> dict:
     """The faster of the modes of torch.compile that the cache permits; ms of a chunk and of a frame's commit."""
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     # Graphs want inputs that stay: a window is copied to them, which a large one's bytes forbid.
     modes = ['default'] if preset.tile else ['default', 'reduce-overhead']
     found = []
     for mode in modes if compiled else [None]:
-        network = build(preset, device)
+        network = build(preset, device, flex)
         if mode:
             network.compile(mode)
         start = time.perf_counter()
