@@ -15,6 +15,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -113,7 +114,8 @@ def main() -> None:
     parser.add_argument('--frames', type=int, default=24)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    result = {'command': 'python benchmarks/parallel.py', 'machine': machine(), 'versions': versions(),
+    command = 'python benchmarks/parallel.py ' + ' '.join(sys.argv[1:])
+    result = {'command': command, 'machine': machine(), 'versions': versions(),
               'model': options.model, 'backend': options.backend, 'gpus': options.gpus, 'frames': options.frames,
               'rows': []}
 
