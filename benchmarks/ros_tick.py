@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ros_tick_node import ENGINE
 
 HERE = Path(__file__).resolve().parent
 SETTLING = 3.0  # s, after the first command
+MINUTE = 60.0
 NAMES = {1: 'two_step', 2: 'one_step', 3: 'replan', 4: 'stop', 0: 'none'}
 VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
 
@@ -41,16 +43,25 @@ def main() -> int:
                 with load(result['machine']['gpus'], share) if share else nullcontext():
                     time.sleep(SETTLING)
                     camera.clear()
-                    time.sleep(seconds)
-                    result['rows'].append(row(options, share, seconds, camera))
+                    rows = result['rows']
+                    for done in parts(seconds):  # a machine may be taken away before a long phase is over
+                        result['rows'] = [*rows, row(options, share, done, camera)]
+                        save(result, options)
                 print(json.dumps(result['rows'][-1]), file=sys.stderr, flush=True)
-                save(result, options)
     except Exception as error:
         result['failed'] = {'error': f'{type(error).__name__}: {error}'}
         print(f'failed: {error}', file=sys.stderr)
     save(result, options)
     print(json.dumps(result, indent=1))
     return 1 if result['failed'] else 0
+
+
+def parts(seconds: float) -> Iterator[float]:
+    """Waits for ``seconds``, and says after each minute, and at the end, how many are over."""
+    start = time.monotonic()
+    for end in [*np.arange(MINUTE, seconds, MINUTE), seconds]:
+        time.sleep(max(0.0, start + end - time.monotonic()))
+        yield float(end)
 
 
 @contextmanager
