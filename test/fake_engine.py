@@ -100,6 +100,7 @@ class FakeSession:
         self.timings = {}
         self.observed = []   # (mean of the frame, executed)
         self.imagined = []   # (actions, steps)
+        self.asked = []      # steps of each branch
         self.resets = 0
         self.overlaps = self.busy = False
 
@@ -135,6 +136,7 @@ class FakeSession:
         return future.frames
 
     def what_if(self, actions, steps=2):
+        self.asked.append(steps)
         yield
         for _ in range(len(actions)):
             self._run('what_if')

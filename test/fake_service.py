@@ -29,7 +29,7 @@ class FakeService:
     def __init__(self, spec=TINY, sessions=2):
         self.spec, self.sessions = spec, sessions
         self.answer, self.delay, self.tier = 'plan', 0.0, Tier.TWO_STEP
-        self.ticks, self.listeners, self.closed, self.episodes = [], {}, [], []
+        self.ticks, self.questions, self.listeners, self.closed, self.episodes = [], [], {}, [], []
         self._numbers = itertools.count(1)
         self._thread = ThreadPoolExecutor(1)
 
@@ -55,6 +55,7 @@ class FakeService:
             self._thread.submit(self._serve, number, tick)
 
     def ask(self, number, question):
+        self.questions.append(question)
         promise = Promise()
         self._thread.submit(self._answer, promise, question)
         return promise

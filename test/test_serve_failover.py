@@ -279,6 +279,8 @@ def test_questions_and_files_go_to_whoever_drives(robot, served, tmp_path):
     answer = robot.worker.ask(question).result(5.0)
     assert answer.complete and [(name, len(f.frames)) for name, f in answer.branches] == [('left', 3), ('policy', 8)]
     assert answer.stamp == 77 and answer.branches[0][1].progress['red'] == pytest.approx(0.15)
+    assert robot.worker.ask(replace(question, denoising_steps=1)).result(5.0).complete
+    assert [asked.denoising_steps for asked in served.service.questions] == [2, 1]
     file = tmp_path / 'session.safetensors'
     robot.worker.save(file).result(5.0)
     robot.worker.load(file).result(5.0)

@@ -86,25 +86,25 @@ def test_questions_are_answered_branch_by_branch(served):
     link = open_link(served.path, '/robot', TINY)
     branches = (messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)),
                 messages.Branch('policy', 8, np.zeros((0, 0))))
-    link.connection.send(messages.Question(4, 'red', time.monotonic() + 1.0, 0, branches))
+    link.connection.send(messages.Question(4, 'red', time.monotonic() + 1.0, 0, branches, 2))
     for name, steps in (('left', 3), ('policy', 8)):
         branch, frames = receive(link)
         assert (branch.name, len(branch.actions), frames.shape) == (name, steps, (steps, 64, 64, 3))
     end, _ = receive(link)
     assert (end.number, end.stamp, end.complete, end.refusal) == (4, 77, True, '')
-    link.connection.send(messages.Question(5, 'red', time.monotonic() + 1.0, -1, branches))
+    link.connection.send(messages.Question(5, 'red', time.monotonic() + 1.0, -1, branches, 2))
     end, _ = receive(link)
     assert end.refusal == 'older ones are not kept'
     link.connection.close()
 
 
 @pytest.mark.parametrize('changes, refusal', [
-    ({'branches': ()}, 'no branch'), ({'due': float('nan')}, 'due is nan')])
+    ({'branches': ()}, 'no branch'), ({'due': float('nan')}, 'due is nan'), ({'denoising_steps': 3}, '3 denoising steps')])
 def test_a_question_that_could_never_be_answered_is_refused_and_leaves_nothing_open(served, changes, refusal):
     link = open_link(served.path, '/robot', TINY)
     branch = messages.Branch('policy', 8, np.zeros((0, 0)))
     for number in range(1, 20):  # more than may be open
-        fields = dict(goal='red', due=1e9, stamp=0, branches=(branch,))
+        fields = dict(goal='red', due=1e9, stamp=0, branches=(branch,), denoising_steps=2)
         link.connection.send(messages.Question(number, **{**fields, **changes}))
         answer, _ = receive(link)
         assert (answer.number, answer.complete) == (number, False) and refusal in answer.refusal
@@ -117,7 +117,7 @@ def test_a_number_is_not_asked_with_twice_at_a_time(served):
     link = open_link(served.path, '/robot', TINY)
     served.service.ask = lambda *_: Promise()  # never answered
     for _ in range(2):
-        link.connection.send(messages.Question(7, 'red', 1e9, 0, (messages.Branch('policy', 8, np.zeros((0, 0))),)))
+        link.connection.send(messages.Question(7, 'red', 1e9, 0, (messages.Branch('policy', 8, np.zeros((0, 0))),), 2))
     rejected, _ = receive(link)
     assert 'question 7 is open already' in rejected.reason and closed(link)
 

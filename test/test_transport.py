@@ -24,7 +24,7 @@ from worldmodel_ros.transport.frames import SLOTS, FrameSlots, make_memory
 
 TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]))
 QUESTION = messages.Question(9, 'blue', 1.5, 0, (
-    messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)), messages.Branch('policy', 8, np.zeros((0, 0)))))
+    messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)), messages.Branch('policy', 8, np.zeros((0, 0)))), 2)
 EXAMPLES = [
     messages.Hello('/robot1/world_model_node'), TICK, QUESTION, messages.SessionFile(1, True, '/größe.safetensors'),
     messages.StatusRequest(), messages.Welcome('tiny', 'onnx-int8', '{}', SLOTS), messages.Rejected('full'),

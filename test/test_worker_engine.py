@@ -18,6 +18,14 @@ from worldmodel_ros.engine.worker import Worker
 DEADLINE = 1.0  # s; the machine may be busy
 
 
+def finish(units):
+    while True:
+        try:
+            next(units)
+        except StopIteration as end:
+            return end.value
+
+
 class Driver:
     """A worker in its thread, that is given frames one after the other."""
 
@@ -100,6 +108,17 @@ def test_what_if_answers_every_maneuver(driver):
     assert answer.complete
     assert [name for name, _ in answer.branches] == [*NAMES, 'policy']
     assert all(future.frames.shape[0] == 6 for _, future in answer.branches)
+
+
+def test_what_if_in_one_step_imagines_what_the_session_does_in_one(driver):
+    driver.tick()
+    turn = maneuver('left', 6)
+    futures = {steps: driver.worker.ask(Question((Branch('left', 6, turn),), 'red', time.monotonic() + 30.0,
+                                                 denoising_steps=steps)).result(30.0).branches[0][1] for steps in (1, 2)}
+    for steps, future in futures.items():
+        wanted = finish(driver.worker._session.what_if(turn, steps))
+        np.testing.assert_array_equal(future.latents, wanted.latents)
+    assert np.abs(futures[1].latents - futures[2].latents).max() > 0.01
 
 
 def test_a_session_survives_the_way_through_a_file(driver, tmp_path):

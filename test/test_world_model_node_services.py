@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from rclpy.parameter import Parameter
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.msg import ActionChunk
@@ -46,6 +47,17 @@ def test_named_and_explicit_branches_come_back_with_pictures_scalars_and_paths(n
     assert forward.actions.tier == ActionChunk.TIER_NONE
     assert stamp_of(forward.frames[1]) - stamp_of(answer) == 200_000_000
     assert 0.0 < answer.elapsed < 5.0
+
+
+def test_branches_are_denoised_in_as_many_steps_as_the_parameter_says(node):
+    asked, name = node.engine.sessions[-1].asked, 'what_if_denoising_steps'
+    del asked[:]
+    for steps in (1, 2):
+        assert node.subject.set_parameters([Parameter(name, value=steps)])[0].successful
+        assert ask(node, names=['left', 'right'], horizon=0.4).success
+    assert asked == [1, 1, 2, 2]
+    refused, = node.subject.set_parameters([Parameter(name, value=3)])
+    assert not refused.successful and name in refused.reason
 
 
 def test_the_control_loop_goes_on_undisturbed_while_a_question_is_answered(node):

@@ -22,8 +22,6 @@ from .service_networks import Networks
 from .session import Session
 from .what_if import Answer, Question, QuestionError, resolve
 
-BRANCH_STEPS = 2
-
 
 class Asked:
     """A question whose branches are under way."""
@@ -49,12 +47,13 @@ class Asked:
 
 
 class BranchJob(Job):
-    """One branch of a question: ``actions`` from a moment of a session."""
+    """One branch of a question: ``actions`` from a moment of a session, each chunk in ``steps``."""
 
-    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment, actions: np.ndarray):
+    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment, actions: np.ndarray,
+                 steps: int):
         super().__init__(client)
         self.asked, self.promise, self.index = asked, asked.promise, index
-        self._begin = lambda: Work(session.branching(actions, BRANCH_STEPS, moment))
+        self._begin = lambda: Work(session.branching(actions, steps, moment))
         self._work: Work[Future] | None = None
 
     def work(self, unit: Unit, tier: Tier) -> Work:
@@ -89,8 +88,8 @@ class Waiting:
         asked, moment, branches = Asked(question, twin.stamp, self.promise), twin.session.moment(), []
         for index, branch in enumerate(question.branches):
             actions = resolve(branch, question.goal, twin.session)
-            job = BranchJob(self.client, asked, index, twin.session, moment, actions)
-            branches.append((job, networks.branch(len(actions), BRANCH_STEPS)))
+            job = BranchJob(self.client, asked, index, twin.session, moment, actions, question.denoising_steps)
+            branches.append((job, networks.branch(len(actions), question.denoising_steps)))
         return branches
 
     def refuse(self, error: Exception) -> None:

@@ -222,7 +222,7 @@ class WorldModelNode(LifecycleNode):
         ros_home = Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
         return Context(
             activation.worker, engine.spec, activation.goal, activation.camera_frame, settings['base_frame'],
-            settings['what_if_horizon_s'], settings['what_if_timeout_s'],
+            settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
             Path(settings['session_directory'] or ros_home / 'worldmodel_sessions'))
 
     def _report(self) -> diagnostics.Report:

@@ -74,6 +74,8 @@ _CHANGEABLE = (
           'images to wait, once the picture changes again, before driving goes on', low=1, high=1000),
     Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
+    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper pictures; 1 takes a quarter '
+          'less time, and tells commands apart a little better', low=1, high=2),
     Param('session_directory', '', 'folder for relative paths in ~/save_session and ~/load_session; empty: '
           'worldmodel_sessions in $ROS_HOME or ~/.ros'),
     Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0),

@@ -39,7 +39,10 @@ class _NotYet(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s]."""
+    """
+    What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s];
+    `denoising_steps`: of what is imagined for it.
+    """
 
     worker: Worker
     spec: object
@@ -48,6 +51,7 @@ class Context:
     base_frame: str
     horizon: float
     timeout: float
+    denoising_steps: int
     directory: Path
 
 
@@ -158,7 +162,7 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
     if len(branches) > MAX_BRANCHES or any(branch.steps > MAX_STEPS for branch in branches):
         raise RequestError(f'too long: at most {MAX_BRANCHES} branches of {MAX_STEPS} steps')
     return Question(branches, goal, now + (allowed or context.timeout),
-                    messages.nanoseconds(request.observation_stamp))
+                    messages.nanoseconds(request.observation_stamp), context.denoising_steps)
 
 
 def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:

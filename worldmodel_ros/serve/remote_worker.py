@@ -121,7 +121,7 @@ class RemoteWorker:
         return self._requests.send(self._send_now, lambda number: messages.Question(
             number, question.goal, question.due, question.stamp, tuple(
                 messages.Branch(b.name, b.steps, np.zeros((0, 0)) if b.actions is None else b.actions)
-                for b in question.branches)))
+                for b in question.branches), question.denoising_steps))
 
     def save(self, path: Path) -> Promise:
         """Have the session written to a file, by the server."""

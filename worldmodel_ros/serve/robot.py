@@ -121,7 +121,7 @@ class Robot:
         if len(branches) > what_if.MAX_BRANCHES:
             raise MessageError(f'{len(branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
         try:
-            asked = what_if.Question(branches, question.goal, question.due, question.stamp)
+            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps)
         except what_if.QuestionError as error:
             self._send(messages.Answered(question.number, 0, False, str(error)))
             return

@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 1.
+What the front end of a robot and the engine's server say to each other, version 2.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -55,6 +55,7 @@ class Question:
     due: float = f64()
     stamp: int = i64()
     branches: tuple[Branch, ...] = many(Branch)
+    denoising_steps: int = u8()
 
 
 @message(4)
