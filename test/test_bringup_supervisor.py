@@ -201,6 +201,20 @@ def test_a_lifecycle_node_that_fails_to_configure_is_reported_with_its_log(super
         supervisor.wait_ready(TIMEOUT)
 
 
+def test_a_node_without_a_handler_is_interrupted_though_a_shell_in_the_background_ignores_it(supervisor, tmp_path):
+    (tmp_path / 'prefix' / 'lib' / PACKAGE / 'plain').write_text('import time\nprint("up", flush=True)\ntime.sleep(600)\n')
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        supervisor.add([node('plain')])
+        supervisor.start()
+        process = supervisor.processes['/plain']
+        wait_for(logged(process, 'up'))
+        supervisor.stop()
+        assert process.exit_codes == [-signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_node_that_ignores_the_interrupt_is_killed_after_the_grace_time(tmp_path):
     with Supervisor({}, tmp_path / 'log', grace=0.2) as supervisor:
         supervisor.add([node('deaf')])

@@ -1,6 +1,7 @@
 """One described node as a process: starts it, brings a lifecycle node to active, respawns it, ends it."""
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import signal
@@ -24,6 +25,18 @@ _PROGRESS_PERIOD = 30.0  # s, between two reports that something is still waited
 # However the supervisor ends, its nodes do too, in good order. (util-linux has had it since 2.33; on a system
 # without, the nodes outlive a supervisor that is killed.)
 _DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'INT', '--'] if shutil.which('setpriv') else []
+# A shell that starts a command in the background has it ignore SIGINT, and so would a node until it has a handler of
+# its own. (coreutils since 8.31; without it, a node that is stopped while it starts is killed after the grace time.)
+_HEED_INTERRUPT = ['env', '--default-signal=INT']
+
+
+@functools.cache
+def _heeding() -> list[str]:
+    try:
+        works = subprocess.run([*_HEED_INTERRUPT, 'true'], stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        works = False
+    return _HEED_INTERRUPT if works else []
 
 
 def activation_command(node: str, timeout: float) -> list[str]:
@@ -132,7 +145,7 @@ class NodeProcess:
         with self.log_file.open('ab') as log:
             # A session of its own: Ctrl-C reaches the supervisor alone, which stops the nodes in order.
             return subprocess.Popen(
-                [*_DIE_WITH_PARENT, *command], env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
+                [*_heeding(), *_DIE_WITH_PARENT, *command], env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True)
 
     def _watch(self, spawned: threading.Event) -> None:
