@@ -8,7 +8,7 @@ full window, one after the other, or as far apart as a camera's are (--periods).
 `chunk_ms` is all denoising steps of a chunk, `commit_ms` the pass that makes the observed frame a part of the cache.
 Beside them, in the same run, stands what one would write without this project: the same network in bf16 under
 torch.compile, with a cache that is cloned (tick_baseline.py); `ratio_compile_bf16` is its chunk's time by this one's, and
-`ratio_compile_bf16_cudnn` that of the same with cuDNN's attention under a mask where a preset has tiles.
+`ratio_compile_bf16_masked` that of the same without FlexAttention where a preset has tiles.
 Every case has a process of its own, so that one that fails leaves the others', and rows are written as they come.
 """
 from __future__ import annotations
@@ -24,8 +24,8 @@ from itertools import product
 from pathlib import Path
 
 BACKENDS = {'fp32': 'torch', 'bf16': 'torch-bf16', 'bf16-compiled': 'torch-compiled', 'fp8': 'torch-fp8'}
-BASELINE, MASKED = 'compile-bf16', 'compile-bf16-cudnn'  # of presets with tiles: FlexAttention; cuDNN's under a mask
-RATIOS = {BASELINE: 'ratio_compile_bf16', MASKED: 'ratio_compile_bf16_cudnn'}
+BASELINE, MASKED = 'compile-bf16', 'compile-bf16-masked'  # of presets with tiles: FlexAttention; all tiles, masked
+RATIOS = {BASELINE: 'ratio_compile_bf16', MASKED: 'ratio_compile_bf16_masked'}
 NAME = 'tick'
 
 

@@ -2,8 +2,8 @@
 
 Keys and values of the window are one tensor a layer, to which each pass concatenates its own before it attends; what a
 frame adds is concatenated behind, and the oldest dropped. Attention is cuDNN's, where the whole window is attended to; where
-it is not, FlexAttention, which skips the other tiles, or, to be told of, cuDNN's under a mask, which computes them all.
-Without masks of the past and heads, and from the latents on.
+it is not, FlexAttention, which skips the other tiles, or torch's own under a mask (cuDNN's if it takes one), which computes
+them all. Without masks of the past and heads, and from the latents on.
 """
 from __future__ import annotations
 
