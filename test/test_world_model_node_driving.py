@@ -27,7 +27,7 @@ def verdicts(node, verdict):
 
 
 def test_each_image_is_answered_by_a_chunk_that_bears_its_stamp():
-    with active(deadline_s=0.5) as node:
+    with active(deadline_s=0.5, camera_timeout_s=5.0) as node:  # a machine that stands still is no camera that is lost
         node.film(1.0)
         wait_for(lambda: len(node.messages()) >= 7, 'commands')
         wait_for(lambda: len(node.statuses) >= 7, 'statuses')
