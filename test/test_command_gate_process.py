@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from command_gate_rig import DEADLINE, ROOT, Rig, as_time, gate_process, happens, wait_for
+from command_gate_rig import DEADLINE, ROOT, Rig, as_time, gate_process, wait_for
 from rosgraph_msgs.msg import Clock
-from scenarios.stalls import Stalls
+from scenarios.stalls import played_again
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
@@ -72,16 +72,16 @@ def test_bad_chunks_are_refused_counted_by_kind_and_end_nothing(rig, gate):
     rig.drive(1)
 
 
+@played_again
 def test_the_robot_is_stopped_within_150_ms_of_the_last_command(rig, gate):
     delays = []
     for _ in range(5):
-        with Stalls() as stalls:
-            rig.drive(3, v=0.3)
-            rig.send(0.3)
-            wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')
+        rig.drive(3, v=0.3)
+        rig.send(0.3)
+        wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')
         at, command = next((at, c) for at, c in rig.commands if at > rig.sent_at and stamp_ns(c) == 0)
         assert command.twist.linear.x == command.twist.angular.z == 0.0
-        delays.append(at - rig.sent_at - (stalls.longest if stalls.noticeable else 0.0))
+        delays.append(at - rig.sent_at)
     # One of them may have met a moment in which this machine gave the processor to others.
     assert sorted(delays)[-2] < STOP_WITHIN
     assert rig.status.latched and 'no command passed' in rig.status.first_reason
@@ -97,13 +97,11 @@ def test_driving_goes_on_by_itself_and_the_first_reason_stays_until_reset(rig, g
     wait_for(lambda: not rig.status.latched and not rig.status.first_reason, 'the reset')
 
 
+@played_again
 def test_a_model_that_asks_to_stop_is_obeyed(rig, gate):
-    def obeyed():
-        rig.drive(v=0.3)
-        rig.send(tier=ActionChunk.TIER_STOP, values=[], names=[])
-        return happens(lambda: 'model asked to stop' in rig.status.reason, 2.0)
-    # Where the machine stands still in between, the gate has stopped already, for want of commands.
-    assert any(obeyed() for _ in range(3)), rig.status.reason
+    rig.drive(v=0.3)
+    rig.send(tier=ActionChunk.TIER_STOP, values=[], names=[])
+    wait_for(lambda: 'model asked to stop' in rig.status.reason, 'the stop')
     assert rig.commands[-1][1].twist.linear.x == 0.0
 
 

@@ -5,7 +5,7 @@ Where the launch system of a distribution is installed it starts them, and elsew
 supervisor; the scenarios are the same, and never skipped in both.
 
 A scenario that fails is a failure, with two exceptions. Where the machine stood still meanwhile, which another process
-has seen (scenarios/stalls.py), it is played again, with a warning, up to PLAYS times in all. And what fails of two
+has seen (scenarios/stalls.py), it is played again, with a warning, up to three times in all. And what fails of two
 robots on one server is skipped where a tick alone, measured at once and with nothing beside it, takes too long for two
 cores to do all that (scenarios/speed.py).
 """
@@ -13,7 +13,6 @@ cores to do all that (scenarios/speed.py).
 import importlib.util
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import environments
@@ -22,11 +21,10 @@ import pytest
 from scenarios.catalogue import SYSTEMS, play
 from scenarios.checks import ended_in_good_order
 from scenarios.speed import SLOW, USUAL, tick_seconds
-from scenarios.stalls import Stalls
+from scenarios.stalls import failure_of
 from scenarios.supervised import SupervisedSystem
 
 UNDER_LAUNCH = Path(__file__).parent / 'scenarios' / 'under_launch.py'
-PLAYS = 3
 TIMEOUT = 420.0  # s, for all scenarios of a system
 LAUNCH_IS_INSTALLED = all(
     importlib.util.find_spec(name) for name in ('launch', 'launch_ros', 'launch_testing')
@@ -93,31 +91,15 @@ def stage(tmp_path_factory):
     ],
 )
 def test_scenario(stage, system, scenario):
-    for _ in range(PLAYS):
-        with Stalls() as stalls:
-            failure = attempt(stage, system, scenario)
-        if not failure:
-            return
-        if not stalls.noticeable:
-            break
-        warnings.warn(
-            f'{scenario.__name__} failed while the machine stood still for {stalls.longest:.2f} s: {failure}',
-            stacklevel=1,
-        )
+    failure = failure_of(lambda: stage.play(scenario), scenario.__name__, prepare=lambda: stage.start(system))
+    if failure is None:
+        return
     if system.name == 'two_robots_one_server' and (tick := tick_seconds()) > SLOW:
         pytest.skip(
             f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do, and {USUAL * 1e3:.0f} ms '
             f'where two cores suffice for two robots and their server: {failure}'
         )
     raise failure
-
-
-def attempt(stage, system, scenario):
-    stage.start(system)
-    try:
-        stage.play(scenario)
-    except AssertionError as failure:
-        return failure
 
 
 @without_launch

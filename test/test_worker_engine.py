@@ -14,16 +14,9 @@ from worldmodel_ros.engine.maneuvers import NAMES, maneuver
 from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.engine.worker import Worker
+from worldmodel_ros.evaluate.quality.horizons import finish
 
 DEADLINE = 1.0  # s; the machine may be busy
-
-
-def finish(units):
-    while True:
-        try:
-            next(units)
-        except StopIteration as end:
-            return end.value
 
 
 class Driver:

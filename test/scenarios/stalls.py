@@ -6,14 +6,17 @@ nothing of them. A process of its own watches, under real-time priority where th
 neither load nor this interpreter's lock look like a stall.
 """
 
+import functools
 import os
 import subprocess
 import sys
 import time
+import warnings
 
 PERIOD = 0.01  # s between two looks at the clock
 NOTICEABLE = 0.005  # s late for a look; 6 ms are what a command has left of its deadline when it leaves the gate
 PRIORITY = 40  # above the nodes and the observer
+PLAYS = 3  # of what fails while the machine stands still
 
 
 class Stalls:
@@ -36,6 +39,35 @@ class Stalls:
     def noticeable(self) -> bool:
         """Whether the machine stood still long enough to spoil a scenario."""
         return self.longest > NOTICEABLE
+
+
+def failure_of(play, name: str, prepare=lambda: None) -> AssertionError | None:
+    """
+    What `play()` fails by. Where the machine stood still meanwhile it is played again, with a warning.
+
+    `prepare()` goes before each play; what that raises is raised.
+    """
+    for _ in range(PLAYS):
+        with Stalls() as stalls:
+            prepare()
+            try:
+                play()
+                return None
+            except AssertionError as error:
+                failure = error
+        if not stalls.noticeable:
+            break
+        warnings.warn(f'{name} failed while the machine stood still for {stalls.longest:.2f} s: {failure}', stacklevel=1)
+    return failure
+
+
+def played_again(test):
+    """Decorate a test whose bounds are milliseconds of real processes: it fails by `failure_of`."""
+    @functools.wraps(test)
+    def play(*args, **kwargs):
+        if failure := failure_of(lambda: test(*args, **kwargs), test.__name__):
+            raise failure
+    return play
 
 
 def watch() -> None:
