@@ -2,16 +2,21 @@
 
     python -m worldmodel_ros.train.simulate --episodes 100 --first-seed 1000000 --out data/eval
     python -m worldmodel_ros.train.metrics --data data/eval
+
+Models of different pictures are compared on the same drives, simulated in both sizes, by --picture-size: it averages all
+pictures down to one size before they are compared. Every model is then judged on the same clips.
 """
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..evaluate.pictures import MOVING_V, MOVING_W
 from ..model.steps import FLOW, HALF, WHOLE
@@ -35,21 +40,42 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
     return -10 * torch.log10(mse.clamp_min(1e-10))
 
 
+def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
+    """Pictures (..., 3, H, W), a pixel the mean of the square that it stands for, with ``size`` rows; None: as they are.
+
+    Raises ValueError where the pictures have no multiple of so many rows.
+    """
+    rows = pictures.shape[-2]
+    if size is None or size == rows:
+        return pictures
+    if rows % size:
+        raise ValueError(f'pictures of {rows} rows cannot be averaged down to {size}: choose a divisor')
+    return F.avg_pool2d(pictures.clamp(-1, 1).flatten(0, -4), rows // size).unflatten(0, pictures.shape[:-3])
+
+
 @torch.no_grad()
-def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64, seed: int = 1) -> dict:
-    """Mean PSNR (dB) by horizon while the robot moves, for every sampler, for copy-last-frame and for the VAE alone;
-    errors of the heads beside."""
+def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64, seed: int = 1,
+             picture_size: int | None = None, samplers: Sequence[str] | None = None) -> dict:
+    """Mean PSNR (dB) by horizon while the robot moves, for each of ``samplers`` (by default all of SAMPLERS), for
+    copy-last-frame and for the VAE alone; errors of the heads beside. Pictures are averaged down to ``picture_size``
+    rows first, where one is given.
+
+    Clips depend on the seed alone, whatever the model: so differences of two models' `by_batch` are paired. Raises
+    ValueError for a picture size that the model's is no multiple of.
+    """
     device = episodes.frames.device
-    generator = torch.Generator(device).manual_seed(seed)
     rng = np.random.default_rng(seed)
     preset, k = model.preset, model.preset.chunk_frames
     options = TeacherOptions(batch=batch, context_noise=0.0)
     objective = Objective(model, episodes, options)
-    rows: dict[str, list] = {name: [] for name in (*SAMPLERS, 'copy_last', 'vae')}
+    samplers = tuple(SAMPLERS if samplers is None else samplers)
+    rows: dict[str, list] = {name: [] for name in (*samplers, 'copy_last', 'vae')}
     moving, heads = [], []
     # On a CPU the session runs in float32 too, and masked attention in bfloat16 is slow there.
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-        for _ in range(batches):
+        for number in range(batches):
+            # How much is drawn depends on the model's shape: each batch begins anew.
+            generator = torch.Generator(device).manual_seed(seed + number)
             drawn = draw(episodes, preset, options, rng, generator)
             sampler = Sampler(model, drawn)
             frames = drawn.frame[:, torch.from_numpy(clips.chunk_frames(preset, drawn.starts)).to(device)]
@@ -57,6 +83,9 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             before = frames.unflatten(1, (-1, k))[:, :, :1] - 1
             last = episodes.images(drawn.episode[..., None], before)
             history = episodes.latents[drawn.episode[..., None], before].float()
+
+            def compare(pictures: Tensor) -> Tensor:
+                return psnr(*(averaged_down(part, picture_size) for part in (pictures, truth)))
 
             def decode(latents: Tensor) -> Tensor:
                 x = torch.cat([history, latents.unflatten(1, (-1, k))], 2)
@@ -67,10 +96,11 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
                 return model.vae.decoder.up(mixed).float().unflatten(0, (x.shape[0], x.shape[1], k))
 
             zero = torch.zeros(frames.shape, device=device)
-            for name, (row, steps) in SAMPLERS.items():
-                rows[name].append(psnr(decode(sampler.euler(drawn.noise, zero, 1.0, row, steps)), truth))
-            rows['copy_last'].append(psnr(last.expand_as(truth), truth))
-            rows['vae'].append(psnr(decode(drawn.target), truth))
+            for name in samplers:
+                row, steps = SAMPLERS[name]
+                rows[name].append(compare(decode(sampler.euler(drawn.noise, zero, 1.0, row, steps))))
+            rows['copy_last'].append(compare(last.expand_as(truth)))
+            rows['vae'].append(compare(decode(drawn.target)))
             speed = drawn.noisy_actions.unflatten(1, (-1, k)).abs().amax(2)
             moving.append(((speed[..., 0] > MOVING_V) | (speed[..., 1] > MOVING_W)).flatten())
             tau = torch.full_like(zero, 0.5)
@@ -79,11 +109,13 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             heads.append(objective.beside(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
     chosen = torch.cat(moving)
     result = {name: torch.cat([v.flatten(0, 1) for v in values])[chosen].mean(0) for name, values in rows.items()}
-    table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v]}
+    table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v],
+                    'by_batch': [round(float(values.flatten(0, 1)[moves].mean()), 3) if moves.any() else None
+                                 for values, moves in zip(rows[name], moving)]}
              for name, v in result.items()}
-    return {'psnr_db': table, 'horizons_s': [round(preset.step_period * (i + 1), 3) for i in range(k)],
-            'chunks': int(chosen.sum()), 'heads': {name: round(float(sum(h[name] for h in heads) / len(heads)), 4)
-                                                   for name in heads[0]}}
+    return {'psnr_db': table, 'picture_size': picture_size or preset.image_size[0],
+            'horizons_s': [round(preset.step_period * (i + 1), 3) for i in range(k)], 'chunks': int(chosen.sum()),
+            'heads': {name: round(float(sum(h[name] for h in heads) / len(heads)), 4) for name in heads[0]}}
 
 
 def _policy_error(model: WorldModel, episodes: Episodes, batch: Batch, clean: Tensor) -> dict[str, Tensor]:
@@ -104,8 +136,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--data', type=Path, required=True, help='simulated dataset that was not trained on')
     parser.add_argument('--batches', type=int, default=8)
     parser.add_argument('--batch', type=int, default=64, help='clips per batch, four chunks each (default: 64)')
+    parser.add_argument('--samplers', default=','.join(SAMPLERS), metavar='NAMES',
+                        help=f'ways to denoise (default: {",".join(SAMPLERS)})')
+    parser.add_argument('--picture-size', type=int, metavar='ROWS',
+                        help='average pictures down to so many rows before they are compared')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)
+    samplers = [name for name in options.samplers.split(',') if name]
+    unknown = set(samplers) - set(SAMPLERS)
+    if unknown:
+        parser.error(f'--samplers: unknown {", ".join(sorted(unknown))}; known: {", ".join(SAMPLERS)}')
 
     from ..engine.loading import model_folder
     from ..model import checkpoint
@@ -114,7 +154,11 @@ def main(arguments: list[str] | None = None) -> int:
     model = checkpoint.load(model_folder(options.model), device)
     episodes = lerobot.load([options.data], device, model.preset)
     episodes.encode(model.vae)
-    result = evaluate(model, episodes, options.batches, options.batch)
+    try:
+        result = evaluate(model, episodes, options.batches, options.batch, picture_size=options.picture_size,
+                          samplers=samplers)
+    except ValueError as error:
+        parser.error(str(error))
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps({'model': options.model, 'episodes': len(episodes), **result}, indent=1) + '\n')
