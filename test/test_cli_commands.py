@@ -12,6 +12,7 @@ import pytest
 import rclpy
 from builtin_interfaces.msg import Time
 from rclpy.executors import SingleThreadedExecutor
+from scenarios.speed import needs_two_steps
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.nodes.images import to_jpeg
@@ -75,6 +76,7 @@ def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_
 
 @pytest.mark.ros
 @pytest.mark.slow
+@needs_two_steps
 def test_demo_drives_judges_and_draws(tmp_path):
     done = run('demo', '--seconds', '8', '--out', str(tmp_path), timeout=180)
     summary = json.loads((tmp_path / 'summary.json').read_text())

@@ -5,9 +5,9 @@ Where the launch system of a distribution is installed it starts them, and elsew
 supervisor; the scenarios are the same, and never skipped in both.
 
 A scenario that fails is a failure, with two exceptions. Where the machine stood still meanwhile, which another process
-has seen (scenarios/stalls.py), it is played again, with a warning, up to three times in all. And what fails of two
-robots on one server is skipped where a tick alone, measured at once and with nothing beside it, takes too long for two
-cores to do all that (scenarios/speed.py).
+has seen (scenarios/stalls.py), it is played again, with a warning, up to three times in all. And what fails is skipped
+where a tick alone, measured at once and with nothing beside it, takes too long for the machine to serve it at all, or of
+two robots on one server, for two cores to do all that (scenarios/speed.py).
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ import pytest
 
 from scenarios.catalogue import SYSTEMS, play
 from scenarios.checks import ended_in_good_order
-from scenarios.speed import SLOW, USUAL, tick_seconds
+from scenarios.speed import NO_ROOM, SLOW, excuse
 from scenarios.stalls import failure_of
 from scenarios.supervised import SupervisedSystem
 
@@ -94,11 +94,8 @@ def test_scenario(stage, system, scenario):
     failure = failure_of(lambda: stage.play(scenario), scenario.__name__, prepare=lambda: stage.start(system))
     if failure is None:
         return
-    if system.name == 'two_robots_one_server' and (tick := tick_seconds()) > SLOW:
-        pytest.skip(
-            f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do, and {USUAL * 1e3:.0f} ms '
-            f'where two cores suffice for two robots and their server: {failure}'
-        )
+    if reason := excuse(SLOW if system.name == 'two_robots_one_server' else NO_ROOM):
+        pytest.skip(f'{reason}: {failure}')
     raise failure
 
 

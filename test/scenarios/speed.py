@@ -3,16 +3,22 @@ How fast the machine is, by what the scenarios have it do: a tick of the shipped
 
 Two robots' nodes, their simulators and a server on two cores have no time to spare: where a tick takes a tenth longer
 than on the machine that the budget was measured on, the robots' own models, which stand in for a server that is late,
-keep it late.
+keep it late. One robot has some; but where a tick takes half as long again, two steps do not fit, and what asks for them
+fails, as it should: the node serves less.
 """
 
+import functools
 import time
 
 import numpy as np
+import pytest
 
 # s, of two steps in onnx-int8 by one thread on two cores of an AMD EPYC: benchmarks/results/engines_epyc_2_cores.json
 USUAL = 0.021
 SLOW = 0.023
+# Two steps must fit into 35 ms, deadline less reserve less headroom (config/world_model_node.yaml), of which ROS and the
+# simulator's share of the cores take 5 on a machine that slow.
+NO_ROOM = 0.030
 TICKS = 40
 
 
@@ -30,3 +36,25 @@ def tick_seconds() -> float:
         session.imagine(session.plan(engine.spec.goals[0]), 2)
         took.append(time.perf_counter() - start)
     return float(np.median(took[-TICKS:]))
+
+
+def excuse(limit: float) -> str | None:
+    """Why nothing can be told of the system here: a tick takes more than `limit` seconds. None: something can."""
+    tick = tick_seconds()
+    if tick <= limit:
+        return None
+    return (f'a tick takes {tick * 1e3:.1f} ms on this machine, which has nothing else to do; this needs '
+            f'{limit * 1e3:.0f} ms or less, and {USUAL * 1e3:.0f} are usual')
+
+
+def needs_two_steps(test):
+    """Decorate a test that wants predictions in real time: what fails where there is no time for them is skipped."""
+    @functools.wraps(test)
+    def wrapped(*args, **kwargs):
+        try:
+            test(*args, **kwargs)
+        except Exception as failure:
+            if reason := excuse(NO_ROOM):
+                pytest.skip(f'{reason}: {type(failure).__name__}: {failure}')
+            raise
+    return wrapped
