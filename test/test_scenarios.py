@@ -5,9 +5,9 @@ Where the launch system of a distribution is installed it starts them, and elsew
 supervisor; the scenarios are the same, and never skipped in both.
 
 A scenario that fails is a failure, with two exceptions. Where the machine stood still meanwhile, which another process
-has seen (scenarios/stalls.py), it is played again, with a warning, up to three times in all. And what fails is skipped
-where a tick alone, measured at once and with nothing beside it, takes too long for the machine to serve it at all, or of
-two robots on one server, for two cores to do all that (scenarios/speed.py).
+has seen (scenarios/stalls.py), it is played again, with a warning, up to three times in all. And what fails on a slow
+machine is skipped where a tick alone, measured at once and with nothing beside it, takes too long for two steps, or of two
+robots on one server, for two cores to do all that (scenarios/speed.py).
 """
 
 import importlib.util

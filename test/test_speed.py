@@ -2,13 +2,14 @@
 import pytest
 
 from scenarios import speed
-from scenarios.speed import NO_ROOM, USUAL, excuse, needs_two_steps
+from scenarios.speed import NO_ROOM, USUAL, USUAL_PRODUCT, excuse, needs_two_steps
 
 
 @pytest.fixture
-def tick(monkeypatch):
-    def takes(seconds):
-        monkeypatch.setattr(speed, 'tick_seconds', lambda: seconds)
+def machine(monkeypatch):
+    def takes(tick, product):
+        monkeypatch.setattr(speed, 'tick_seconds', lambda: tick * USUAL)
+        monkeypatch.setattr(speed, 'product_seconds', lambda: product * USUAL_PRODUCT)
     return takes
 
 
@@ -17,15 +18,16 @@ def fails(error):
     raise error
 
 
-def test_a_failure_on_the_usual_machine_is_a_failure(tick):
-    tick(USUAL)
+@pytest.mark.parametrize('tick, product', [(1.0, 1.0), (1.0, 2.0), (1.5, 1.0)])  # the last: the engine became slow
+def test_a_failure_where_the_machine_is_as_usual_or_the_tick_is_a_failure(machine, tick, product):
+    machine(tick, product)
     assert excuse(NO_ROOM) is None
     with pytest.raises(KeyError, match='predicted_future'):
         fails(KeyError('predicted_future'))
 
 
-def test_a_failure_where_two_steps_have_no_room_is_skipped_and_told(tick):
-    tick(1.5 * USUAL)
+def test_a_failure_where_two_steps_have_no_room_is_skipped_and_told(machine):
+    machine(1.5, 1.5)
     with pytest.raises(pytest.skip.Exception, match='a tick takes 31.5 ms .* 30 ms or less.*AssertionError: late'):
         fails(AssertionError('late'))
 
