@@ -43,15 +43,20 @@ class Dense:
         times = np.arange(ROTATIONS + preset.chunk_frames)
         self._time, self._space = (torch.tensor(part, device=device)
                                    for part in (time_rotation(preset, times), space_rotation(preset)))
+        self._graphs = False
 
     def compile(self, mode: str | None) -> None:
+        self._graphs = mode == 'reduce-overhead'
         self.step = torch.compile(self.step, dynamic=False, mode=mode)
         self.commit_pass = torch.compile(self.commit_pass, dynamic=False, mode=mode)
 
     def commit(self, latents: Tensor, actions: Tensor) -> None:
         """The clean pass of one frame, (1, 1, h, w, Z), which then is the newest of the window."""
         self.newest += 1
-        self.k, self.v = self.commit_pass(latents, actions, self._rotary(self.newest, 1), self.k, self.v)
+        torch.compiler.cudagraph_mark_step_begin()
+        window = self.commit_pass(latents, actions, self._rotary(self.newest, 1), self.k, self.v)
+        # What a graph returns is its own memory, which its next replay writes to.
+        self.k, self.v = (part.clone() for part in window) if self._graphs else window
 
     def commit_pass(self, latents: Tensor, actions: Tensor, rotary: Tensor, k: Tensor, v: Tensor
                     ) -> tuple[Tensor, Tensor]:
