@@ -73,7 +73,7 @@ def system(options: argparse.Namespace):
     model = {'deadline_s': options.deadline, 'reserve_s': options.reserve, 'headroom_s': options.reserve / 4,
              'goal': 'red', 'frozen_camera_timeout_s': 0.0,
              'backend': options.backend, 'gpus': options.gpus, 'parallel': options.parallel}
-    gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 4,
+    gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 2,
             'command_timeout_s': max(0.13, 1.5 / options.rate)}
     nodes = description.resolve('robot', parameters={'world_model_node': model, 'command_gate': gate})
     engine = {'preset': options.preset, 'rate_hz': options.rate}
