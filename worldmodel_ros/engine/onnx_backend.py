@@ -24,7 +24,7 @@ from .cache_folder import cache_folder
 from .memory import Window
 
 # Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
-EXPORT_VERSION = 4
+EXPORT_VERSION = 5
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
