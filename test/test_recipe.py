@@ -442,6 +442,19 @@ def test_every_kind_of_step_is_drawn_at_its_level():
     assert (batch.tau[batch.halfway] == 0.5).all() and batch.halfway.any()
 
 
+@pytest.mark.parametrize('changes, halves, whole', [
+    ({'truth_weight': 1.0}, True, True), ({'truth_weight': 1.0, 'half_truth_weight': 0.0}, False, True),
+    ({'truth_weight': 0.0, 'half_truth_weight': 1.0}, True, False), ({'truth_weight': 0.0}, False, False)])
+def test_second_half_steps_take_as_much_of_the_truth_as_they_are_told(changes, halves, whole):
+    model = small_model()
+    objective = world.student(model, model, model, moving_square(), options(StudentOptions, batch=64, **changes))
+    batch = objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
+    same = (objective.targets(batch)[1] == batch.target).all(-1).all(-1).all(-1)
+    assert (same[(batch.step == HALF) & (batch.tau == 0.5)] == halves).all()
+    assert (same[batch.step == WHOLE] == whole).all()
+    assert not same[(batch.step == HALF) & (batch.tau == 0.0)].any() and same[batch.step == FLOW].all()
+
+
 @pytest.mark.parametrize('changes, message', [
     ({'clip_frames': WINDOW + 5}, f'{WINDOW + 4} for one'), ({'crop_frames': 4}, 'crop_frames is 4'),
     ({'recorded_share': 1.0}, 'recorded_share is 1.0'),

@@ -51,11 +51,14 @@ class StudentOptions(TeacherOptions):
     bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
     truth_weight: share of the true latents in the targets that end at clean ones; a simulated drive is nearly
     deterministic, and the truth is the better teacher wherever it is known.
+    half_truth_weight: the same for the second of two half steps, which long imagination is made of; None: truth_weight.
+    What cannot be known has a blurred mean, and a session that goes on from means ends in fog.
     """
 
     substeps: int = 4
     bootstrap: bool = False
     truth_weight: float = 0.3
+    half_truth_weight: float | None = None
 
 
 @dataclass(frozen=True)

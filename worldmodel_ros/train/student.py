@@ -70,9 +70,10 @@ class StudentObjective(Objective):
         end = roller.euler(z, start, 0.5, FLOW, self.options.substeps)
         half = z + expand(1.0 - start) * (end - z) / 0.5
         # From noise, the half step's target carries the noise of z with it: blend in the truth only where x is an end.
-        share = expand(self.options.truth_weight * batch.trust)
-        half = torch.where(expand(tau == 0.5), torch.lerp(half, batch.target, share), half)
-        whole = torch.lerp(whole, batch.target, share)
+        options, trust = self.options, expand(batch.trust)
+        share = options.truth_weight if options.half_truth_weight is None else options.half_truth_weight
+        half = torch.where(expand(tau == 0.5), torch.lerp(half, batch.target, share * trust), half)
+        whole = torch.lerp(whole, batch.target, options.truth_weight * trust)
         target = torch.where(expand(batch.step == WHOLE), whole, half)
         return z, torch.where(expand(flow), self.flow_target(batch, z), target)
 
