@@ -15,7 +15,7 @@ from worldmodel_ros.engine.maneuvers import NAMES, maneuver
 from worldmodel_ros.engine.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine.session import Future
 from worldmodel_ros.evaluate import closed_loop
-from worldmodel_ros.evaluate.quality import drift, horizons, ranking, summary
+from worldmodel_ros.evaluate.quality import drift, horizons, ranking, run, summary
 from worldmodel_ros.evaluate.quality.bounds import resimulate
 from worldmodel_ros.evaluate.quality.displacement import find_pose
 from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
@@ -25,7 +25,7 @@ from worldmodel_ros.evaluate.quality.task import Task
 from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.steps import FLOW
-from worldmodel_ros.sim.scene import COLOURS
+from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS
 from worldmodel_ros.sim.world import World
 
 SEED = 3_100_003
@@ -206,7 +206,28 @@ def test_a_turn_to_the_left_moves_the_picture_to_the_right():
         observer.see(frame)
         observer.fork(step, 1.0)
     ends = observer.compare()
-    assert ends['first']['response'] > 1.5 and ends['last']['response'] > 1.5  # 3.2 pixels a frame are 1 rad/s
+    # 1 rad/s moves the middle of the picture by a tenth of the focal length in 0.1 s, and its sides by more.
+    pixels = 3.2 / np.tan(np.radians(CAMERA_FOV_DEG) / 2)
+    assert [ends[end]['response'] for end in ('first', 'last')] == pytest.approx([pixels, pixels], rel=0.2)
+
+
+@pytest.mark.parametrize('share, wall, response', [(0.3, 'grainy', 3.0), (0.3, 'bare', 3.0), (0.7, 'bare', 0.0)])
+def test_moments_before_a_wall_do_not_count_until_they_are_most(share, wall, response):
+    rng = np.random.default_rng(0)
+    turns, frame = rng.choice([-1.0, 1.0], 200), rng.integers(0, 255, (64, 64, 3), np.uint8)
+    observer = drift._Observer(200, np.stack([0.0 * turns, turns], 1))
+    for step, turn in enumerate(turns):
+        frame = np.roll(frame, round(3 * turn), 1)
+        grain = rng.integers(80, 255 if wall == 'grainy' else 81, frame.shape, np.uint8)
+        observer.see(grain if step % 40 < 40 * share else frame)
+        observer.fork(step, 1.0)
+    assert [observer.compare()[end]['response'] for end in ('first', 'last')] == pytest.approx([response] * 2, abs=0.3)
+
+
+def test_as_many_rooms_are_dreamt_in_as_asked_for():
+    jobs = run._jobs(Task(range(2_000_000, 2_000_009), parts=('drift', 'what_if'), dreams=7))
+    assert [job.seed for job in jobs if job.part == 'drift'] == list(range(2_000_000, 2_000_007))
+    assert len(jobs) == 7 + 9
 
 
 def test_the_expert_drives_to_its_goal_and_the_limits_of_time_hold():
@@ -261,7 +282,8 @@ def test_seeds_that_cannot_judge_are_refused(text, complaint, capsys):
 
 @pytest.mark.parametrize('wrong, complaint', [
     ({'parts': ('horizon',)}, 'horizons, what_if, drift, closed_loop'), ({'parts': ()}, 'choose from'),
-    ({'drift_seconds': 1.0}, 'at least 4 s')])
+    ({'drift_seconds': 1.0}, 'at least 4 s'),
+    ({'dreams': 0}, '0 dreams')])
 def test_tasks_that_cannot_be_done_are_refused(wrong, complaint):
     with pytest.raises(QualityError, match=complaint):
         Task(range(2_000_000, 2_000_001), **wrong)

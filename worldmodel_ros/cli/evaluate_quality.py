@@ -13,6 +13,7 @@ examples:
   worldmodel evaluate quality --seeds 5000000:5000020                  the shipped model; about 20 minutes on two cores
   worldmodel evaluate quality --seeds 5000000:5000020 --model out/tiny/final --json quality.json --pictures out/quality
   worldmodel evaluate quality --seeds 5000000:5000006 --parts horizons,what_if --json -
+  worldmodel evaluate quality --seeds 5000000:5000016 --parts drift --dreams 16    imagination over ten minutes alone
 
 Prints one JSON object. The same seeds, model and machine give the same numbers, with any number of workers.
 """
@@ -32,6 +33,8 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
     parser.add_argument('--drift-seconds', type=arguments.positive, default=600.0, metavar='S',
                         help='length of a dream (default: 600)')
+    parser.add_argument('--dreams', type=int, default=4, metavar='N',
+                        help='rooms that are dreamt in, the first ones (default: 4)')
     parser.add_argument('--json', default='-', metavar='FILE',
                         help='file for the result; -: standard output (default)')
     parser.add_argument('--pictures', type=Path, metavar='DIR',
@@ -62,7 +65,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.machine import machine, versions
     parts = tuple(part.strip() for part in chosen.parts.split(',') if part.strip())
     task = Task(parse_seeds(chosen.seeds), chosen.model, chosen.teacher, chosen.backend, parts,
-                drift_seconds=chosen.drift_seconds)
+                drift_seconds=chosen.drift_seconds, dreams=chosen.dreams)
     if chosen.json != '-':
         Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()

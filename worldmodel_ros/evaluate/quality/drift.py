@@ -22,6 +22,7 @@ MIX = {'expert': 1.0}
 FORKS = ('left', 'right')
 _FORKS = 12                            # at each end
 _BINS = 6                              # a channel, of the histogram of colours
+_TURN = 0.3                            # rad/s, at least, for a turn that moves the picture by more than the shift's error
 
 
 def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
@@ -100,7 +101,7 @@ class _Observer:
 
     def compare(self) -> dict:
         """`sharpness`: mean; `colours`: mean and standard deviation of each channel;
-        `response`: pixels that the picture moves sideways for each rad/s of turn; `fork`: difference of what a chunk to
+        `response`: pixels that the picture moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk to
         the left and one to the right lead to, root mean square. Each at the beginning and the end.
         `histogram_distance`: between the two, from 0 to 1."""
         statistics = {name: np.mean(rows, 0) for name, rows in self._rows.items()}
@@ -112,6 +113,12 @@ class _Observer:
 
 
 def _slope(pairs: list[tuple[float, float]]) -> float:
-    """Least squares through the origin, of shifts over turns."""
+    """Median of shift over turn, of the steps that turn; 0 without such a step.
+
+    Before a bare wall the correlation of two pictures peaks anywhere, and a few shifts of half a picture outweigh all
+    others in a least-squares fit: of four true drives, which do not drift, that found ratios from 0.77 to 1.84 (90 %
+    of draws out of 24 drives), the median from 0.97 to 1.01. A dream that shows nothing for most of the time has none.
+    """
     turns, shifts = np.array(pairs).T
-    return float((turns * shifts).sum() / max(float((turns * turns).sum()), 1e-9))
+    turning = np.abs(turns) > _TURN
+    return float(np.median(shifts[turning] / turns[turning])) if turning.any() else 0.0

@@ -21,7 +21,6 @@ from .task import DEFINITIONS, PARTS, Task
 
 STARTS = 5        # a drive
 STRIPS = 3        # rooms that are shown, of the first and of the worst
-DRIFT_SEEDS = 4   # the first ones: a dream takes as long as all the rest of a room
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def _chosen_strips(done: dict[Job, Result]) -> dict[str, np.ndarray]:
 
 def _jobs(task: Task) -> list[Job]:
     """The longest ones first, so that no worker ends long after the others."""
-    seeds = {part: task.seeds for part in task.parts} | {'drift': task.seeds[:DRIFT_SEEDS]}
+    seeds = {part: task.seeds for part in task.parts} | {'drift': task.seeds[:task.dreams]}
     order = [part for part in ('drift', 'horizons', 'closed_loop', 'what_if') if part in task.parts]
     return [Job(part, seed) for part in order for seed in seeds[part]]
 

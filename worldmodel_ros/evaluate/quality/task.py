@@ -19,6 +19,7 @@ DEFINITIONS = {
     'deployed': 'sessions on the back end named beside, against float32 in two_step and one_step; none: it is float32',
     'simulator': 'run again from the true state under the same commands, each with the mean latency instead of its '
                  'own; nominal_gains: and without knowing how the wheels differ',
+    'action_response': 'median over the steps that turn of pixels that the picture moves sideways for each rad/s',
     'what_if_ranking': 'share of true branches whose nearest imagined one, in PSNR, is their own, in two steps',
 }
 
@@ -26,7 +27,8 @@ DEFINITIONS = {
 @dataclass(frozen=True)
 class Task:
     """`model`, `teacher`: shipped models or folders; no teacher: the model's own flow, in 32 steps. `backend`: what
-    robots run, which drives the closed loop and is held against float32."""
+    robots run, which drives the closed loop and is held against float32. `dreams`: in how many of the rooms, the first
+    ones; one takes as long as all the rest of a room."""
 
     seeds: range
     model: str = 'tiny'
@@ -34,12 +36,15 @@ class Task:
     backend: str = 'auto'
     parts: tuple[str, ...] = PARTS
     drift_seconds: float = DRIFT_SECONDS
+    dreams: int = 4
 
     def __post_init__(self) -> None:
         require_unseen(self.seeds)
         if self.drift_seconds < MIN_DRIFT_SECONDS:
             raise QualityError(f'a dream of {self.drift_seconds:g} s has no beginning and end to compare: give at '
                                f'least {MIN_DRIFT_SECONDS:g} s')
+        if self.dreams < 1:
+            raise QualityError(f'{self.dreams} dreams are nothing to judge: ask for at least 1, or leave the part drift out')
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise QualityError(f'parts {", ".join(unknown) or "are none"}: choose from {", ".join(PARTS)}')
