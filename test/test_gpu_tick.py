@@ -1,6 +1,7 @@
 """A tick that is only queued: the numbers of one that is waited for, and nobody waits before its end."""
 import contextlib
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.model import checkpoint
 
 ACTION = np.array([0.2, 0.4], np.float32)
+WITH_SINKS = replace(SMALL, window_frames=8, sink_frames=4)
 PARTS = ('encode', 'commit', 'policy', 'denoise')
 
 
@@ -137,7 +139,8 @@ def test_injected_faults_strike_queued_work_too(folder):
         session.look_ahead('red')
 
 
-@pytest.mark.parametrize('make', [small_model, tiled_model], ids=['window', 'tiles'])
+@pytest.mark.parametrize('make', [small_model, functools.partial(small_model, preset=WITH_SINKS), tiled_model],
+                         ids=['window', 'sinks', 'tiles'])
 def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
     backend = QueuedBackend(make())
     spec, shapes, launch = backend.preset, set(), backend._launch
@@ -156,7 +159,7 @@ def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
         session.observe(frame, ACTION)
         session.look_ahead('red', 1 + tick % 2).future()
         if tick in (0, spec.window_frames, spec.window_frames + 2):
-            for _ in session.what_if(np.tile(ACTION, (spec.chunk_frames + 1, 1))):
+            for _ in session.what_if(np.tile(ACTION, (spec.window_frames + spec.chunk_frames, 1))):
                 pass
     assert shapes == met  # nothing is captured while a robot drives
 

@@ -27,16 +27,25 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
            ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
     """Imagines ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
-    ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it. Returns the
-    fork, on whose pages the work of the device may still be, and the chunks for `joined`.
+    ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
+    the sinks, anew for every chunk that has some, as frames that nothing came before. Returns the fork, on whose pages
+    the work of the device may still be, and the chunks for `joined`.
     """
-    total, size = len(actions), sampler.spec.chunk_frames
+    spec, total = sampler.spec, len(actions)
+    size = spec.chunk_frames
     cache, time, latent = moment.cache.fork(), moment.time, moment.latent
     chunks = []
     for start in range(0, total, size):
         part = actions[start:start + size]
         # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
+        if spec.sees_sinks(start):
+            yield Boundary('commit')
+            latents, executed = zip(*moment.sinks)
+            oldest = time + 1 - spec.window_frames
+            cache.evict(oldest + len(latents))
+            yield from commit(cache, sampler.stack(latents), oldest + np.arange(len(latents)), np.stack(executed),
+                              observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))

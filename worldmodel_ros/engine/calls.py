@@ -46,6 +46,9 @@ class Backend(Protocol):
     def host(self, array: Any) -> np.ndarray:
         """An output as numpy."""
 
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        """Outputs of equal shapes as one, along a new first axis."""
+
     def settle(self) -> None:
         """Waits until all that `run` began is done."""
 

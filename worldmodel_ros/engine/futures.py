@@ -27,11 +27,13 @@ class Future:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a session had seen by frame ``time``, whose latent is ``latent``."""
+    """What a session had seen by frame ``time``, whose latent is ``latent``. ``sinks``: latent (h, w, Z) and action (A,)
+    of each of the last `Preset.sink_frames`; the first frame of all stands for those that never were."""
 
     cache: SequenceCache
     time: int
     latent: np.ndarray
+    sinks: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,9 @@ class OnnxBackend:
     def host(self, array: np.ndarray) -> np.ndarray:
         return array
 
+    def stack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack(arrays)
+
     def settle(self) -> None:
         """Nothing is still under way when `run` has returned."""
 

@@ -1,6 +1,8 @@
 """Imagines one chunk: from what a cache holds, and actions, to latents, what they lead to, and pictures."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..cache.sequence import SequenceCache
@@ -46,6 +48,10 @@ class Sampler:
         yield Boundary('decode')
         with self._times.measure('decode'):
             return (yield Call('decode', (latents, before)))
+
+    def stack(self, latents: Sequence[np.ndarray]) -> np.ndarray:
+        """Latents (h, w, Z) of frames as what can be committed together."""
+        return self._backend.stack(latents)
 
     def future(self, actions: np.ndarray, latents: np.ndarray, outcomes: tuple, before: np.ndarray) -> Future:
         """The Future of what `denoise` gave, with ``outcomes`` as numpy; `decode` makes its frames."""

@@ -26,9 +26,11 @@ class Networks:
 
     def branch(self, frames: int, steps: int) -> Route:
         """What Session.branching does for so many frames."""
-        chunks = -(-frames // self.engine.spec.chunk_frames)
-        one = *self.denoise(steps), self.unit('decode'), self.unit('commit')
-        return (one * chunks)[:-1]
+        spec, route = self.engine.spec, []
+        for start in range(0, frames, spec.chunk_frames):
+            commits = (start > 0) + spec.sees_sinks(start)
+            route += [*(self.unit('commit'),) * commits, *self.denoise(steps), self.unit('decode')]
+        return tuple(route)
 
 
 def routes(models: list[Networks]) -> dict[Tier, Route]:

@@ -44,6 +44,7 @@ class Session:
         self._encoder_state: np.ndarray | None = None
         self._latent: np.ndarray | None = None
         self._features: np.ndarray | None = None
+        self._sinks: tuple[tuple[np.ndarray, np.ndarray], ...] = ()  # of a branch that begins here
 
     @property
     def frames_seen(self) -> int:
@@ -78,6 +79,9 @@ class Session:
             features = yield from self._commit(self._cache, latent[None], np.array([self._time + 1]), executed)
         self._time += 1
         self._encoder_state, self._latent, self._features = state, latent, features[-1]
+        if spec.sink_frames:
+            newest = latent, executed[0].copy()
+            self._sinks = *(self._sinks[1:] or (newest,) * (spec.sink_frames - 1)), newest
 
     def plan(self, goal: str, prefix: np.ndarray | None = None) -> np.ndarray:
         """Command chunk (chunk_frames, A) in SI units that drives towards ``goal``, from the newest observation.
@@ -175,7 +179,7 @@ class Session:
     def moment(self) -> Moment:
         """What `branching` can begin from later, when the session has gone on."""
         self._require_observation()
-        return Moment(self._cache.fork(), self._time, self._latent)
+        return Moment(self._cache.fork(), self._time, self._latent, self._sinks)
 
     def branching(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
         """`what_if` from now or from a moment, in units; forks before the first one."""
@@ -187,7 +191,7 @@ class Session:
         """The branch's cache and its chunks."""
         self._require_observation()
         actions = self._actions(actions, len(actions))
-        moment = moment or Moment(self._cache, self._time, self._latent)
+        moment = moment or Moment(self._cache, self._time, self._latent, self._sinks)
         return (yield from branch(self._sampler, self._commit, moment, actions, steps))
 
     def save(self, path: str | Path) -> None:
@@ -195,6 +199,10 @@ class Session:
         self._require_observation()
         state = {'encoder_state': self._encoder_state, 'latent': self._latent, 'features': self._features}
         state = {name: self._backend.host(array) for name, array in state.items()}
+        if self._sinks:
+            latents, actions = zip(*self._sinks)
+            state |= {'sink_latents': np.stack([self._backend.host(latent) for latent in latents]),
+                      'sink_actions': np.stack(actions)}
         session_file.write(path, self.spec, {'time': np.array([self._time]), **state}, self._cache)
 
     def load(self, path: str | Path) -> None:
@@ -202,6 +210,7 @@ class Session:
         state = session_file.read(path, self.spec, self._cache)
         self._time = int(state['time'][0])
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
+        self._sinks = tuple(zip(state['sink_latents'], state['sink_actions']))
 
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
                 observed: bool = True) -> Calls[np.ndarray]:

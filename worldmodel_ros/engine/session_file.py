@@ -22,8 +22,9 @@ def write(path: str | Path, spec: Preset, state: dict[str, np.ndarray], cache: S
 def read(path: str | Path, spec: Preset, cache: SequenceCache) -> dict[str, np.ndarray]:
     """Replaces what is in a cache by what `write` wrote.
 
-    Returns time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32. Raises
-    ValueError, and changes nothing, when the file does not fit the model.
+    Returns time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
+    preset's sink_frames, sink_latents (n, h, w, Z) and sink_actions (n, A). Raises ValueError, and changes nothing,
+    when the file does not fit the model.
     """
     from safetensors import SafetensorError, safe_open
     try:
@@ -38,6 +39,9 @@ def read(path: str | Path, spec: Preset, cache: SequenceCache) -> dict[str, np.n
     expected = {'time': (1,), 'features': (spec.tokens, spec.width),
                 'latent': (*spec.latent_size, spec.latent_channels),
                 'encoder_state': (1, 4 * spec.vae_width, *spec.latent_size)}
+    if 'sink_latents' in arrays:
+        expected |= {'sink_latents': (spec.sink_frames, *expected['latent']),
+                     'sink_actions': (spec.sink_frames, spec.actions)}
     state = {name: arrays.pop(name) for name in expected if name in arrays}
     try:
         if {name: array.shape for name, array in state.items()} != expected:
@@ -46,4 +50,7 @@ def read(path: str | Path, spec: Preset, cache: SequenceCache) -> dict[str, np.n
     except ValueError as error:
         raise ValueError(f'{path} holds a session of model {about.get("model")!r}, which does not fit '
                          f'{spec.name!r}: {error}') from error
+    # Written before there were sinks: the newest frame stands for all of them.
+    state.setdefault('sink_latents', state['latent'][None].repeat(spec.sink_frames, 0))
+    state.setdefault('sink_actions', np.zeros((spec.sink_frames, spec.actions), np.float32))
     return state

@@ -119,6 +119,11 @@ class TorchBackend:
         """An output as numpy."""
         return array.cpu().numpy() if isinstance(array, Tensor) else array
 
+    @torch.inference_mode()
+    def stack(self, arrays: Sequence[np.ndarray | Tensor]) -> Tensor:
+        """Outputs of equal shapes as one, along a new first axis."""
+        return torch.stack([torch.as_tensor(array, device=self.device) for array in arrays])
+
     def settle(self) -> None:
         """Waits until all that `run` began is done."""
         if self.device.type == 'cuda':

@@ -42,6 +42,7 @@ class Preset:
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
+    sink_frames: int = 0  # 0 or chunk_frames; see `sees_sinks`
 
     def __post_init__(self):
         height, width = self.image_size
@@ -64,7 +65,13 @@ class Preset:
         if self.tile is None:
             if self.patterns or self.sink_slabs:
                 raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles: give a tile')
+            if self.sink_frames and (self.sink_frames != self.chunk_frames or self.window_frames % self.chunk_frames
+                                     or self.window_frames == self.chunk_frames):
+                raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or a chunk of '
+                                 f'{self.chunk_frames} in a window of several whole ones, not of {self.window_frames}')
             return
+        if self.sink_frames:
+            raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames 0')
         sizes = self.chunk_frames, *self.grid
         if any(whole % part for whole, part in zip(sizes, self.tile)):
             raise ValueError(f'preset {self.name}: a chunk of (frames, rows, columns) {sizes} must be whole tiles of '
@@ -99,6 +106,12 @@ class Preset:
         """Numbers of the layers that attend to the cache; the others attend within their frame."""
         return tuple(range(self.cache_every - 1, self.depth, self.cache_every))
 
+    def sees_sinks(self, imagined: int) -> bool:
+        """Whether a branch's chunk after so many imagined frames has sinks: the last ``sink_frames`` that were observed, in
+        the place of the oldest of its window where they would have left it (attention sinks of frames: LongLive, Yang
+        et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
+        return self.sink_frames > 0 and imagined > self.window_frames - self.sink_frames
+
     @property
     def actions(self) -> int:
         return len(self.action_names)
@@ -124,13 +137,14 @@ TINY = Preset(
     name='tiny', image_size=(64, 64), vae_width=32, vae_downsample=8, latent_channels=16, patch=2,
     width=256, depth=6, heads=4, chunk_frames=4, window_frames=16, step_period=0.1,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
-    goals=('red', 'green', 'blue', 'yellow'), policy='flow', head_features=64)
+    goals=('red', 'green', 'blue', 'yellow'), policy='flow', head_features=64,
+    sink_frames=4)
 
-SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8)
+SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, sink_frames=0)
 
 # No weights of this size are shipped: it serves to measure speed, with random ones.
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
-               head_features=32)
+               head_features=32, sink_frames=0)
 
 # No weights of these sizes either. Four of the six cache layers see the 18 tiles of this slab and the one before that are
 # around, two the whole window at their place: 27 tiles on average.

@@ -38,7 +38,7 @@ class RestoringSession(Session):
 
     def moment(self) -> EpochMoment:
         moment = super().moment()
-        return EpochMoment(moment.cache, moment.time, moment.latent, self._epoch)
+        return EpochMoment(moment.cache, moment.time, moment.latent, moment.sinks, self._epoch)
 
     def _branching(self, actions: np.ndarray, steps: int, moment: Moment | None = None) -> Calls[tuple]:
         epoch = moment.epoch if isinstance(moment, EpochMoment) else self._epoch

@@ -37,7 +37,8 @@ TRUNCATED, TRUNCATED_ONE = Sampler(FLOW, 2), Sampler(FLOW, 1)
 class Memory:
     """What B streams have committed up to frame `newest`: keys and values (L, B, H, n * P, d) of the last n frames.
 
-    latent (B, h, w, Z), of the newest frame; `seeds`: of the streams' noise, one each.
+    latent (B, h, w, Z), of the newest frame; `seeds`: of the streams' noise, one each; `observed`: the newest frame that
+    was seen; `sinks`: latents (B, n, h, w, Z) and actions (B, n, A) of the last ones that were (`Preset.sees_sinks`).
     """
 
     newest: int
@@ -45,11 +46,14 @@ class Memory:
     values: Tensor
     latent: Tensor
     seeds: tuple[int, ...]
+    observed: int
+    sinks: tuple[Tensor, Tensor]
 
     def branches(self, count: int) -> Memory:
         """Each stream `count` times, one after the other."""
         return replace(self, keys=self.keys.repeat_interleave(count, 1), values=self.values.repeat_interleave(count, 1),
                        latent=self.latent.repeat_interleave(count, 0),
+                       sinks=tuple(part.repeat_interleave(count, 0) for part in self.sinks),
                        seeds=tuple(seed for seed in self.seeds for _ in range(count)))
 
 
@@ -66,9 +70,12 @@ class Imagination:
         latents = self.encode(frames)
         b, count = latents.shape[:2]
         times = np.arange(count)
-        _, keys, values = self._pass(latents, 1.0, FLOW, self._tensor(executed), times, None)
+        actions = self._tensor(executed)
+        _, keys, values = self._pass(latents, 1.0, FLOW, actions, times, None)
         keep = min(count, self.spec.window_frames) * self.spec.tokens
-        return Memory(count - 1, keys[..., -keep:, :], values[..., -keep:, :], latents[:, -1], tuple(seeds))
+        last = np.maximum(count - self.spec.sink_frames + np.arange(self.spec.sink_frames), 0)
+        return Memory(count - 1, keys[..., -keep:, :], values[..., -keep:, :], latents[:, -1], tuple(seeds), count - 1,
+                      (latents[:, last], actions[:, last]))
 
     @torch.inference_mode()
     def encode(self, frames: np.ndarray) -> Tensor:
@@ -90,6 +97,8 @@ class Imagination:
         steps = self._tensor(actions)
         for start in range(0, steps.shape[1], size):
             chunk = steps[:, start:start + size]
+            if self.spec.sees_sinks(memory.newest - memory.observed):
+                memory = self._with_sinks(memory)
             chunks.append(self._denoise(memory, chunk, sampler))
             memory = self._commit(memory, chunks[-1], chunk)
         return torch.cat(chunks, 1), memory
@@ -120,6 +129,16 @@ class Imagination:
         return replace(memory, newest=int(times[-1]), latent=latents[:, -1],
                        keys=torch.cat([memory.keys, keys], 3)[..., -keep:, :],
                        values=torch.cat([memory.values, values], 3)[..., -keep:, :])
+
+    def _with_sinks(self, memory: Memory) -> Memory:
+        """The window with the sinks in the place of its oldest frames, as frames that nothing came before."""
+        latents, actions = memory.sinks
+        count, window = latents.shape[1], self.spec.window_frames
+        times = memory.newest + 1 - window + np.arange(count)
+        _, keys, values = self._pass(latents, 1.0, FLOW, actions, times, None)
+        rest = (window - count) * self.spec.tokens
+        return replace(memory, keys=torch.cat([keys, memory.keys[..., -rest:, :]], 3),
+                       values=torch.cat([values, memory.values[..., -rest:, :]], 3))
 
     def _noise(self, seed: int, first: int) -> np.ndarray:
         """The noise that a session of that seed begins with, for the chunk that starts at frame `first`."""

@@ -1,0 +1,165 @@
+"""Branches beyond their window: what they keep of what was observed, by every way to compute them."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_model import SMALL, small_model
+
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.calls import Boundary, Call, run
+from worldmodel_ros.engine.service_networks import Networks
+from worldmodel_ros.engine.session import Session
+from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imagination
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.presets import PRESETS, TINY
+
+PRESET = replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4)
+FAR = np.random.default_rng(1).uniform(-0.3, 0.6, (20, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope='module')
+def engine(tmp_path_factory):
+    return engine_of(PRESET, tmp_path_factory.mktemp('sinks'))
+
+
+@pytest.fixture(scope='module')
+def without(tmp_path_factory):
+    return engine_of(replace(PRESET, sink_frames=0), tmp_path_factory.mktemp('without'))
+
+
+def engine_of(preset, folder, backend='torch', sessions=8):
+    checkpoint.save(small_model(preset=preset), folder / 'model', {'trained': False}, dtype=torch.float32)
+    return load(str(folder / 'model'), backend, sessions=sessions)
+
+
+def frames(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *PRESET.image_size, 3), dtype=np.uint8)
+
+
+def driven(engine, count=12, seed=0) -> Session:
+    session = engine.open_session()
+    for index, frame in enumerate(frames(count, seed)):
+        session.observe(frame, np.array([0.2, 0.1 * index]))
+    return session
+
+
+def finish(units, between=lambda: None):
+    """The Future of a what-if; `between` is called before each of its units."""
+    while True:
+        try:
+            next(units)
+        except StopIteration as end:
+            return end.value
+        between()
+
+
+def imagined(session, between=lambda: None) -> np.ndarray:
+    return finish(session.what_if(FAR), between).latents
+
+
+def test_sinks_change_nothing_before_the_window_would_lose_them(engine, without):
+    ours, theirs = imagined(driven(engine)), imagined(driven(without))
+    np.testing.assert_array_equal(ours[:8], theirs[:8])
+    assert np.abs(ours[8:12] - theirs[8:12]).max() > 1e-3
+
+
+@pytest.mark.parametrize('observed', [1, 3, 4, 12])
+@pytest.mark.parametrize('steps, sampler', [(2, TWO_STEP), (1, ONE_STEP)])
+def test_a_session_imagines_what_plain_passes_do(engine, observed, steps, sampler):
+    seen = frames(observed)
+    executed = np.stack([np.array([0.2, 0.1 * index]) for index in range(observed)])
+    batch = Imagination(engine.backend.model)
+    latents, _ = batch.roll(batch.observe(seen[None], executed[None], (0,)), FAR[None], sampler)
+    future = finish(driven(engine, observed).what_if(FAR, steps))
+    np.testing.assert_allclose(latents[0].numpy(), future.latents, atol=2e-5)
+
+
+def test_the_sinks_are_those_of_the_last_observed_frames_and_no_older_ones(engine):
+    batch = Imagination(engine.backend.model)
+    memory = batch.observe(frames(12)[None], np.zeros((1, 12, 2)), (0,))
+    # What is imagined is the same; only the sinks are another stream's.
+    other = batch.observe(frames(12, seed=5)[None], np.zeros((1, 12, 2)), (0,))
+    swapped = replace(memory, sinks=other.sinks)
+    ours, theirs = (batch.roll(each, FAR[None], TWO_STEP)[0] for each in (memory, swapped))
+    torch.testing.assert_close(ours[:, :8], theirs[:, :8])
+    assert (ours[:, 8:12] - theirs[:, 8:12]).abs().max() > 1e-3
+    assert memory.sinks[0].shape[1] == 4
+    torch.testing.assert_close(memory.sinks[0][:, -1], memory.latent)
+
+
+def test_onnx_runtime_keeps_the_same_sinks(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv('WORLDMODEL_CACHE', str(tmp_path))
+    onnx = load(str(engine.folder), 'onnx')
+    np.testing.assert_allclose(imagined(driven(onnx)), imagined(driven(engine)), rtol=1e-3, atol=1e-3)
+
+
+def test_ticks_in_between_do_not_change_what_is_imagined(engine):
+    session, seen = driven(engine), iter(frames(40, seed=7))
+    disturbed = imagined(session, between=lambda: session.observe(next(seen), np.zeros(2)))
+    np.testing.assert_array_equal(disturbed, imagined(driven(engine)))
+    gone_on = driven(engine)
+    moment = gone_on.moment()
+    gone_on.observe(frames(1, seed=8)[0], np.zeros(2))
+    np.testing.assert_array_equal(run(gone_on.branching(FAR, 2, moment), engine.backend).latents, disturbed)
+
+
+def test_a_saved_session_keeps_its_sinks(engine, tmp_path):
+    session, restored = driven(engine), engine.open_session()
+    session.save(tmp_path / 's.safetensors')
+    restored.load(tmp_path / 's.safetensors')
+    np.testing.assert_array_equal(imagined(restored), imagined(session))
+
+
+def test_a_session_that_was_saved_before_there_were_sinks_has_them_after_its_next_frames(engine, without, tmp_path):
+    driven(without).save(tmp_path / 'old.safetensors')
+    restored, session = engine.open_session(), driven(engine)
+    restored.load(tmp_path / 'old.safetensors')
+    np.testing.assert_array_equal(imagined(restored)[:8], imagined(session)[:8])
+    for frame in frames(4, seed=3):
+        for each in (restored, session):
+            each.observe(frame, np.zeros(2))
+    np.testing.assert_array_equal(imagined(restored), imagined(session))
+
+
+def test_sinks_take_no_pages_for_good_and_fit_an_engine_of_one_session(tmp_path):
+    engine = engine_of(PRESET, tmp_path, sessions=1)
+    session = driven(engine)
+    before = engine.memory.pool.allocator.usage().used
+    units = session.what_if(np.tile(FAR, (4, 1)))
+    for index, frame in enumerate(frames(30, seed=2)):  # the session drops its whole window meanwhile
+        next(units)
+        session.observe(frame, np.zeros(2))
+    assert len(finish(units).latents) == 80
+    assert engine.memory.pool.allocator.usage().used == before
+
+
+@pytest.mark.parametrize('count', [3, 4, 8, 9, 20])
+@pytest.mark.parametrize('observed', [1, 12])
+def test_the_scheduler_is_told_of_every_unit(engine, observed, count):
+    work, outputs, units = driven(engine, observed).branching(FAR[:count], 2), None, []
+    while True:
+        try:
+            item = work.send(outputs)
+        except StopIteration:
+            break
+        if isinstance(item, Boundary):
+            units.append((f'm/{item.unit}', item.step))
+        outputs = engine.backend.run(item.network, [item.inputs])[0] if isinstance(item, Call) else None
+    assert units == [(unit.network, unit.step) for unit in Networks(engine, 'm').branch(count, 2)]
+
+
+@pytest.mark.parametrize('changes', [{'sink_frames': 3}, {'sink_frames': 4, 'window_frames': 18},
+                                     {'sink_frames': 4, 'window_frames': 4}])
+def test_sinks_are_a_chunk_in_a_window_of_whole_chunks(changes):
+    with pytest.raises(ValueError, match='sink_frames is'):
+        replace(TINY, **changes)
+
+
+def test_with_tiles_sinks_are_slabs():
+    with pytest.raises(ValueError, match='sink_slabs'):
+        replace(PRESETS['robot_3b'], sink_frames=16)
+
+
+def test_the_shipped_tiny_has_sinks():
+    assert load('tiny', 'torch').spec.sink_frames == 4
