@@ -14,18 +14,24 @@ from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imag
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import PRESETS, TINY
 
-PRESET = replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4)
+WINDOWS = [replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4),
+           replace(SMALL, name='sinks-of-two-chunks-test', window_frames=12, sink_frames=8)]  # either from frame 8 on
 FAR = np.random.default_rng(1).uniform(-0.3, 0.6, (20, 2)).astype(np.float32)
 
 
-@pytest.fixture(scope='module')
-def engine(tmp_path_factory):
-    return engine_of(PRESET, tmp_path_factory.mktemp('sinks'))
+@pytest.fixture(scope='module', params=WINDOWS, ids=['a chunk', 'two chunks'])
+def preset(request):
+    return request.param
 
 
 @pytest.fixture(scope='module')
-def without(tmp_path_factory):
-    return engine_of(replace(PRESET, sink_frames=0), tmp_path_factory.mktemp('without'))
+def engine(preset, tmp_path_factory):
+    return engine_of(preset, tmp_path_factory.mktemp('sinks'))
+
+
+@pytest.fixture(scope='module')
+def without(preset, tmp_path_factory):
+    return engine_of(replace(preset, sink_frames=0), tmp_path_factory.mktemp('without'))
 
 
 def engine_of(preset, folder, backend='torch', sessions=8):
@@ -34,7 +40,7 @@ def engine_of(preset, folder, backend='torch', sessions=8):
 
 
 def frames(count, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (count, *PRESET.image_size, 3), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (count, *SMALL.image_size, 3), dtype=np.uint8)
 
 
 def driven(engine, count=12, seed=0) -> Session:
@@ -64,7 +70,7 @@ def test_sinks_change_nothing_before_the_window_would_lose_them(engine, without)
     assert np.abs(ours[8:12] - theirs[8:12]).max() > 1e-3
 
 
-@pytest.mark.parametrize('observed', [1, 3, 4, 12])
+@pytest.mark.parametrize('observed', [1, 3, 4, 9, 12])
 @pytest.mark.parametrize('steps, sampler', [(2, TWO_STEP), (1, ONE_STEP)])
 def test_a_session_imagines_what_plain_passes_do(engine, observed, steps, sampler):
     seen = frames(observed)
@@ -84,7 +90,7 @@ def test_the_sinks_are_those_of_the_last_observed_frames_and_no_older_ones(engin
     ours, theirs = (batch.roll(each, FAR[None], TWO_STEP)[0] for each in (memory, swapped))
     torch.testing.assert_close(ours[:, :8], theirs[:, :8])
     assert (ours[:, 8:12] - theirs[:, 8:12]).abs().max() > 1e-3
-    assert memory.sinks[0].shape[1] == 4
+    assert memory.sinks[0].shape[1] == engine.spec.sink_frames
     torch.testing.assert_close(memory.sinks[0][:, -1], memory.latent)
 
 
@@ -116,14 +122,14 @@ def test_a_session_that_was_saved_before_there_were_sinks_has_them_after_its_nex
     restored, session = engine.open_session(), driven(engine)
     restored.load(tmp_path / 'old.safetensors')
     np.testing.assert_array_equal(imagined(restored)[:8], imagined(session)[:8])
-    for frame in frames(4, seed=3):
+    for frame in frames(engine.spec.sink_frames, seed=3):
         for each in (restored, session):
             each.observe(frame, np.zeros(2))
     np.testing.assert_array_equal(imagined(restored), imagined(session))
 
 
-def test_sinks_take_no_pages_for_good_and_fit_an_engine_of_one_session(tmp_path):
-    engine = engine_of(PRESET, tmp_path, sessions=1)
+def test_sinks_take_no_pages_for_good_and_fit_an_engine_of_one_session(preset, tmp_path):
+    engine = engine_of(preset, tmp_path, sessions=1)
     session = driven(engine)
     before = engine.memory.pool.allocator.usage().used
     units = session.what_if(np.tile(FAR, (4, 1)))
@@ -150,8 +156,9 @@ def test_the_scheduler_is_told_of_every_unit(engine, observed, count):
 
 
 @pytest.mark.parametrize('changes', [{'sink_frames': 3}, {'sink_frames': 4, 'window_frames': 18},
-                                     {'sink_frames': 4, 'window_frames': 4}])
-def test_sinks_are_a_chunk_in_a_window_of_whole_chunks(changes):
+                                     {'sink_frames': 16, 'window_frames': 16}, {'sink_frames': 20},
+                                     {'sink_frames': -4}])
+def test_sinks_are_some_of_the_whole_chunks_of_a_window(changes):
     with pytest.raises(ValueError, match='sink_frames is'):
         replace(TINY, **changes)
 
@@ -162,4 +169,4 @@ def test_with_tiles_sinks_are_slabs():
 
 
 def test_the_shipped_tiny_has_sinks():
-    assert load('tiny', 'torch').spec.sink_frames == 4
+    assert load('tiny', 'torch').spec.sink_frames == 8

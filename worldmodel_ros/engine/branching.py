@@ -40,12 +40,13 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
         # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
         if spec.sees_sinks(start):
-            yield Boundary('commit')
-            latents, executed = zip(*moment.sinks)
-            oldest = time + 1 - spec.window_frames
-            cache.evict(oldest + len(latents))
-            yield from commit(cache, sampler.stack(latents), oldest + np.arange(len(latents)), np.stack(executed),
-                              observed=False)
+            oldest = max(0, time + 1 - spec.window_frames)
+            cache.evict(oldest + spec.sink_frames)
+            for first in range(0, spec.sink_frames, size):
+                yield Boundary('commit')
+                latents, executed = zip(*moment.sinks[first:first + size])
+                yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
+                                  observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))

@@ -42,7 +42,7 @@ class Preset:
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
-    sink_frames: int = 0  # 0 or chunk_frames; see `sees_sinks`
+    sink_frames: int = 0  # see `sees_sinks`
 
     def __post_init__(self):
         height, width = self.image_size
@@ -65,10 +65,10 @@ class Preset:
         if self.tile is None:
             if self.patterns or self.sink_slabs:
                 raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles: give a tile')
-            if self.sink_frames and (self.sink_frames != self.chunk_frames or self.window_frames % self.chunk_frames
-                                     or self.window_frames == self.chunk_frames):
-                raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or a chunk of '
-                                 f'{self.chunk_frames} in a window of several whole ones, not of {self.window_frames}')
+            if self.sink_frames and (not 0 < self.sink_frames < self.window_frames
+                                     or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
+                raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '
+                                 f'whole chunks of {self.chunk_frames} of a window, which has {self.window_frames}')
             return
         if self.sink_frames:
             raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames 0')
@@ -138,7 +138,7 @@ TINY = Preset(
     width=256, depth=6, heads=4, chunk_frames=4, window_frames=16, step_period=0.1,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
     goals=('red', 'green', 'blue', 'yellow'), policy='flow', head_features=64,
-    sink_frames=4)
+    sink_frames=8)
 
 SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, sink_frames=0)
 

@@ -134,9 +134,9 @@ class Imagination:
         """The window with the sinks in the place of its oldest frames, as frames that nothing came before."""
         latents, actions = memory.sinks
         count, window = latents.shape[1], self.spec.window_frames
-        times = memory.newest + 1 - window + np.arange(count)
+        times = max(0, memory.newest + 1 - window) + np.arange(count)
         _, keys, values = self._pass(latents, 1.0, FLOW, actions, times, None)
-        rest = (window - count) * self.spec.tokens
+        rest = int(memory.newest - times[-1]) * self.spec.tokens
         return replace(memory, keys=torch.cat([keys, memory.keys[..., -rest:, :]], 3),
                        values=torch.cat([values, memory.values[..., -rest:, :]], 3))
 
