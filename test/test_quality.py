@@ -314,6 +314,13 @@ def test_one_json_object_tells_everything(tmp_path, monkeypatch):
         f'dream_{SEED}', f'first_{SEED}', f'worst_{SEED}']
 
 
+@pytest.mark.parametrize('told', [[], ['--json'], ['--json', '-']])
+def test_without_a_file_the_object_is_printed(tmp_path, capsys, told):
+    code = cli.main(['evaluate', 'quality', *told, '--seeds', f'{SEED}:{SEED + 1}', '--parts', 'drift',
+                     '--drift-seconds', '4', '--workers', '1', '--model', str(small_checkpoint(tmp_path))])
+    assert code == 0 and json.loads(capsys.readouterr().out)['seeds'] == f'{SEED}:{SEED + 1}'
+
+
 def test_the_model_card_is_what_the_results_say():
     root = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location('model_card', root / 'tools' / 'model_card.py')

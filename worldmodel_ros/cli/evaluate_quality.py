@@ -12,7 +12,7 @@ EXAMPLES = """\
 examples:
   worldmodel evaluate quality --seeds 5000000:5000020                  the shipped model; about 20 minutes on two cores
   worldmodel evaluate quality --seeds 5000000:5000020 --model out/tiny/final --json quality.json --pictures out/quality
-  worldmodel evaluate quality --seeds 5000000:5000006 --parts horizons,what_if --json -
+  worldmodel evaluate quality --seeds 5000000:5000006 --parts horizons,what_if --json > near.json
   worldmodel evaluate quality --seeds 5000000:5000016 --parts drift --dreams 16    imagination over ten minutes alone
 
 Prints one JSON object. The same seeds, model and machine give the same numbers, with any number of workers.
@@ -35,8 +35,8 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
                         help='length of a dream (default: 600)')
     parser.add_argument('--dreams', type=int, default=4, metavar='N',
                         help='rooms that are dreamt in, the first ones (default: 4)')
-    parser.add_argument('--json', default='-', metavar='FILE',
-                        help='file for the result; -: standard output (default)')
+    parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
+                        help='file for the result; none, or -: standard output (default)')
     parser.add_argument('--pictures', type=Path, metavar='DIR',
                         help='folder for strips of what came and what was foreseen')
     parser.set_defaults(run=_run)
