@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.presets import TINY, Preset
+from worldmodel_ros.model.presets import NO_SINKS, TINY, Preset
 from worldmodel_ros.model.world_model import WorldModel
 
 SMALL = replace(TINY, name='small-test', image_size=(32, 32), vae_width=8, width=32, depth=2, heads=2, window_frames=6,
-                sink_frames=0)
+                **NO_SINKS)
 
 
 def small_model(seed: int = 0, preset: Preset = SMALL) -> WorldModel:

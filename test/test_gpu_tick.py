@@ -20,7 +20,7 @@ from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.model import checkpoint
 
 ACTION = np.array([0.2, 0.4], np.float32)
-WITH_SINKS = replace(SMALL, window_frames=12, sink_frames=8)
+WITH_SINKS = replace(SMALL, window_frames=12, sink_frames=8, sink_statistics=0.3)
 PARTS = ('encode', 'commit', 'policy', 'denoise')
 
 

@@ -12,10 +12,12 @@ from worldmodel_ros.engine.service_networks import Networks
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imagination
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.presets import PRESETS, TINY
+from worldmodel_ros.model.latent_statistics import drawn_to
+from worldmodel_ros.model.presets import NO_SINKS, PRESETS, TINY
 
-WINDOWS = [replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4),
-           replace(SMALL, name='sinks-of-two-chunks-test', window_frames=12, sink_frames=8)]  # either from frame 8 on
+WINDOWS = [replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4, sink_statistics=0.3),
+           replace(SMALL, name='sinks-of-two-chunks-test', window_frames=12, sink_frames=8,
+                   sink_statistics=0.3, sink_statistics_after=12)]  # either from frame 8 on
 FAR = np.random.default_rng(1).uniform(-0.3, 0.6, (20, 2)).astype(np.float32)
 
 
@@ -31,7 +33,7 @@ def engine(preset, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def without(preset, tmp_path_factory):
-    return engine_of(replace(preset, sink_frames=0), tmp_path_factory.mktemp('without'))
+    return engine_of(replace(preset, **NO_SINKS), tmp_path_factory.mktemp('without'))
 
 
 def engine_of(preset, folder, backend='torch', sessions=8):
@@ -163,10 +165,51 @@ def test_sinks_are_some_of_the_whole_chunks_of_a_window(changes):
         replace(TINY, **changes)
 
 
-def test_with_tiles_sinks_are_slabs():
+@pytest.mark.parametrize('changes', [{'sink_frames': 16}, {'sink_statistics': 0.1}])
+def test_with_tiles_sinks_are_slabs(changes):
     with pytest.raises(ValueError, match='sink_slabs'):
-        replace(PRESETS['robot_3b'], sink_frames=16)
+        replace(PRESETS['robot_3b'], **changes)
+
+
+@pytest.mark.parametrize('changes', [{'sink_statistics': 1.1}, {'sink_statistics': -0.1},
+                                     {'sink_statistics': float('nan')}, {'sink_frames': 0}])
+def test_statistics_are_a_share_and_of_sinks(changes):
+    with pytest.raises(ValueError, match='sink_statistics is'):
+        replace(TINY, **changes)
+
+
+def test_latents_are_drawn_to_the_mean_and_deviation_of_each_channel():
+    rng = np.random.default_rng(0)
+    latents, like = (rng.normal(mean, scale, (4, 3, 5, 2)).astype(np.float32)
+                     for mean, scale in (((0, 1), (1, 2)), ((2, -1), (3, 0.5))))
+
+    def moments(array):
+        return np.stack([array.mean((0, 1, 2)), array.std((0, 1, 2))])
+    for share in (0.25, 1.0):
+        drawn = drawn_to(latents, like, share)
+        np.testing.assert_allclose(moments(drawn), (1 - share) * moments(latents) + share * moments(like), atol=1e-5)
+        by_torch = drawn_to(torch.from_numpy(latents), torch.from_numpy(like), share)
+        np.testing.assert_allclose(by_torch.numpy(), drawn, atol=1e-5)
+        batch = drawn_to(np.stack([like, latents]), np.stack([latents, like]), share)  # each by its own
+        np.testing.assert_allclose(batch[1], drawn, atol=1e-5)
+    np.testing.assert_allclose(drawn_to(latents, like, 0.0), latents, atol=1e-5)
+    assert np.isfinite(drawn_to(np.zeros_like(latents), like, 1.0)).all()
+
+
+def test_a_chunk_far_ahead_is_drawn_to_the_sinks_and_the_next_goes_on_from_it(engine):
+    batch, apart = Imagination(engine.backend.model), Imagination(engine.backend.model)
+    apart.spec = replace(engine.spec, sink_statistics=0.0)
+    memory = batch.observe(frames(12)[None], np.zeros((1, 12, 2)), (0,))
+    ours, theirs = (each.roll(memory, FAR[None], TWO_STEP)[0] for each in (batch, apart))
+    first = max(8, engine.spec.sink_statistics_after)
+    torch.testing.assert_close(ours[:, :first], theirs[:, :first])
+    drawn = slice(first, first + 4)
+    torch.testing.assert_close(ours[:, drawn], drawn_to(theirs[:, drawn], memory.sinks[0], 0.3))
+    assert (ours[:, drawn] - theirs[:, drawn]).abs().max() > 1e-3
+    _, after = batch.roll(memory, FAR[None, :drawn.stop], TWO_STEP)
+    assert torch.equal(after.latent, ours[:, drawn.stop - 1])
 
 
 def test_the_shipped_tiny_has_sinks():
-    assert load('tiny', 'torch').spec.sink_frames == 8
+    spec = load('tiny', 'torch').spec
+    assert spec == TINY and (spec.sink_frames, spec.sink_statistics) == (8, 0.3)

@@ -43,6 +43,8 @@ class Preset:
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
     sink_frames: int = 0  # see `sees_sinks`
+    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in chunks that `look_like_sinks`
+    sink_statistics_after: int = 0  # imagined frames
 
     def __post_init__(self):
         height, width = self.image_size
@@ -69,9 +71,13 @@ class Preset:
                                      or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
                 raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '
                                  f'whole chunks of {self.chunk_frames} of a window, which has {self.window_frames}')
+            if not 0.0 <= self.sink_statistics <= float(self.sink_frames > 0):
+                raise ValueError(f'preset {self.name}: sink_statistics is {self.sink_statistics}: it is a share, from 0 '
+                                 f'to 1, and 0 without sink_frames')
             return
-        if self.sink_frames:
-            raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames 0')
+        if self.sink_frames or self.sink_statistics:
+            raise ValueError(f'preset {self.name}: with tiles, the sinks are sink_slabs; leave sink_frames and '
+                             f'sink_statistics 0')
         sizes = self.chunk_frames, *self.grid
         if any(whole % part for whole, part in zip(sizes, self.tile)):
             raise ValueError(f'preset {self.name}: a chunk of (frames, rows, columns) {sizes} must be whole tiles of '
@@ -112,6 +118,11 @@ class Preset:
         et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
         return self.sink_frames > 0 and imagined > self.window_frames - self.sink_frames
 
+    def look_like_sinks(self, imagined: int) -> bool:
+        """Whether a branch's chunk after so many imagined frames is drawn to what its sinks look like (`drawn_to`), so that
+        colours and contrast do not fade. Only far ahead: where what was seen still tells what comes, it would err."""
+        return self.sink_statistics > 0 and imagined >= self.sink_statistics_after and self.sees_sinks(imagined)
+
     @property
     def actions(self) -> int:
         return len(self.action_names)
@@ -138,13 +149,15 @@ TINY = Preset(
     width=256, depth=6, heads=4, chunk_frames=4, window_frames=16, step_period=0.1,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
     goals=('red', 'green', 'blue', 'yellow'), policy='flow', head_features=64,
-    sink_frames=8)
+    sink_frames=8, sink_statistics=0.3, sink_statistics_after=64)
 
-SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, sink_frames=0)
+NO_SINKS = {'sink_frames': 0, 'sink_statistics': 0.0, 'sink_statistics_after': 0}
+
+SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, **NO_SINKS)
 
 # No weights of this size are shipped: it serves to measure speed, with random ones.
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
-               head_features=32, sink_frames=0)
+               head_features=32, **NO_SINKS)
 
 # No weights of these sizes either. Four of the six cache layers see the 18 tiles of this slab and the one before that are
 # around, two the whole window at their place: 27 tiles on average.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...model.latent_statistics import drawn_to
 from ...model.rotary import rotary_angles
 from ...model.steps import FLOW, HALF, WHOLE
 from ...model.world_model import WorldModel
@@ -97,9 +98,13 @@ class Imagination:
         steps = self._tensor(actions)
         for start in range(0, steps.shape[1], size):
             chunk = steps[:, start:start + size]
-            if self.spec.sees_sinks(memory.newest - memory.observed):
+            imagined = memory.newest - memory.observed
+            if self.spec.sees_sinks(imagined):
                 memory = self._with_sinks(memory)
-            chunks.append(self._denoise(memory, chunk, sampler))
+            latents = self._denoise(memory, chunk, sampler)
+            if self.spec.look_like_sinks(imagined):
+                latents = drawn_to(latents, memory.sinks[0], self.spec.sink_statistics)
+            chunks.append(latents)
             memory = self._commit(memory, chunks[-1], chunk)
         return torch.cat(chunks, 1), memory
 
