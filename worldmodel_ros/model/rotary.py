@@ -31,6 +31,14 @@ def time_rotation(preset: Preset, times: np.ndarray) -> np.ndarray:
     return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
 
 
+def shift_in_time(preset: Preset, frames: int) -> np.ndarray:
+    """Cosines and sines that move what is rotated already by so many frames: float32 (2, 1, head_dim / 2)."""
+    time = time_rotation(preset, np.array([frames]))
+    stays = np.zeros((2, 1, preset.head_dim // 2 - time.shape[-1]), np.float32)
+    stays[0] = 1.0
+    return np.concatenate([time, stays], -1)
+
+
 @lru_cache(maxsize=8)
 def space_rotation(preset: Preset) -> np.ndarray:
     """The other pairs, which differ from token to token: float32 (2, P, pairs), tokens in the DiT's order; not to be

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...model.attention import rotate
 from ...model.latent_statistics import drawn_to
-from ...model.rotary import rotary_angles
+from ...model.rotary import rotary_angles, shift_in_time
 from ...model.steps import FLOW, HALF, WHOLE
 from ...model.world_model import WorldModel
 
@@ -39,7 +40,8 @@ class Memory:
     """What B streams have committed up to frame `newest`: keys and values (L, B, H, n * P, d) of the last n frames.
 
     latent (B, h, w, Z), of the newest frame; `seeds`: of the streams' noise, one each; `observed`: the newest frame that
-    was seen; `sinks`: latents (B, n, h, w, Z) and actions (B, n, A) of the last ones that were (`Preset.sees_sinks`).
+    was seen; `sinks`: of the last n that were (`Preset.sees_sinks`), their latents (B, n, h, w, Z), and their keys and
+    values (L, B, H, n * P, d) as frames 0 to n - 1, which nothing came before; () for a model without.
     """
 
     newest: int
@@ -48,13 +50,13 @@ class Memory:
     latent: Tensor
     seeds: tuple[int, ...]
     observed: int
-    sinks: tuple[Tensor, Tensor]
+    sinks: tuple[Tensor, ...]
 
     def branches(self, count: int) -> Memory:
         """Each stream `count` times, one after the other."""
         return replace(self, keys=self.keys.repeat_interleave(count, 1), values=self.values.repeat_interleave(count, 1),
                        latent=self.latent.repeat_interleave(count, 0),
-                       sinks=tuple(part.repeat_interleave(count, 0) for part in self.sinks),
+                       sinks=tuple(part.repeat_interleave(count, axis) for part, axis in zip(self.sinks, (0, 1, 1))),
                        seeds=tuple(seed for seed in self.seeds for _ in range(count)))
 
 
@@ -74,9 +76,8 @@ class Imagination:
         actions = self._tensor(executed)
         _, keys, values = self._pass(latents, 1.0, FLOW, actions, times, None)
         keep = min(count, self.spec.window_frames) * self.spec.tokens
-        last = np.maximum(count - self.spec.sink_frames + np.arange(self.spec.sink_frames), 0)
         return Memory(count - 1, keys[..., -keep:, :], values[..., -keep:, :], latents[:, -1], tuple(seeds), count - 1,
-                      (latents[:, last], actions[:, last]))
+                      self._sinks(latents, actions))
 
     @torch.inference_mode()
     def encode(self, frames: np.ndarray) -> Tensor:
@@ -135,13 +136,22 @@ class Imagination:
                        keys=torch.cat([memory.keys, keys], 3)[..., -keep:, :],
                        values=torch.cat([memory.values, values], 3)[..., -keep:, :])
 
+    def _sinks(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        """Those of streams of latents (B, C, h, w, Z), whose first frame stands for those that never were."""
+        count = self.spec.sink_frames
+        if not count:
+            return ()
+        last = np.maximum(latents.shape[1] - count + np.arange(count), 0)
+        _, keys, values = self._pass(latents[:, last], 1.0, FLOW, actions[:, last], np.arange(count), None)
+        return latents[:, last], keys, values
+
     def _with_sinks(self, memory: Memory) -> Memory:
-        """The window with the sinks in the place of its oldest frames, as frames that nothing came before."""
-        latents, actions = memory.sinks
-        count, window = latents.shape[1], self.spec.window_frames
-        times = max(0, memory.newest + 1 - window) + np.arange(count)
-        _, keys, values = self._pass(latents, 1.0, FLOW, actions, times, None)
-        rest = int(memory.newest - times[-1]) * self.spec.tokens
+        """The window with the sinks in the place of its oldest frames. A session commits them there anew; but as only
+        differences in time reach the attention, it is enough to move the keys."""
+        _, keys, values = memory.sinks
+        oldest = max(0, memory.newest + 1 - self.spec.window_frames)
+        keys = rotate(keys, self._tensor(shift_in_time(self.spec, oldest)))
+        rest = (memory.newest + 1 - oldest - self.spec.sink_frames) * self.spec.tokens
         return replace(memory, keys=torch.cat([keys, memory.keys[..., -rest:, :]], 3),
                        values=torch.cat([values, memory.values[..., -rest:, :]], 3))
 
