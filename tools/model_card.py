@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / 'docs' / 'model_card.md'
@@ -152,7 +153,7 @@ def made_by(report: dict) -> str:
     machine = report['machine']
     return (f'Rooms {report["seeds"]} ({report["episodes"]}), teacher: {report["teacher"]}, on the robot: '
             f'{report["backend"]}. {machine["cpu"]}, {machine["cores"]} cores; {report["wall_s"]:.0f} s.\n\n'
-            f'    {report["command"]}')
+            f'    {report["command"]}' + (f'\n\n{fill(report["note"], 132)}' if 'note' in report else ''))
 
 
 def training(name: str) -> str:
