@@ -49,7 +49,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                 yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
-        if spec.look_like_sinks(start):
+        if spec.draws_to_sinks(start):
             z = drawn_to(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))

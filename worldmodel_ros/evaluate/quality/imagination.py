@@ -103,7 +103,7 @@ class Imagination:
             if self.spec.sees_sinks(imagined):
                 memory = self._with_sinks(memory)
             latents = self._denoise(memory, chunk, sampler)
-            if self.spec.look_like_sinks(imagined):
+            if self.spec.draws_to_sinks(imagined):
                 latents = drawn_to(latents, memory.sinks[0], self.spec.sink_statistics)
             chunks.append(latents)
             memory = self._commit(memory, chunks[-1], chunk)
