@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a robot without a GPU runs without torch
 Array = TypeVar('Array', np.ndarray, 'Tensor')
 
 _PLACES = (-4, -3, -2)  # frames, rows, columns
-_LEAST = 1e-6  # a deviation that is not divided by
+_LEAST = 1e-6  # the least deviation that is divided by
 
 
 def drawn_to(latents: Array, like: Array, share: float) -> Array:

@@ -106,7 +106,7 @@ class Imagination:
             if self.spec.draws_to_sinks(imagined):
                 latents = drawn_to(latents, memory.sinks[0], self.spec.sink_statistics)
             chunks.append(latents)
-            memory = self._commit(memory, chunks[-1], chunk)
+            memory = self._commit(memory, latents, chunk)
         return torch.cat(chunks, 1), memory
 
     @torch.inference_mode()
