@@ -20,6 +20,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
 from worldmodel_ros.msg import ActionChunk, CommandStatus
@@ -31,7 +32,10 @@ DEADLINE = 20.0  # s, for anything to happen on a busy machine
 
 
 class Rig:
-    """`commands`, `statuses` and `diagnostics` are [(time of arrival, message)]."""
+    """
+    `commands`, `statuses` and `diagnostics` are [(time of arrival, message)]. `measured`: name to position of the
+    joints, which are heard at 50 Hz while there are any.
+    """
 
     def __init__(self, command_type=TwistStamped, command_topic='cmd_vel') -> None:
         self.context = Context()
@@ -41,6 +45,9 @@ class Rig:
         self.sequence = 0
         self.episode_id = 1
         self.sent_at = 0.0
+        self.measured = {}
+        self.joint_states = self.node.create_publisher(JointState, 'joint_states', 10)
+        self.node.create_timer(0.02, self._measure)
         self.chunks = self.node.create_publisher(ActionChunk, 'action_chunk', COMMAND)
         self.clock = self.node.create_publisher(Clock, '/clock', 1)
         # Deeper than the robot's queue of 1, so that no command can hide behind a later one.
@@ -56,6 +63,11 @@ class Rig:
         self.thread = threading.Thread(target=self._spin)
         self.running = True
         self.thread.start()
+
+    def _measure(self) -> None:
+        measured = dict(self.measured)
+        if measured:
+            self.joint_states.publish(JointState(name=list(measured), position=list(measured.values())))
 
     def _spin(self) -> None:
         while self.running:
@@ -88,6 +100,11 @@ class Rig:
         for _ in range(commands):
             self.send(v, **fields)
             time.sleep(0.1)
+
+    def wait_for_refusal(self, text: str) -> None:
+        """Wait until the diagnostics name a refusal with `text`."""
+        wait_for(lambda: any(pair.key == 'last refused' and text in pair.value for _, array in self.diagnostics[-3:]
+                             for status in array.status for pair in status.values), f'the refusal: {text}')
 
     @property
     def status(self) -> CommandStatus:

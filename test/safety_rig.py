@@ -29,7 +29,7 @@ class Rig:
         return dataclasses.replace(chunk, **changes)
 
     def offer(self, chunk: Chunk, age=0.02):
-        command = self.gate.on_chunk(chunk, age, self.now)
+        command = self.gate.on_chunk(chunk, chunk.stamp + round(age * 1e9), self.now)
         self.sent += [command] if command else []
         return command
 

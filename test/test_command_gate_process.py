@@ -9,7 +9,8 @@ import time
 import pytest
 from command_gate_rig import DEADLINE, ROOT, Rig, as_time, gate_process, wait_for
 from rosgraph_msgs.msg import Clock
-from scenarios.stalls import played_again
+from scenarios.checks import STOP_RESERVE
+from scenarios.stalls import past, watching
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
@@ -55,7 +56,7 @@ def test_bad_chunks_are_refused_counted_by_kind_and_end_nothing(rig, gate):
     passed = len(rig.commands)
     bad = [
         {'values': [math.nan, 0.0]}, {'values': [math.inf, 0.0]}, {'step_period': 0.0}, {'values': []},
-        {'values': [0.1]}, {'names': ['a', 'b']}, {'names': []}, {'sequence': 1}, {'age': 0.06},
+        {'values': [0.1]}, {'names': ['a', 'b']}, {'names': []}, {'age': 0.06},
         {'age': -1.0}, {'header': type(ActionChunk().header)()}]
     before = rig.status
     for number, fields in enumerate(bad, start=1):
@@ -65,25 +66,31 @@ def test_bad_chunks_are_refused_counted_by_kind_and_end_nothing(rig, gate):
     after = rig.status
     assert after.refused_invalid - before.refused_invalid == 5
     assert after.refused_shape - before.refused_shape == 4
-    assert after.refused_order - before.refused_order == 1
     assert after.refused_late - before.refused_late == 1
     assert all(stamp_ns(command) == 0 for _, command in rig.commands[passed:])
     assert gate.poll() is None
     rig.drive(1)
 
 
-@played_again
+def test_a_chunk_that_comes_twice_is_refused_the_second_time(rig):
+    # For longer than its age alone keeps it out.
+    with gate_process(rig, '-p', 'command_timeout_s:=5.0'):
+        rig.drive(1)
+        rig.sequence -= 1
+        rig.send()
+        wait_for(lambda: rig.status.refused_order == 1, 'the refusal')
+
+
 def test_the_robot_is_stopped_within_150_ms_of_the_last_command(rig, gate):
-    delays = []
+    watching()
     for _ in range(5):
         rig.drive(3, v=0.3)
         rig.send(0.3)
         wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')
         at, command = next((at, c) for at, c in rig.commands if at > rig.sent_at and stamp_ns(c) == 0)
         assert command.twist.linear.x == command.twist.angular.z == 0.0
-        delays.append(at - rig.sent_at)
-    # One of them may have met a moment in which this machine gave the processor to others.
-    assert sorted(delays)[-2] < STOP_WITHIN
+        late = past(rig.sent_at, at, STOP_WITHIN, STOP_RESERVE)
+        assert late <= 0.0, f'told to stop {(at - rig.sent_at) * 1e3:.0f} ms after the last command'
     assert rig.status.latched and 'no command passed' in rig.status.first_reason
 
 
@@ -97,7 +104,6 @@ def test_driving_goes_on_by_itself_and_the_first_reason_stays_until_reset(rig, g
     wait_for(lambda: not rig.status.latched and not rig.status.first_reason, 'the reset')
 
 
-@played_again
 def test_a_model_that_asks_to_stop_is_obeyed(rig, gate):
     rig.drive(v=0.3)
     rig.send(tier=ActionChunk.TIER_STOP, values=[], names=[])
@@ -194,8 +200,7 @@ def test_a_joint_trajectory_carries_the_whole_chunk_with_explicit_times():
     rig = Rig(JointTrajectory, 'joint_trajectory')
     try:
         with gate_process(rig, '-p', 'output:=joint_trajectory', *ARM):
-            rig.send(names=['a', 'b'], values=[0.5, 0.0, 0.55, 0.0, 0.9, 0.0])
-            trajectory = wait_for(lambda: rig.commands, 'the trajectory')[0][1]
+            trajectory = _first_command(rig, {'a': 0.45, 'b': 0.0}, values=[0.5, 0.0, 0.55, 0.0, 0.9, 0.0])
             # Nothing follows: the arm is held where the trajectory has come to, and not sent to zero.
             wait_for(lambda: len(rig.commands) == 2, 'the arm to be held')
             held = rig.commands[-1][1]
@@ -205,15 +210,24 @@ def test_a_joint_trajectory_carries_the_whole_chunk_with_explicit_times():
     assert stamp_ns(trajectory) == 0
     assert [point.time_from_start.nanosec for point in trajectory.points] == [10**8, 2 * 10**8, 3 * 10**8]
     assert [point.positions[0] for point in trajectory.points] == pytest.approx([0.5, 0.55, 0.65])
-    assert len(held.points) == 1 and 0.5 <= held.points[0].positions[0] <= 0.65
+    # One step from where it was measured, as this arm has not moved.
+    assert len(held.points) == 1 and 0.45 <= held.points[0].positions[0] <= 0.55 + 1e-6
+
+
+def _first_command(rig, measured, **fields):
+    """Send a chunk as soon as the gate has heard where the joints are; return what it commands."""
+    rig.measured = measured
+    wait_for(rig.joint_states.get_subscription_count, 'the gate to listen to joint_states')
+    time.sleep(0.1)
+    rig.send(names=list(measured), **fields)
+    return wait_for(lambda: rig.commands, 'the command')[0][1]
 
 
 def test_a_plain_array_warns_that_it_has_no_time_out():
     rig = Rig(Float64MultiArray, 'commands')
     try:
         with gate_process(rig, '-p', 'output:=float64_multi_array', *ARM) as process:
-            rig.send(names=['a', 'b'], values=[0.5, 0.2])
-            command = wait_for(lambda: rig.commands, 'the command')[0][1]
+            command = _first_command(rig, {'a': 0.45, 'b': 0.15}, values=[0.5, 0.2])
             assert command.data.tolist() == pytest.approx([0.5, 0.2])
             process.send_signal(signal.SIGTERM)
             assert 'neither stamp nor time-out' in process.stdout.read()

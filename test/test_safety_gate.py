@@ -5,7 +5,7 @@ import time
 from array import array
 
 import pytest
-from safety_rig import NAMES, Rig
+from safety_rig import NAMES, PERIOD, Rig
 
 from worldmodel_ros.safety.chunk import MAX_ROWS, Fault
 from worldmodel_ros.safety.gate import Policy, State
@@ -45,10 +45,6 @@ def test_an_observation_from_the_future_is_refused_as_a_clock_mismatch():
     assert rig.offer(rig.chunk(), age=-0.004)
 
 
-def test_an_age_that_is_no_number_is_refused():
-    assert Rig().offer(Rig().chunk(), age=math.nan) is None
-
-
 def test_an_observation_ages_on_the_steady_clock_while_ros_time_stands_still():
     rig = Rig()
     stamp = rig.chunk().stamp
@@ -73,7 +69,8 @@ def test_one_value_that_is_not_finite_refuses_the_whole_chunk(value, index):
 @pytest.mark.parametrize('changes, count', [
     ({'names': ['angular.z', 'linear.x']}, 'shape'), ({'names': []}, 'shape'), ({'values': []}, 'shape'),
     ({'values': [0.1]}, 'shape'), ({'values': [0.1, 0.0, 0.1]}, 'shape'), ({'step_period': 0.0}, 'invalid'),
-    ({'step_period': -0.1}, 'invalid'), ({'step_period': math.nan}, 'invalid'), ({'stamp': 0}, 'invalid')])
+    ({'step_period': -0.1}, 'invalid'), ({'step_period': math.nan}, 'invalid'), ({'step_period': 1e-320}, 'invalid'),
+    ({'step_period': math.inf}, 'invalid'), ({'stamp': 0}, 'invalid'), ({'stamp': -(2**31) * 10**9}, 'invalid')])
 def test_a_chunk_of_the_wrong_form_is_refused(changes, count):
     rig = Rig()
     assert rig.offer(rig.chunk(**changes)) is None
@@ -106,12 +103,98 @@ def test_a_duplicate_and_an_older_sequence_are_refused():
     assert rig.gate.counts.order == 2
 
 
-def test_a_retired_episode_never_comes_back():
+def test_a_step_period_out_of_the_configured_range_is_refused_by_name():
+    rig = Rig(step_period_min=0.05, step_period_max=0.2)
+    for period in (1000.0, 0.21, 0.049):
+        assert rig.offer(rig.chunk(v=0.6, step_period=period)) is None
+        text = rig.gate.last_refusal.text
+        assert f'step_period is {period:g} s, 0.05 to 0.2 s are admitted' in text and 'step_period_max_s' in text
+    assert rig.offer(rig.chunk(step_period=0.2)) and rig.offer(rig.chunk(step_period=0.05))
+
+
+@pytest.mark.parametrize('step_period', [0.01, 0.1, 0.5])
+def test_a_step_period_entitles_to_no_larger_change_of_speed(step_period):
     rig = Rig()
-    assert rig.offer(rig.chunk(episode_id=1, sequence=50))
+    assert rig.offer(rig.chunk(0.6, 1.5, step_period=step_period)).rows[0] == pytest.approx((0.15, 0.6))
+    rig.wait(PERIOD)
+    assert rig.offer(rig.chunk(0.6, 1.5, step_period=step_period)).rows[0] == pytest.approx((0.3, 1.2))
+
+
+@pytest.mark.parametrize('values', [[3.4e38, -3.4e38], [1e-45, -1e-45], [-0.0, 0.0]])
+def test_finite_values_however_large_or_small_come_out_within_the_limits(values):
+    rig = Rig()
+    v, w = rig.offer(rig.chunk(values=values)).rows[0]
+    assert abs(v) <= 0.15 + 1e-9 and abs(w) <= 0.6 + 1e-9
+
+
+def test_a_retired_episode_does_not_come_back_while_the_other_drives():
+    rig = Rig()
+    assert rig.offer(rig.chunk(episode_id=7, sequence=50))
     assert rig.offer(rig.chunk(episode_id=2, sequence=1))
-    assert rig.offer(rig.chunk(episode_id=1, sequence=51)) is None
-    assert 'episode 1 is retired' in rig.gate.last_refusal.text
+    for _ in range(20):
+        assert rig.offer(rig.chunk(episode_id=7)) is None
+        assert 'episode 7 is retired, episode 2 is running' in rig.gate.last_refusal.text
+        rig.wait(PERIOD)
+        assert rig.offer(rig.chunk(episode_id=2))
+
+
+@pytest.mark.parametrize('last', [{'episode_id': 2**64 - 1}, {'sequence': 2**64 - 1}, {'episode_id': 0}])
+@pytest.mark.parametrize('stop', [False, True])
+def test_no_identity_blocks_what_comes_later(last, stop):
+    rig = Rig(resume_after=3)
+    rig.drive(3)
+    rig.offer(rig.chunk(**{'sequence': 4, 'stop': stop, **last}))
+    rig.sequence = 4
+    passed = rig.gate.counts.passed
+    rig.drive(10)
+    assert rig.gate.state is State.PASSING
+    assert rig.gate.counts.passed - passed >= 5
+
+
+def test_a_model_that_starts_again_drives_without_a_reset_whatever_its_episode():
+    rig = Rig()
+    for episode_id in (500, 3, 2**63):
+        for _ in range(6):
+            rig.offer(rig.chunk(episode_id=episode_id))
+            rig.wait(PERIOD)
+        assert rig.gate.state is State.PASSING and rig.gate.last_passed.episode_id == episode_id
+        rig.wait(0.5)
+        assert rig.gate.state is State.STOPPED
+        rig.sequence = 0
+
+
+def test_a_chunk_sent_again_after_silence_is_too_old_by_its_stamp():
+    rig = Rig(resume_after=1)
+    chunk = rig.chunk()
+    assert rig.offer(chunk)
+    sent = rig.now + 0.02
+    rig.wait(0.3)
+    assert rig.gate.on_chunk(chunk, round((sent + 0.3) * 1e9), rig.now) is None
+    assert rig.gate.last_refusal.fault is Fault.LATE
+
+
+def test_old_chunks_in_turn_do_not_pass_while_ros_time_stands_still():
+    rig = Rig(resume_after=1)
+    ros_now = int(rig.now * 1e9)
+    stamps = [ros_now - 20_000_000, ros_now - 10_000_000]
+    passed = []
+    for k in range(40):
+        chunk = rig.chunk(stamp=stamps[k % 2], episode_id=k % 2, sequence=k)
+        if rig.gate.on_chunk(chunk, ros_now, rig.now):
+            passed.append(rig.now)
+        rig.wait(0.15)
+    assert passed == pytest.approx([100.0, 100.15])
+
+
+def test_a_refused_chunk_of_another_episode_does_not_keep_the_robot_stopped():
+    rig = Rig(resume_after=3)
+    rig.drive()
+    rig.wait(0.5)
+    for _ in range(3):
+        rig.offer(rig.chunk(episode_id=99, values=[math.nan, 0.0]))
+        rig.offer(rig.chunk())
+        rig.wait(PERIOD)
+    assert rig.gate.state is State.PASSING
 
 
 def test_a_refused_chunk_does_not_retire_an_episode():

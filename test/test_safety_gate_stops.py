@@ -21,6 +21,13 @@ def test_stop_sends_zero_at_once_when_commands_cease():
     assert rig.gate.reason.startswith('no command passed for 0.1')
 
 
+def test_a_watchdog_that_will_be_held_up_stops_before_rather_than_after():
+    rig = Rig()
+    rig.offer(rig.chunk())
+    assert rig.gate.on_tick(rig.now + 0.1, ahead=0.02) is None
+    assert rig.gate.on_tick(rig.now + 0.1, ahead=0.04).rows == ((0.0, 0.0),)
+
+
 def test_slow_brakes_within_the_acceleration_limits_down_to_zero():
     rig = Rig(on_timeout='slow')
     rig.drive(v=0.6, w=1.5)
@@ -117,17 +124,49 @@ def test_a_stop_asked_for_brakes_within_limits_where_the_policy_is_to_slow():
     assert 0.5 < rig.wait(TICK)[0].rows[0][0] < 0.6
 
 
-def test_a_stop_of_a_retired_episode_is_refused():
+@pytest.mark.parametrize('changes', [
+    {'episode_id': 1}, {'episode_id': 2**64 - 1}, {'episode_id': 2, 'sequence': 0}, {'sequence': 2**64 - 1}, {'stamp': 0},
+    {'stamp': -(2**31) * 10**9}, {'step_period': math.nan}, {'names': ['x'], 'values': [math.nan]}])
+def test_a_stop_stops_whatever_else_it_says_and_blocks_nothing_that_comes_later(changes):
     rig = Rig()
-    rig.offer(rig.chunk(episode_id=2))
-    assert rig.offer(rig.chunk(episode_id=1, stop=True)) is None
+    rig.offer(rig.chunk(episode_id=1))
+    for _ in range(3):
+        rig.offer(rig.chunk(episode_id=2))
+        rig.wait(PERIOD)
+    assert rig.offer(rig.chunk(stop=True, **changes)).rows == ((0.0, 0.0),)
+    assert rig.gate.state is State.STOPPED
+    for _ in range(3):
+        rig.wait(PERIOD)
+        rig.offer(rig.chunk(episode_id=2))
     assert rig.gate.state is State.PASSING
+
+
+@pytest.mark.parametrize('on_timeout', ['stop', 'slow'])
+def test_what_was_observed_before_a_stop_does_not_move_the_robot_after_it(on_timeout):
+    rig = Rig(resume_after=1, on_timeout=on_timeout)
+    rig.drive(5, v=0.6)
+    before = rig.chunk(v=0.6)
+    rig.offer(rig.chunk(stop=True))
+    rig.wait(TICK)
+    assert rig.offer(before) is None
+    assert 'older than the last request to stop' in rig.gate.last_refusal.text
+    rig.wait(PERIOD)
+    assert rig.offer(rig.chunk())
+
+
+def test_a_stop_blocks_nothing_after_ros_time_was_set_back():
+    rig = Rig(resume_after=1)
+    rig.drive(2)
+    rig.offer(rig.chunk(stop=True))
+    rig.wait(PERIOD)
+    assert rig.offer(rig.chunk(stamp=10**9, episode_id=2))
 
 
 def test_a_stop_before_the_first_command_is_no_fault():
     rig = Rig()
     rig.offer(rig.chunk(stop=True, values=[]))
     assert (rig.gate.state, rig.gate.first_reason) == (State.STOPPED, '')
+    rig.wait(PERIOD)
     assert rig.offer(rig.chunk())
 
 

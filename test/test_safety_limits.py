@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel_ros.safety.limits import Limits, TwistLimiter, TwistLimits
@@ -45,6 +45,7 @@ def test_speed_limit_wins_where_it_was_tightened_while_driving():
     assert LIMITER.limit((0.6, 0.0), (2.0, 0.0), 0.01).twist == (0.6, 0.0)
 
 
+@settings(deadline=None)
 @given(target=st.tuples(FINITE, FINITE), previous=WITHIN, dt=st.floats(0.0, 1.0))
 def test_no_command_leaves_the_limits(target, previous, dt):
     (v, w), limited = LIMITER.limit(target, previous, dt)
@@ -54,6 +55,7 @@ def test_no_command_leaves_the_limits(target, previous, dt):
     assert limited == ((v, w) != target)
 
 
+@settings(deadline=None)
 @given(target=st.tuples(FINITE, FINITE), previous=WITHIN, dt=st.floats(0.0, 1.0))
 def test_limiting_twice_is_limiting_once(target, previous, dt):
     once = LIMITER.limit(target, previous, dt).twist

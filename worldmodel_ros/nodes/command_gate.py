@@ -11,19 +11,22 @@ import time
 from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 from rclpy.node import Node
+from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 from worldmodel_ros.nodes import diagnostics
+from worldmodel_ros.nodes.command_gate_messages import max_chunk_bytes, read_chunk, read_joint_state
 from worldmodel_ros.nodes.command_gate_parameters import (
-    PARAMETERS, axis_names, inconsistency, make_limits, make_motion, make_policy)
+    PARAMETERS, axis_names, inconsistency, make_motion, make_policy, retune)
 from worldmodel_ros.nodes.command_output import make_output
 from worldmodel_ros.nodes.parameters import Parameters
-from worldmodel_ros.nodes.qos import COMMAND, STATUS
+from worldmodel_ros.nodes.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.spin import run
-from worldmodel_ros.safety.chunk import Chunk
+from worldmodel_ros.safety.chunk import Refusal
 from worldmodel_ros.safety.gate import Command, Gate, State
+from worldmodel_ros.safety.motion import PositionMotion
 
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
@@ -31,7 +34,10 @@ _FAREWELL = Duration(seconds=0.1)  # to let the last stop leave the process
 
 
 class CommandGate(Node):
-    """Subscribes to action_chunk, publishes the command, command_status and /diagnostics, serves ~/reset."""
+    """
+    Subscribes to action_chunk, and to joint_states where it commands positions; publishes the command, command_status
+    and /diagnostics; serves ~/reset.
+    """
 
     def __init__(self) -> None:
         super().__init__('command_gate')
@@ -44,7 +50,11 @@ class CommandGate(Node):
         self._status = self.create_publisher(CommandStatus, 'command_status', STATUS)
         self._announced = (self._gate.state, self._gate.reason, self._gate.first_reason)
         self._oldest = 0.0
-        self.create_subscription(ActionChunk, 'action_chunk', self._on_chunk, COMMAND)
+        self._watched_at = time.monotonic()
+        self._max_chunk_bytes = max_chunk_bytes(axis_names(parameters))
+        self.create_subscription(ActionChunk, 'action_chunk', self._on_chunk, COMMAND, raw=True)
+        if isinstance(self._gate.motion, PositionMotion):
+            self.create_subscription(JointState, 'joint_states', self._on_joint_state, JOINT_STATES, raw=True)
         self.create_service(Trigger, '~/reset', self._on_reset)
         # Not the node's clock: ROS time may stand still or be set back, and the watchdog must bark all the
         # same.
@@ -52,6 +62,7 @@ class CommandGate(Node):
         self.create_timer(parameters['watchdog_period_s'], self._on_tick, clock=steady)
         self.create_timer(_STATUS_PERIOD, self._publish_status, clock=steady)
         diagnostics.Diagnostics(self, {'commands': self._report})
+        realtime.keep_freed_memory()
         realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
         # What lives now lives to the end; the collector need not walk it again, which would cost
         # milliseconds.
@@ -64,25 +75,39 @@ class CommandGate(Node):
         self._announce()
         self._output.publisher.wait_for_all_acked(_FAREWELL)
 
-    def _on_chunk(self, message: ActionChunk) -> None:
-        stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
-        chunk = Chunk(
-            stamp, message.episode_id, message.sequence, message.step_period, message.names, message.values,
-            message.tier == ActionChunk.TIER_STOP)
-        refusal = self._gate.last_refusal
-        age = (self.get_clock().now().nanoseconds - stamp) * 1e-9
-        command = self._gate.on_chunk(chunk, age, time.monotonic())
+    def _on_chunk(self, data: bytes) -> None:
+        before, command = self._gate.last_refusal, None
+        chunk = read_chunk(data, self._max_chunk_bytes)
+        if isinstance(chunk, Refusal):
+            # DDS has copied it all the same, however long it is. Another like it must not make a stop late.
+            now = time.monotonic()
+            self._send(self._gate.on_tick(now, ahead=now - self._watched_at))
+            self._watched_at = time.monotonic()
+            self._gate.refuse(chunk)
+        else:
+            ros_now = self.get_clock().now().nanoseconds
+            command = self._gate.on_chunk(chunk, ros_now, time.monotonic())
         if command:
             self._send(command)
-            self._oldest = max(self._oldest, age)
-        elif self._gate.last_refusal is not refusal:
+            if command.stamp:
+                self._oldest = max(self._oldest, (ros_now - command.stamp) * 1e-9)
+        elif self._gate.last_refusal is not before:
             self.get_logger().warning(
                 f'refused: {self._gate.last_refusal.text}', throttle_duration_sec=_LOG_INTERVAL)
         self._announce()
 
+    def _on_joint_state(self, data: bytes) -> None:
+        message = read_joint_state(data)
+        refusal = (message.text if isinstance(message, Refusal) else
+                   self._gate.motion.joints.hear(message.name, message.position, time.monotonic()))
+        if refusal:
+            self.refusals.count('joint_states')
+            self.get_logger().warning(f'refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
+
     def _on_tick(self) -> None:
         self._send(self._gate.on_tick(time.monotonic()))
         self._announce()
+        self._watched_at = time.monotonic()
 
     def _send(self, command: Command | None) -> None:
         if command:
@@ -125,7 +150,7 @@ class CommandGate(Node):
 
     def _on_parameter(self, name: str, value: object) -> None:
         self._gate.policy = make_policy(self._settings)
-        self._gate.motion.limits = make_limits(self._settings)
+        retune(self._gate.motion, self._settings)
         self.get_logger().info(f'{name} is now {value}')
 
     def _report(self) -> diagnostics.Report:

@@ -8,8 +8,9 @@ from rclpy.parameter import Parameter
 from worldmodel_ros.nodes.command_output import OUTPUTS, TWIST_OUTPUTS
 from worldmodel_ros.nodes.parameters import Param
 from worldmodel_ros.safety.gate import ACTIONS, Policy
+from worldmodel_ros.safety.joints import MeasuredPositions
 from worldmodel_ros.safety.limits import Limits, TwistLimits
-from worldmodel_ros.safety.motion import Motion, PositionMotion, VelocityMotion
+from worldmodel_ros.safety.motion import INTERVAL, Motion, PositionMotion, VelocityMotion
 
 TWIST_NAMES = ('linear.x', 'angular.z')
 INTERFACES = ('velocity', 'position')
@@ -42,6 +43,14 @@ PARAMETERS = (
     Param('resume_after', _POLICY.resume_after,
           'consecutive good commands needed to go on after a stop for a fault; 0: only after ~/reset',
           low=0, high=1000),
+    Param('step_period_min_s', _POLICY.step_period_min,
+          'shortest step_period that a chunk may have', low=0.001, high=10.0),
+    Param('step_period_max_s', _POLICY.step_period_max,
+          'longest step_period that a chunk may have; a trajectory may move a joint by joint_rate times this from one '
+          'point to the next', low=0.001, high=10.0),
+    Param('command_interval_max_s', INTERVAL,
+          'longest time since the last command (steady clock) that the limits of change count: after a longer pause a '
+          'command changes by no more than within this time. The control period', low=0.001, high=1.0),
     Param('v_min', -0.3, 'lowest linear.x [m/s]', high=0.0),
     Param('v_max', 0.6, 'highest linear.x [m/s]', low=0.0),
     Param('w_max', 1.5, 'highest angular.z, both ways [rad/s]', low=0.0),
@@ -58,6 +67,9 @@ PARAMETERS = (
           'for joint outputs: highest value of each joint [rad or rad/s]'),
     Param('joint_rate', Parameter.Type.DOUBLE_ARRAY,
           'for joint outputs: highest change of each joint, both ways [rad/s or rad/s^2]'),
+    Param('joint_state_timeout_s', 0.2,
+          'for positions: how long (steady clock) a joint is known to be where joint_states had it; without, no '
+          'command passes', low=0.01, high=2.0),
     Param('watchdog_period_s', 0.005, 'period of the watchdog (steady clock)',
           low=0.001, high=0.1, read_only=True),
     Param('realtime_priority', 0, 'SCHED_FIFO priority of the process, 0 for none',
@@ -81,7 +93,8 @@ def make_policy(values: Mapping[str, Any]) -> Policy:
         deadline=values['deadline_s'], delivery_reserve=values['delivery_reserve_s'],
         future_tolerance=values['future_tolerance_s'], command_timeout=values['command_timeout_s'],
         on_timeout=values['on_timeout'], hold=values['hold_s'], stop_repeat=values['stop_repeat_s'],
-        resume_after=values['resume_after'])
+        resume_after=values['resume_after'], step_period_min=values['step_period_min_s'],
+        step_period_max=values['step_period_max_s'])
 
 
 def make_motion(values: Mapping[str, Any]) -> Motion:
@@ -91,10 +104,18 @@ def make_motion(values: Mapping[str, Any]) -> Motion:
         raise ValueError(f'output {output} is a velocity: set interface to velocity')
     if output == 'joint_trajectory' and interface != 'position':
         raise ValueError('output joint_trajectory carries positions: set interface to position')
-    limits = make_limits(values)
+    limits, interval = make_limits(values), values['command_interval_max_s']
     if interface == 'velocity':
-        return VelocityMotion(limits)
-    return PositionMotion(limits, whole_chunk=output == 'joint_trajectory')
+        return VelocityMotion(limits, interval)
+    joints = MeasuredPositions(values['joint_names'], values['joint_state_timeout_s'])
+    return PositionMotion(limits, joints, whole_chunk=output == 'joint_trajectory', interval=interval)
+
+
+def retune(motion: Motion, values: Mapping[str, Any]) -> None:
+    """Have a motion in use go on by other limits."""
+    motion.limits, motion.interval = make_limits(values), values['command_interval_max_s']
+    if isinstance(motion, PositionMotion):
+        motion.joints.timeout = values['joint_state_timeout_s']
 
 
 def make_limits(values: Mapping[str, Any]) -> Limits:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from worldmodel_ros.safety.chunk import Chunk, Fault, Order, Refusal, unsound
-from worldmodel_ros.safety.motion import Motion, Row
+from worldmodel_ros.safety.joints import Row
+from worldmodel_ros.safety.motion import Motion
 
 
 class State(enum.IntEnum):
@@ -30,7 +31,8 @@ class Policy:
     differ a little. `command_timeout` after the last command passed, the gate acts by `on_timeout`: 'hold'
     leaves the last command in force for `hold` more and then slows, 'slow' brakes within the acceleration
     limits, 'stop' sends zero at once. A stop is repeated for `stop_repeat`. After a stop for a fault, driving
-    resumes with the `resume_after`th good command in a row, or only after a reset if that is 0.
+    resumes with the `resume_after`th good command in a row, or only after a reset if that is 0. A chunk's step
+    period is admitted from `step_period_min` to `step_period_max`.
     """
 
     deadline: float = 0.05
@@ -41,6 +43,8 @@ class Policy:
     hold: float = 0.2
     stop_repeat: float = 1.0
     resume_after: int = 3
+    step_period_min: float = 0.01
+    step_period_max: float = 0.5
 
     def __post_init__(self) -> None:
         if self.on_timeout not in ACTIONS:
@@ -53,6 +57,15 @@ class Policy:
             raise ValueError(
                 f'command_timeout must be above 0, got {self.command_timeout}: a gate that never times out '
                 'cannot stop the robot')
+        if not 0.0 < self.step_period_min <= self.step_period_max:
+            raise ValueError(
+                f'step_period_min ({self.step_period_min} s) must be above 0 and at most step_period_max '
+                f'({self.step_period_max} s), or no command could ever pass')
+
+    @property
+    def memory(self) -> float:
+        """How long the order of commands is remembered [s]: what is older is late, and the robot is stopped."""
+        return max(self.command_timeout, self.deadline + self.future_tolerance)
 
 
 class Command(NamedTuple):
@@ -78,8 +91,8 @@ class Counts:
 
 class Gate:
     """
-    The state machine. `now` is always the steady clock in s; ROS time enters as the age of an observation
-    only.
+    The state machine. `now` is always the steady clock in s; ROS time, `ros_now` in ns, is there to tell the age of
+    an observation only. Both are the gate's own: no field of a chunk is trusted.
 
     `on_chunk` and `on_tick` return what to send to the robot, or None. `on_tick` must be called every few
     milliseconds, whatever else happens: it is the watchdog. Not thread-safe.
@@ -102,28 +115,48 @@ class Gate:
         self._passed_at = self._good_at = self._entered_at = self._ticked_at = 0.0
         self._cause: Refusal | None = None
         self._heard: tuple[int, float] | None = None
+        self._told_to_stop: int | None = None  # ns, ROS time
 
-    def on_chunk(self, chunk: Chunk, age: float, now: float) -> Command | None:
-        """Judge a chunk whose observation is `age` s old by ROS time; return the command to send, if any."""
-        refusal = self._refuse(chunk, age, now)
-        if refusal:
-            self._note(refusal)
-            return None
-        self._order.accept(chunk)
+    def on_chunk(self, chunk: Chunk, ros_now: int, now: float) -> Command | None:
+        """Judge a chunk that has come now; return the command to send, if any. A stop is obeyed, whatever else it says."""
         if chunk.stop:
-            self._good = 0
+            self._good, self._told_to_stop = 0, ros_now
             return self._asked_to_stop(chunk, now)
+        refusal = self._refuse(chunk, ros_now, now)
+        if refusal:
+            self.refuse(refusal, own=self._order.is_current(chunk.episode_id))
+            return None
+        self._order.accept(chunk, now)
         if self._faulted and self.state is State.STOPPED and not self._resumes(now):
             return None
         return self._pass(chunk, now)
 
-    def on_tick(self, now: float) -> Command | None:
-        """Watch the time; return the command to send now, if any."""
+    def refuse(self, refusal: Refusal, *, own: bool = False) -> None:
+        """
+        Count a refusal. `own`: of the model that drives, whose next command is then the first in a row again.
+
+        What others send does not keep a stopped robot from going on.
+        """
+        name = refusal.fault.value
+        setattr(self.counts, name, getattr(self.counts, name) + 1)
+        if own:
+            self._good = 0
+        self.last_refusal = refusal
+        # The first refusal after a good command is the cause of the time-out that may follow.
+        self._cause = self._cause or refusal
+
+    def on_tick(self, now: float, ahead: float = 0.0) -> Command | None:
+        """
+        Watch the time; return the command to send now, if any.
+
+        `ahead` [s]: how long it may be until this is called again, where that is longer than usual. What would be due
+        by then is done now.
+        """
         elapsed, self._ticked_at = now - self._ticked_at, now
         policy = self.policy
         if self.state is State.PASSING:
             silence = now - self._passed_at
-            if silence < policy.command_timeout:
+            if silence + ahead < policy.command_timeout:
                 return None
             cause = f'last refused: {self._cause.text}' if self._cause else 'none arrived'
             self._fault(f'no command passed for {silence:.3f} s ({cause})')
@@ -180,35 +213,47 @@ class Gate:
         """Return the time since the last command passed (s), or None before the first."""
         return None if self.last_passed is None else now - self._passed_at
 
-    def _refuse(self, chunk: Chunk, age: float, now: float) -> Refusal | None:
-        if chunk.stop:
-            # A stop is right at any age.
-            return self._order.refuse(chunk)
-        return unsound(chunk, self.names) or self._order.refuse(chunk) or self._mistimed(chunk, age, now)
+    def _refuse(self, chunk: Chunk, ros_now: int, now: float) -> Refusal | None:
+        policy = self.policy
+        if refusal := (unsound(chunk, self.names, (policy.step_period_min, policy.step_period_max))
+                       or self._order.refuse(chunk, now, policy.memory)
+                       or self._mistimed(chunk, ros_now, now)):
+            return refusal
+        if reason := self.motion.unready(chunk.step_period, now):
+            return Refusal(Fault.INVALID, reason)
+        return None
 
-    def _mistimed(self, chunk: Chunk, age: float, now: float) -> Refusal | None:
-        if age < -self.policy.future_tolerance:
+    def _mistimed(self, chunk: Chunk, ros_now: int, now: float) -> Refusal | None:
+        policy = self.policy
+        age = (ros_now - chunk.stamp) * 1e-9
+        if age < -policy.future_tolerance:
             return Refusal(
                 Fault.INVALID, f'clock mismatch: the observation is {-age:.3f} s in the future; synchronise '
                 'the clocks of the camera and this machine, and give all nodes the same use_sim_time')
-        # ROS time may stand still, the steady clock does not: an observation is at least as old as it is
-        # known here.
-        if self._heard is None or self._heard[0] != chunk.stamp:
-            self._heard = (chunk.stamp, now)
-        age = max(age, now - self._heard[1])
-        allowed = self.policy.deadline - self.policy.delivery_reserve
+        # ROS time may stand still, the steady clock does not: an observation is at least as old as it, or a later one,
+        # is known here. Unless ROS time was set back since then.
+        heard = self._heard
+        if heard is None or chunk.stamp > heard[0] or (heard[0] - ros_now) * 1e-9 > policy.future_tolerance:
+            heard = self._heard = (chunk.stamp, now)
+        age = max(age, now - heard[1])
+        allowed = policy.deadline - policy.delivery_reserve
         if not age <= allowed:
             return Refusal(
                 Fault.LATE, f'the observation is {age * 1e3:.1f} ms old, {allowed * 1e3:.1f} ms are allowed')
-        return None
+        return self._overtaken(chunk, ros_now)
 
-    def _note(self, refusal: Refusal) -> None:
-        name = refusal.fault.value
-        setattr(self.counts, name, getattr(self.counts, name) + 1)
-        self._good = 0
-        self.last_refusal = refusal
-        # The first refusal after a good command is the cause of the time-out that may follow.
-        self._cause = self._cause or refusal
+    def _overtaken(self, chunk: Chunk, ros_now: int) -> Refusal | None:
+        """
+        Refuse what was observed before the last stop was asked for, and arrives after it.
+
+        By the time the stop arrived, not by what it says: so a stop holds back what was sent before it, and nothing
+        that comes later.
+        """
+        stop = self._told_to_stop
+        if stop is None or not chunk.stamp <= stop <= ros_now:  # ROS time may have been set back since
+            return None
+        return Refusal(
+            Fault.ORDER, f'the observation is {(stop - chunk.stamp) * 1e-9:.3f} s older than the last request to stop')
 
     def _pass(self, chunk: Chunk, now: float) -> Command:
         rows, limited = self.motion.follow(
