@@ -1,5 +1,7 @@
 """Images to RGB at the model's size: encodings, padding, cropping, and everything that must be refused."""
 import array
+import struct
+import zlib
 import importlib.util
 import sys
 
@@ -147,6 +149,45 @@ def test_compressed_images_that_cannot_be_read_are_refused(image, kind):
     assert refusal.value.kind == kind
 
 
+def claiming(data, width, height):
+    """A JPEG or PNG that says to have another size."""
+    if data.startswith(b'\x89PNG'):
+        header = b'IHDR' + struct.pack('>II', width, height) + data[24:29]
+        return data[:12] + header + struct.pack('>I', zlib.crc32(header)) + data[33:]
+    at = data.index(b'\xff\xc0') + 5
+    return data[:at] + struct.pack('>HH', height, width) + data[at + 4:]
+
+
+def scans(data, count):
+    """A JPEG whose last scan comes so often."""
+    last = data.rindex(b'\xff\xda')
+    return data[:-2] + data[last:-2] * count + b'\xff\xd9'
+
+
+@pytest.mark.parametrize(('data', 'word'), [
+    (claiming(encode('.jpg'), 30_000, 30_000), '30000 x 30000 pixels'), (claiming(encode('.png'), 4097, 4096), '4097 x 4096'),
+    (claiming(encode('.jpg'), 65_535, 257), '65535 x 257'), (scans(encode('.jpg'), 64), '65 scans')],
+    ids=['jpeg', 'png', 'flat', 'scans'])
+def test_a_few_bytes_that_stand_for_much_memory_or_time_are_refused_before_they_are_decoded(data, word, monkeypatch):
+    monkeypatch.setattr(cv2, 'imdecode', lambda *_: pytest.fail('it was decoded'))
+    with pytest.raises(ImageError, match=word) as refusal:
+        compressed_to_rgb(compressed(data), SIZE)
+    assert refusal.value.kind == 'too large'
+
+
+@pytest.mark.parametrize('extension', ['.bmp', '.tiff', '.webp', '.jp2'])
+def test_formats_that_no_camera_sends_are_not_even_tried(extension):
+    with pytest.raises(ImageError, match='publish JPEG or PNG'):
+        compressed_to_rgb(compressed(encode(extension)), SIZE)
+
+
+@pytest.mark.parametrize('insert', [b'', b'noise', b'\xff\xff', b'\xff\x01', b'\xff\x00'])
+def test_a_jpeg_whose_markers_are_not_side_by_side_is_read_as_libjpeg_reads_it(insert):
+    data = encode('.jpg')
+    at = data.index(b'\xff\xdb')
+    assert compressed_to_rgb(compressed(data[:at] + insert + data[at:]), SIZE).shape == (64, 64, 3)
+
+
 @given(st.binary(max_size=200), st.sampled_from([b'', b'\xff\xd8', b'\x89PNG\r\n\x1a\n']))
 def test_no_bytes_do_more_than_be_refused(data, start):
     try:
@@ -242,7 +283,8 @@ def test_whatever_a_conversion_raises_refuses_the_image(install_bridge, monkeypa
 @pytest.mark.skipif(importlib.util.find_spec('cv_bridge') is None, reason='no cv_bridge is installed')
 def test_the_cv_bridge_that_is_installed_agrees_with_our_own_conversion():
     try:
-        agreeing = colours.probed(colours.cv_bridge_converter())
+        converter = colours.cv_bridge_converter()
     except ImportError as error:
-        pytest.skip(f'this cv_bridge does not work: {error}')
+        pytest.skip(f'the cv_bridge that is installed cannot be imported: {error}')
+    agreeing = colours.probed(converter)
     assert {*EXACT, *ALIKE, 'mono8'} - {'uyvy', 'yuyv'} <= set(agreeing)

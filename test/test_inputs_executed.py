@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.inputs.executed import ExecutedActions
+from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
 from worldmodel_ros.inputs.ticks import NS
 
 START = 1_000 * NS
@@ -56,6 +56,12 @@ def test_the_mean_is_that_of_a_fine_sampling(timeout, commands, start, length):
 def test_what_was_executed_before_ros_time_was_set_back_does_not_count():
     actions = executed((10.0, 0.5), (0.0, 0.1))
     assert actions.mean(seconds(0.0), seconds(0.1))[0] == pytest.approx(0.1)
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=3))
+def test_an_action_is_usable_where_the_model_has_finite_numbers_of_it(action):
+    with np.errstate(over='ignore'):
+        assert is_usable(action) == bool(np.isfinite(np.asarray(action, np.float32)).all())
 
 
 def test_old_commands_are_not_kept():

@@ -164,5 +164,42 @@ def test_the_freeze_ends_some_images_after_the_picture_changed_even_if_it_change
     assert frozen([(1, True)] * 8 + [(1, False)] * 5 + [(2, False)] * 6) == list(range(6, 15))
 
 
+def test_a_drive_in_bursts_does_not_hide_a_dead_camera():
+    bursts = ([(1, True)] * 5 + [(1, False)]) * 100
+    assert frozen(bursts)[0] == 7
+
+
+def noisy_then(rest, differing=1.0, standing=45):
+    """Indices at which the camera counts as frozen, in `rest` [(image, moving)], after images that differ by noise."""
+    rng, size = np.random.default_rng(0), 1000
+    images = []
+    for _ in range(standing):
+        image = np.zeros(size, np.uint8)
+        image[:round(differing * size)] = rng.integers(0, 255, round(differing * size))
+        images.append((image.tobytes(), False))
+    camera, found = FrozenCamera(), []
+    for k, (image, moving) in enumerate([*images, *rest]):
+        image = images[-1][0] if image is None else image
+        if camera.update(image, moving, k * 0.1, 0.5, 2):
+            found.append(k - standing)
+    return found
+
+
+def test_where_images_have_differed_by_noise_a_standing_robot_notices_a_dead_camera():
+    assert noisy_then([(None, False)] * 8) == [5, 6, 7]
+
+
+@pytest.mark.parametrize('differing, standing', [(0.2, 45), (1.0, 20)])
+def test_something_that_moves_before_the_camera_and_a_few_images_are_no_noise(differing, standing):
+    assert noisy_then([(None, False)] * 20, differing, standing) == []
+
+
+def test_a_camera_that_repeats_images_does_not_show_noise():
+    repeated = [(bytes([k // 2] * 50), False) for k in range(120)]
+    camera = FrozenCamera()
+    for k, (image, moving) in enumerate([*repeated, *[(b'x' * 50, False)] * 20]):
+        assert not camera.update(image, moving, k * 0.1, 0.5, 2)
+
+
 def test_a_timeout_of_zero_turns_it_off():
     assert frozen([(1, True)] * 100, timeout=0.0) == []

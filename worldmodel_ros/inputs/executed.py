@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,13 @@ import numpy as np
 from .ticks import NS
 
 TIMEOUT = 0.5   # s; bases brake by themselves after about so long without a command
+_LARGEST = float(np.finfo(np.float32).max)
 _KEPT = 10 * NS  # longer than any interval between two ticks of one episode
+
+
+def is_usable(action: Iterable[float]) -> bool:
+    """Return whether all numbers of an action are finite, as the model has them: in float32."""
+    return all(abs(value) <= _LARGEST for value in action)  # of a NaN, every comparison is false
 
 
 class Executed(NamedTuple):

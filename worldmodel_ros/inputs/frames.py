@@ -16,7 +16,7 @@ class FrameSettings:
 
     tick_tolerance: float = 0.05   # a tick may come so much earlier than one step period after the last one
     time_jump: float = 1.0         # a gap or a step back of the stamps of more than this begins a new episode
-    frozen_timeout: float = 0.5    # the same picture for so long in motion: the camera is frozen; 0: never
+    frozen_timeout: float = 0.5    # the same image for so long in motion, or despite noise: the camera is frozen; 0: never
     frozen_recovery: int = 3       # images to wait, once the picture changes again
     every_image: bool = False      # read those between two ticks, too: no parameter, but for who sorts them later
 
@@ -38,7 +38,7 @@ class Frames:
 
     @property
     def frozen(self) -> bool:
-        """Whether the camera shows the same picture again and again although the robot moves."""
+        """Whether the camera repeats one image although images should differ: the robot moves, or they are noisy."""
         return self._frozen.frozen
 
     def forget(self) -> None:

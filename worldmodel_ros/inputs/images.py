@@ -8,6 +8,8 @@ What `colours` converts has passed strict checks here, because a wrongly read im
 """
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +19,13 @@ import numpy as np
 from .colours import ENCODINGS, converter
 
 _DEPTH = ('16UC1', '32FC1', 'mono16')
+# Of a compressed image: some bytes can stand for a picture of any size, and be decoded in any number of passes.
+MAX_PIXELS = 2 ** 24
+_MAX_SCANS = 64  # of a JPEG; progressive ones have about ten
+_PNG = b'\x89PNG\r\n\x1a\n'
+_MARKER = re.compile(rb'\xff+([^\x00\xff])', re.DOTALL)
+_FRAMES = {*range(0xc0, 0xd0)} - {0xc4, 0xc8, 0xcc}  # markers of a frame's header, which has the size
+_BARE = {0x01, *range(0xd0, 0xd8)}                   # markers without a length
 
 
 class Image(Protocol):
@@ -78,13 +87,13 @@ def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.nda
         raise ImageError(
             'empty', 'the compressed image has no data: look for a failing camera driver or encoder')
     _check_complete(data)
+    _check_size(data, message.format)
     try:
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error:
         bgr = None
     if bgr is None:
-        raise ImageError('not decodable', f'{len(data)} bytes of format {message.format!r} are no picture '
-                         'that OpenCV can decode: publish JPEG or PNG')
+        raise _undecodable(data, message.format)
     return fit(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
 
 
@@ -137,6 +146,38 @@ def _check_complete(data: bytes) -> None:
     if cut_jpeg or cut_png:
         raise ImageError('cut short', f'the compressed image ends too early ({len(data)} bytes, no end '
                          'marker): look for a lossy connection to the camera')
+
+
+def _check_size(data: bytes, form: str) -> None:
+    """Raise ImageError for what is neither JPEG nor PNG, and for what would take long, or much memory, to decode."""
+    size = struct.unpack_from('>II', data, 16) if data.startswith(_PNG) and len(data) > 24 else _jpeg_size(data)
+    if size is None:
+        raise _undecodable(data, form)
+    if size[0] * size[1] > MAX_PIXELS:
+        raise ImageError('too large', f'the compressed image has {size[0]} x {size[1]} pixels, {MAX_PIXELS} are decoded at '
+                         'most: set the camera to a lower resolution')
+    if data.startswith(b'\xff\xd8') and (scans := data.count(b'\xff\xda')) > _MAX_SCANS:
+        raise ImageError('too large', f'the JPEG has {scans} scans, {_MAX_SCANS} are decoded at most: publish baseline JPEG')
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG, found as libjpeg finds them; None where there are none."""
+    at = 2 if data.startswith(b'\xff\xd8') else len(data)
+    while found := _MARKER.search(data, at):
+        marker, at = found[1][0], found.end()
+        if marker in _FRAMES and at + 7 <= len(data):
+            height, width = struct.unpack_from('>HH', data, at + 3)
+            return width, height
+        if marker not in _BARE:
+            if marker in (0xd8, 0xd9, 0xda) or at + 2 > len(data):
+                return None  # the pictures begin, or end, before their header
+            at += struct.unpack_from('>H', data, at)[0]
+    return None
+
+
+def _undecodable(data: bytes, form: str) -> ImageError:
+    return ImageError('not decodable', f'{len(data)} bytes of format {form!r} are no picture that OpenCV can decode: publish '
+                      'JPEG or PNG')
 
 
 def _depth(encoding: str) -> ImageError:

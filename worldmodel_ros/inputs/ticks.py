@@ -24,6 +24,10 @@ _LOST = 0.75
 _OFF = 0.1     # of the step period, that the mean step may be off; also the share of steps that may be exceptions
 _FEWEST = 10   # steps that tell something of a rate
 _MARGIN = 0.03  # s, by which the gate's default time-out is more than the step of the model that it is made for
+_SETTLED = 1.0  # s without a command that moves the robot, after which it stands
+# So many images in a row of a standing robot must differ from the one before, in such a share of their bytes, before a
+# camera counts as one with noise. Simulators without it show the same image for as long as nothing moves.
+_NOISY_IMAGES, _NOISY_SHARE = 30, 0.3
 _LATENCY_VARIES = 0.007  # s, from one command to the next (p99 - p50 of the demo, camera to command)
 
 
@@ -116,45 +120,68 @@ class FramePacer:
 
 class FrozenCamera:
     """
-    Notices a camera that serves one picture for ever, with new stamps.
+    Notices a camera that repeats one image for ever, with new stamps.
 
-    A picture may well stay the same while the robot stands, so it counts only while a command moves it.
+    Counted is the time for which the image has stayed exactly the same while a command moved the robot. While it
+    stands the count pauses, since its image may well stay the same; but where the camera's images have shown sensor
+    noise while it stood, they must go on to, and standing counts as well. Only another image ends the count.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, with a camera that is taken to be alive."""
+        """Begin again, with a camera that is taken to be alive, and of which nothing is known."""
         self.frozen = False
         self._last: np.ndarray | None = None
-        self._same_since: float | None = None
+        self._last_at = 0.0
+        self._repeats = 0
+        self._same_for = 0.0  # s, that count
+        self._moved_at: float | None = None
+        self._noise: deque[bool] = deque(maxlen=_NOISY_IMAGES)  # whether images of a standing robot differed all over
         self._alive = 0
 
     def update(self, data: Sequence[int], moving: bool, now: float, timeout: float, recovery: int) -> bool:
         """
-        Take the bytes of the next picture, received at the steady time `now` [s]; return whether the camera
-        is frozen.
+        Take the bytes of the next image, received at the steady time `now` [s]; return whether the camera is frozen.
 
-        It is after `timeout` s (0: never) of the same picture while `moving`, until the picture has changed
-        and `recovery` more have come.
+        It is once the same image has counted for `timeout` s (0: never), until the image has changed and `recovery`
+        more have come. `moving`: whether the command in force moves the robot.
         """
         data = np.frombuffer(data, np.uint8)
-        same = self._last is not None and np.array_equal(data, self._last)
-        self._last = data
+        last, self._last = self._last, data
+        elapsed, self._last_at = now - self._last_at, now
+        same = last is not None and np.array_equal(data, last)
+        if moving or self._moved_at is None:
+            self._moved_at = now
         if self.frozen:
             # The robot stands by now, so that after the first change nothing may change any more.
             self._alive += not same or self._alive > 0
             if self._alive > recovery or timeout == 0.0:
-                self.frozen, self._same_since = False, None
+                self.frozen, self._same_for, self._repeats = False, 0.0, 0
+                self._noise.clear()
             return self.frozen
-        if not same or not moving:
-            self._same_since = None
+        if not same:
+            if last is not None and now - self._moved_at > _SETTLED:
+                # One that repeated an image before it changed does not show noise in each.
+                self._noise.append(not self._repeats and _differ_all_over(data, last))
+            self._same_for, self._repeats = 0.0, 0
             return False
-        self._same_since = now if self._same_since is None else self._same_since
-        if timeout and now - self._same_since >= timeout:
+        self._repeats += 1
+        if (moving or self._is_noisy) and self._repeats > 1:  # the command may have come just before the first one
+            self._same_for += elapsed
+        if timeout and self._same_for >= timeout:
             self.frozen, self._alive = True, 0
         return self.frozen
+
+    @property
+    def _is_noisy(self) -> bool:
+        return len(self._noise) == _NOISY_IMAGES and all(self._noise)
+
+
+def _differ_all_over(data: np.ndarray, last: np.ndarray) -> bool:
+    """Return whether two images differ as by noise: not in a part, as where something moves before the camera."""
+    return len(data) != len(last) or np.count_nonzero(data != last) >= _NOISY_SHARE * len(data)
 
 
 def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> str:
