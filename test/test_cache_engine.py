@@ -194,11 +194,15 @@ def test_a_session_file_of_the_ring_cache_is_refused_and_changes_nothing(folder,
     session.save(tmp_path / 'new.safetensors')
     tensors = load_file(tmp_path / 'new.safetensors')
     save_file(tensors, tmp_path / 'old.safetensors', metadata={'model': SMALL.name})
-    with pytest.raises(ValueError, match='format 1, and this version reads format 2'):
+    with pytest.raises(ValueError, match='format 1, which has no checksum, and this version reads format 3'):
         session.load(tmp_path / 'old.safetensors')
+    save_file(tensors, tmp_path / 'old.safetensors', metadata={'model': SMALL.name, 'format': '2'})
+    with pytest.raises(ValueError, match='format 2, which has no checksum'):
+        session.load(tmp_path / 'old.safetensors')
+    about = {'model': SMALL.name, 'format': '3', 'fingerprint': engine.fingerprint, 'sha256': '0' * 64}
     for damage in ('latent', 'slabs', 'pages.v'):
         save_file({name: t for name, t in tensors.items() if name != damage}, tmp_path / 'damaged.safetensors',
-                  metadata={'model': SMALL.name, 'format': '2'})
-        with pytest.raises(ValueError, match='does not fit'):
+                  metadata=about)
+        with pytest.raises(ValueError, match=f'missing, or are of other shapes or types: {damage}'):
             session.load(tmp_path / 'damaged.safetensors')
     np.testing.assert_array_equal(session.plan('red'), untouched.plan('red'))

@@ -131,4 +131,5 @@ def test_both_storages_hold_the_same():
     for store in stores:
         rows, index = np.asarray(store.rows()[0]), store.row_index(ids)
         np.testing.assert_array_equal(rows[index], store.read(ids)[0].transpose(1, 2, 0, 3, 4))
-        store.check(4, stores[0].dump(ids))
+        found = stores[0].dump(ids)
+        assert {name: (array.shape[1:], array.dtype) for name, array in found.items()} == store.forms()

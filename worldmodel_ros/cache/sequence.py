@@ -17,16 +17,16 @@ class SequenceCache:
     """Frames by absolute number, in slabs; what is done costs the slabs that it touches, and nothing is ever moved.
 
     New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
-    one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it. ``sinks``:
-    the first slabs, which eviction spares. Not safe for use from two threads at once; different sequences of the same
+    one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it, unless it
+    is ``firm``. ``sinks``: the first slabs, which eviction spares. Not safe for use from two threads at once; different sequences of the same
     pools are.
     """
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
-                 sinks: int = 0):
+                 sinks: int = 0, firm: bool = False):
         self.layout, self.pools, self.sinks = layout, tuple(pools), sinks
         slabs = (guaranteed_slabs,) if isinstance(guaranteed_slabs, int) else tuple(guaranteed_slabs)
-        self._holding = _Holding(layout, self.pools, slabs + (0,) * (len(self.pools) - len(slabs)))
+        self._holding = _Holding(layout, self.pools, slabs + (0,) * (len(self.pools) - len(slabs)), firm)
         self._finalizer = weakref.finalize(self, self._holding.abandon)
         self._finalizer.atexit = False
 
@@ -77,6 +77,21 @@ class SequenceCache:
             rows[:, VALID] = rows[:, OBSERVED]
             self.replace(Table(rows))
 
+    def adopt(self, other: SequenceCache) -> None:
+        """Drops everything, and takes over the pages of a sequence of the same pools, which is empty then. Raises
+        OutOfPages, and changes nothing, where they are more than this one is guaranteed."""
+        table = other.table
+        for tier in range(len(self.pools)):
+            lease, count = self.lease(tier), len(pages_of(table, tier))
+            if lease.guaranteed and count > lease.guaranteed:
+                raise OutOfPages(f'{count} pages of {self.pools[tier].name} do not fit the {lease.guaranteed} of this '
+                                 f'sequence')
+        self.clear()
+        for tier in range(len(self.pools)):
+            self.lease(tier).share(pages_of(table, tier))
+        self.replace(table)
+        other.clear()
+
     def clear(self) -> None:
         """Drops everything."""
         self._drop(np.ones(len(self.table), bool))
@@ -101,11 +116,12 @@ class SequenceCache:
 class _Holding:
     """What a sequence holds, apart from it: its finalizer must not keep it alive."""
 
-    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int]):
+    def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int], firm: bool):
         self.table = Table.empty(layout.tiles)
         self.lost = False
         self.leases = tuple(
-            pool.allocator.lease(slabs * layout.tiles) if slabs else pool.allocator.lease(surrender=self.surrender)
+            pool.allocator.lease(slabs * layout.tiles) if slabs or firm else
+            pool.allocator.lease(surrender=self.surrender)
             for pool, slabs in zip(pools, guaranteed_slabs, strict=True))
 
     def surrender(self, lease: Lease) -> np.ndarray:

@@ -1,26 +1,29 @@
-"""A sequence as arrays, for a file, and back."""
+"""A sequence as arrays, for a file, and back; piece by piece, where that is to hold up nobody."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .allocator import OutOfPages
 from .sequence import pages_of
-from .table import PAGES, TIER, Table
+from .table import OBSERVED, PAGES, SLAB, TIER, VALID
 
 if TYPE_CHECKING:
+    from .layout import TileLayout
+    from .pool import PagePool
     from .sequence import SequenceCache
+
+PIECE = 2**20  # bytes of pages, about, that are copied at a time: less than a millisecond
 
 
 def save(cache: SequenceCache) -> dict[str, np.ndarray]:
     """``slabs`` int64 (n, 4), the table without its pages, and what is in the pages of each pool, by its name."""
-    arrays = {'slabs': cache.table.rows[:, :PAGES].copy()}
-    for tier, pool in enumerate(cache.pools):
-        ids = pages_of(cache.table, tier)
-        if len(ids):
-            arrays |= {f'{pool.name}.{name}': array for name, array in pool.storage.dump(ids).items()}
-    return arrays
+    copy = Copy(cache)
+    for _ in copy.pieces():
+        pass
+    return copy.arrays
 
 
 def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
@@ -29,38 +32,116 @@ def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
     Raises ValueError, and changes nothing, for arrays that do not fit; OutOfPages for a branch whose pool is full,
     which leaves it empty.
     """
-    slabs = _checked_slabs(cache, arrays.get('slabs'))
-    contents = [{name.removeprefix(f'{pool.name}.'): array for name, array in arrays.items()
-                 if name.startswith(f'{pool.name}.')} for pool in cache.pools]
-    if 1 + sum(map(len, contents)) != len(arrays):
-        raise ValueError(f'{sorted(arrays)} do not fit the tiers {[pool.name for pool in cache.pools]}')
-    counts = [int((slabs[:, TIER] == tier).sum()) for tier in range(len(cache.pools))]
-    for count, content, pool in zip(counts, contents, cache.pools):
-        if count or content:
-            pool.storage.check(count * cache.layout.tiles, content)
+    check(cache, arrays, [cache.lease(tier).guaranteed // cache.layout.tiles for tier in range(len(cache.pools))])
     cache.clear()
+    for _ in fill(cache, arrays):
+        pass
+
+
+class Copy:
+    """What is in a sequence, copied into ``arrays`` (see `save`) by and by.
+
+    Made from a fork, whose pages nobody writes any more; it may be used in another thread than the sequence if its
+    storages are ``on_host``.
+    """
+
+    def __init__(self, cache: SequenceCache):
+        self._cache, table = cache, cache.table
+        self.on_host = all(pool.storage.on_host for pool in cache.pools)
+        self.arrays = {'slabs': table.rows[:, :PAGES].copy()}
+        self._parts = [(pool, ids) for tier, pool in enumerate(cache.pools) if len(ids := pages_of(table, tier))]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays once all is there."""
+        return self.arrays['slabs'].nbytes + sum(
+            len(ids) * _page_bytes(pool) for pool, ids in self._parts)
+
+    def pieces(self) -> Iterator[None]:
+        """Copies about PIECE bytes with every `next`; raises OutOfPages where a branch has lost its pages."""
+        for pool, ids in self._parts:
+            whole = {f'{pool.name}.{name}': np.empty((len(ids), *shape), dtype)
+                     for name, (shape, dtype) in pool.storage.forms().items()}
+            for first, last in _runs(pool, len(ids)):
+                part = pool.storage.dump(ids[first:last])
+                self._cache.require_pages()  # else another sequence may have written there meanwhile
+                for name, array in part.items():
+                    whole[f'{pool.name}.{name}'][first:last] = array
+                yield
+            self.arrays |= whole
+
+
+def forms(pools: tuple[PagePool, ...], counts: list[int]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of the arrays of `save` with so many pages of each pool, but for the slabs."""
+    return {f'{pool.name}.{name}': ((count, *shape), dtype) for pool, count in zip(pools, counts) if count
+            for name, (shape, dtype) in pool.storage.forms().items()}
+
+
+class Shape(Protocol):
+    """What all sequences of the same pools have in common."""
+
+    layout: TileLayout
+    pools: tuple[PagePool, ...]
+
+
+def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None:
+    """Raises ValueError for arrays that a sequence of such a shape cannot hold: of other shapes or types, or of more
+    than ``rooms`` slabs of each pool (0: any number)."""
+    slabs = _checked_slabs(shape, arrays.get('slabs'), rooms)
+    counts = [int((slabs[:, TIER] == tier).sum()) * shape.layout.tiles for tier in range(len(shape.pools))]
+    expected = forms(shape.pools, counts)
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items() if name != 'slabs'}
+    if found != expected:
+        raise ValueError(f'pages are {found} and should be {expected}')
+
+
+def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -> None:
+    """Raises ValueError where pages in arrays that `check` let pass hold numbers that are not finite."""
+    for pool in pools:
+        for name in pool.storage.forms():
+            array = arrays.get(f'{pool.name}.{name}', ())
+            if not all(pool.storage.finite(name, array[first:last]) for first, last in _runs(pool, len(array))):
+                raise ValueError(f'{pool.name}.{name} has numbers that are not finite')
+
+
+def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
+    """Writes arrays that `check` let pass into an empty sequence, about PIECE bytes with every `next`. Raises
+    OutOfPages, which leaves it empty."""
     table = cache.table
     try:
-        for slab in slabs:
+        for slab in arrays['slabs']:
             table = table.put(np.concatenate([slab, cache.lease(slab[TIER]).allocate(cache.layout.tiles)]))
             cache.replace(table)
     except OutOfPages:
         cache.clear()
         raise
-    for tier, (count, content) in enumerate(zip(counts, contents)):
-        if count:
-            cache.pools[tier].storage.load(pages_of(table, tier), content)
+    for tier, pool in enumerate(cache.pools):
+        ids = pages_of(table, tier)
+        for first, last in _runs(pool, len(ids)):
+            pool.storage.load(ids[first:last], {
+                name: arrays[f'{pool.name}.{name}'][first:last] for name in pool.storage.forms()})
+            yield
 
 
-def _checked_slabs(cache: SequenceCache, slabs: np.ndarray | None) -> np.ndarray:
+def _checked_slabs(shape: Shape, slabs: np.ndarray | None, rooms: list[int]) -> np.ndarray:
     if slabs is None or slabs.ndim != 2 or slabs.shape[1] != PAGES or slabs.dtype != np.int64:
         raise ValueError('the table of slabs is missing, or not int64 (n, 4)')
-    number, valid, observed, tier = slabs.T
-    room = cache.lease(0).guaranteed // cache.layout.tiles
-    bounds = (0 <= number) & (0 <= observed) & (observed <= valid) & (1 <= valid) & (valid <= cache.layout.frames) \
-        & (0 <= tier) & (tier < len(cache.pools))
-    if not bounds.all() or (np.diff(number) <= 0).any():
+    number, valid, observed, tier = (slabs[:, column] for column in (SLAB, VALID, OBSERVED, TIER))
+    bounds = (0 <= number) & (0 <= observed) & (observed <= valid) & (1 <= valid) & (valid <= shape.layout.frames) \
+        & (0 <= tier) & (tier < len(shape.pools))
+    if not bounds.all() or (number[1:] <= number[:-1]).any():  # no difference: it might not fit int64
         raise ValueError('the table of slabs is damaged')
-    if room and (tier == 0).sum() > room:
-        raise ValueError(f'{int((tier == 0).sum())} slabs do not fit a session of {room}')
+    for index, room in enumerate(rooms):
+        if room and (tier == index).sum() > room:
+            raise ValueError(f'{int((tier == index).sum())} slabs do not fit a session of {room}')
     return slabs
+
+
+def _runs(pool: PagePool, count: int) -> Iterator[tuple[int, int]]:
+    """Where pieces of ``count`` pages begin and end."""
+    step = max(1, PIECE // _page_bytes(pool))
+    return ((first, min(first + step, count)) for first in range(0, count, step))
+
+
+def _page_bytes(pool: PagePool) -> int:
+    return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in pool.storage.forms().values())

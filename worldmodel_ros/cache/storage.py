@@ -18,6 +18,7 @@ class Storage(Protocol):
 
     pages: int
     page_bytes: int  # of one page: keys and values of all layers
+    on_host: bool  # whether any thread may `dump` and `load` pages that nobody writes; else only the engine's
 
     def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
         """Writes n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
@@ -37,8 +38,11 @@ class Storage(Protocol):
     def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """The bytes of whole pages as arrays of n pages each, which a file can hold."""
 
-    def check(self, count: int, arrays: dict[str, np.ndarray]) -> None:
-        """Raises ValueError unless ``arrays`` are what `dump` makes of ``count`` pages of such a storage."""
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and type of one page in each array of `dump`, by its name; from any thread."""
+
+    def finite(self, name: str, array: np.ndarray) -> bool:
+        """Whether the numbers in an array of `dump` are finite; from any thread."""
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         """Writes back what `dump` gave."""
@@ -51,6 +55,8 @@ class NumpyStorage:
     the session has none. All of the memory is committed at once: the system gives it out in parts of 2 MiB, and makes
     them zero, which takes a tick that is the first to write there milliseconds.
     """
+
+    on_host = True
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int):
         self.pages, self.null_page = pages, pages
@@ -89,11 +95,11 @@ class NumpyStorage:
     def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         return {'k': self.k[ids], 'v': self.v[ids]}
 
-    def check(self, count: int, arrays: dict[str, np.ndarray]) -> None:
-        expected = {name: ((count, *self.k.shape[1:]), np.dtype(np.float32)) for name in ('k', 'v')}
-        found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        if found != expected:
-            raise ValueError(f'pages are {found} and should be {expected}')
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        return {name: (self.k.shape[1:], self.k.dtype) for name in 'kv'}
+
+    def finite(self, name: str, array: np.ndarray) -> bool:
+        return bool(np.isfinite(array).all())
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         self.k[ids], self.v[ids] = arrays['k'], arrays['v']

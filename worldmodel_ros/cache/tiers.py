@@ -27,7 +27,7 @@ class TierPolicy:
 
     @classmethod
     def by_window(cls, frames: int) -> TierPolicy:
-        """The default for a window of so many frames and two tiers, FP8 and FP4: the newest quarter stays in FP8. On the
+        """The proposal for a window of so many frames and two tiers, FP8 and FP4: the newest quarter stays in FP8. On the
         trained model, FP4 for the newest frames is what costs quality (benchmarks/tier_quality.py, docs/cache.md)."""
         return cls((max(1, frames // 4),))
 

@@ -39,6 +39,7 @@ class TorchStorage:
         if pinned:
             self.pool = Pool(precision, **{name: t.pin_memory() for name, t in self.pool.tensors().items()})
         self.page_bytes = self.pool.nbytes // there
+        self.on_host = self.device.type == 'cpu' and not pinned
         self._side = torch.cuda.Stream(self.device) if self.device.type == 'cuda' else None
 
     def layer(self, index: int) -> Pool:
@@ -130,11 +131,19 @@ class TorchStorage:
         return {name: tensor.view(torch.uint8)[:, self._index(ids)].transpose(0, 1).contiguous().cpu().numpy()
                 for name, tensor in self.pool.tensors().items()}
 
-    def check(self, count: int, arrays: dict[str, np.ndarray]) -> None:
-        expected = {name: ((count, *array.shape[1:]), array.dtype) for name, array in self.dump(np.arange(1)).items()}
-        found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        if found != expected:
-            raise ValueError(f'pages are {found} and should be {expected}')
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        def form(tensor: Tensor) -> tuple[tuple[int, ...], np.dtype]:
+            layers, _, *page = tensor.shape
+            if self.precision is Precision.FP32:
+                return (layers, *page), np.dtype(np.float32)
+            *front, last = page
+            return (layers, *front, last * tensor.element_size()), np.dtype(np.uint8)
+        return {name: form(tensor) for name, tensor in self.pool.tensors().items()}
+
+    def finite(self, name: str, array: np.ndarray) -> bool:
+        dtype = self.pool.tensors()[name].dtype
+        return not dtype.is_floating_point or bool(
+            torch.isfinite(torch.from_numpy(array).view(dtype).float()).all())
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         for name, tensor in self.pool.tensors().items():

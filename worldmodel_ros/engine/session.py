@@ -2,21 +2,23 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from . import session_file
 from .branching import Chunk, branch, joined
-from .calls import Call, Calls, run
-from .futures import Future, LookAhead, Moment
+from .calls import Boundary, Call, Calls, run
+from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
 from .part_times import PartTimes
 from .running import Runner
 from .sampler import Sampler
+from .session_file import Capture, Loaded, read
+from .session_folder import SessionFileError
 from .step_times import BEFORE_DENOISING, StepTimes
 
 
@@ -27,8 +29,11 @@ class Session:
     the same work as calls, for whoever runs many sessions' together; arrays may then be the back end's own.
     """
 
-    def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0):
+    def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0,
+                 fingerprint: Callable[[], str] = str):
+        """``fingerprint``: gives what tells models apart in files, see `Engine.fingerprint`."""
         self._backend, self._memory, self._step_times = backend, memory, step_times
+        self._fingerprint = fingerprint
         self.spec = backend.preset
         self._times = PartTimes(step_times)
         self._runner = Runner(backend, self._times)
@@ -91,8 +96,8 @@ class Session:
         """
         return run(self.planning(goal, prefix), self._backend)
 
-    def planning(self, goal: str, prefix: np.ndarray | None = None) -> Calls[np.ndarray]:
-        """`plan`, as a part of a unit."""
+    def planning(self, goal: str, prefix: np.ndarray | None = None, moment: Moment | None = None) -> Calls[np.ndarray]:
+        """`plan`, from now or from a moment, as a part of a unit."""
         spec = self.spec
         if goal not in spec.goals:
             raise ValueError(f'unknown goal {goal!r}; this model knows {", ".join(spec.goals)}')
@@ -106,7 +111,8 @@ class Session:
         with self._times.measure('policy'):
             # From no noise comes the most typical plan: successive ones differ by what was seen alone.
             noise = np.zeros((len(spec.goals), *given.shape), np.float32)
-            plans = yield Call('policy', (self._features, noise, given, np.int64(delay)))
+            features = moment.features if moment else self._features
+            plans = yield Call('policy', (features, noise, given, np.int64(delay)))
         return plans[spec.goals.index(goal)]
 
     def imagine(self, actions: np.ndarray, steps: int = 2) -> Future:
@@ -155,14 +161,15 @@ class Session:
         future.frames = yield from self._sampler.decode(future.latents, future.before)
         return future.frames
 
-    def what_if(self, actions: np.ndarray, steps: int = 2) -> Generator[None, None, Future]:
+    def what_if(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None
+                ) -> Generator[None, None, Future]:
         """Imagines ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
 
         A generator: every `next` is one network call, so that a tick can go first between any two. Ends with the
-        decoded Future of T frames. It sees the session as it was when the first `next` ran. Raises OutOfPages when too
-        many branches are open; they end with their generators.
+        decoded Future of T frames. It sees the session as it was at ``moment``, or when the first `next` ran. Raises
+        OutOfPages when too many branches are open; they end with their generators.
         """
-        cache, chunks = yield from self._runner.units(self._branching(actions, steps))
+        cache, chunks = yield from self._runner.units(self._branching(actions, steps, moment))
         cache.require_pages()  # a tick may have come between
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
@@ -179,23 +186,28 @@ class Session:
     def moment(self) -> Moment:
         """What `branching` can begin from later, when the session has gone on."""
         self._require_observation()
-        return Moment(self._cache.fork(), self._time, self._latent, self._sinks)
+        return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
 
-    def branching(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
+    def branching(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
         """`what_if` from now or from a moment, in units; forks before the first one."""
         _, chunks = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
-    def _branching(self, actions: np.ndarray, steps: int, moment: Moment | None = None
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None
                    ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
-        """The branch's cache and its chunks."""
+        """The branch's cache and its chunks. A plan is the first unit."""
         self._require_observation()
+        if isinstance(actions, OwnPlan):
+            moment = moment or self.moment()  # a tick may come between the plan and what follows
+            yield Boundary('policy')
+            actions = actions.actions(self._backend.host((yield from self.planning(actions.goal, moment=moment))))
         actions = self._actions(actions, len(actions))
-        moment = moment or Moment(self._cache, self._time, self._latent, self._sinks)
+        moment = moment or Moment(self._cache, self._time, self._latent, self._sinks, self._features)
         return (yield from branch(self._sampler, self._commit, moment, actions, steps))
 
-    def save(self, path: str | Path) -> None:
-        """Writes the session to a safetensors file."""
+    def capture(self) -> Capture:
+        """The session as it is now, for a file: a fork, whose pages are copied later. Raises ValueError before the
+        first frame."""
         self._require_observation()
         state = {'encoder_state': self._encoder_state, 'latent': self._latent, 'features': self._features}
         state = {name: self._backend.host(array) for name, array in state.items()}
@@ -203,14 +215,41 @@ class Session:
             latents, actions = zip(*self._sinks)
             state |= {'sink_latents': np.stack([self._backend.host(latent) for latent in latents]),
                       'sink_actions': np.stack(actions)}
-        session_file.write(path, self.spec, {'time': np.array([self._time]), **state}, self._cache)
+        return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
-    def load(self, path: str | Path) -> None:
-        """Takes up a session that `save` wrote; raises ValueError, and changes nothing, when it does not fit."""
-        state = session_file.read(path, self.spec, self._cache)
+    def restore(self, loaded: Loaded) -> None:
+        """Goes on as a session that was read from a file, and whose pages are filled. Raises SessionFileError, and
+        changes nothing, for one that was given up."""
+        cache, state = loaded.take(), loaded.state
+        self._cache.adopt(cache)
+        cache.close()
         self._time = int(state['time'][0])
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
-        self._sinks = tuple(zip(state['sink_latents'], state['sink_actions']))
+        self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the session to a safetensors file, all at once; `session_transfer` does so next to ticks. Raises
+        OSError."""
+        capture = self.capture()
+        for _ in capture.pieces():
+            pass
+        with open(path, 'wb') as file:
+            capture.write(file)
+
+    def load(self, path: str | Path) -> None:
+        """Takes up a session that `save` wrote, all at once; raises SessionFileError, and changes nothing, when it
+        does not fit or is damaged."""
+        try:
+            with open(path, 'rb') as file:
+                loaded = read(file, os.fstat(file.fileno()).st_size, self.spec, self._fingerprint(), self._memory)
+        except OSError as error:
+            raise SessionFileError(f'{path} cannot be read: {error}') from error
+        try:
+            for _ in loaded.pieces():
+                pass
+            self.restore(loaded)
+        finally:
+            loaded.close()
 
     def _commit(self, cache: SequenceCache, latents: np.ndarray, times: np.ndarray, actions: np.ndarray,
                 observed: bool = True) -> Calls[np.ndarray]:

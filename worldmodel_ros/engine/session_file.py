@@ -1,56 +1,244 @@
-"""A session at rest, in a safetensors file."""
+"""A session at rest: a safetensors file whose every byte is covered by a checksum.
+
+Saving and loading come in parts, so that next to nothing of it is done by the thread that answers ticks: that one forks
+a session's cache, and takes over pages that have been filled. Copying, hashing, checking and the disk are for the
+thread that wants the file (`session_transfer`).
+"""
 from __future__ import annotations
 
-from pathlib import Path
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from ..cache import snapshot
 from ..cache.sequence import SequenceCache
+from ..cache.table import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..model.presets import Preset
+from .session_folder import SessionFileError
 
-FORMAT = '2'
+if TYPE_CHECKING:
+    from .memory import Memory
+
+FORMAT = '3'
+MAX_TIME = 2**31 - 1  # frames, seven years at 10 Hz: what a session counts must not overflow
+_MAX_HEADER = 2**16   # bytes; that of a session has a dozen tensors
+_PIECE = 2**20        # bytes that are read or written at a time
+_TYPES = {'F32': np.dtype('<f4'), 'I64': np.dtype('<i8'), 'U8': np.dtype('u1')}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_BLANK = '0' * 64     # in the checksum's place while it is computed
+_CHECKSUM = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
-def write(path: str | Path, spec: Preset, state: dict[str, np.ndarray], cache: SequenceCache) -> None:
-    """Writes what a session of a model has in its cache and beside it: ``state`` is what `read` returns."""
-    from safetensors.numpy import save_file
-    arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
-    save_file(arrays | snapshot.save(cache), str(path), metadata={'format': FORMAT, 'model': spec.name})
+class Capture:
+    """A session as it was when this was made, on its way to a file. ``pieces`` copies, then `write` may be called."""
+
+    def __init__(self, spec: Preset, fingerprint: Callable[[], str], state: Mapping[str, np.ndarray], cache: SequenceCache):
+        """``state``: see `Loaded`, whose own this does not become; ``cache``: a fork of the session's."""
+        self._spec, self._fingerprint = spec, fingerprint  # which may take long, and is for `write`
+        self._state = {name: np.ascontiguousarray(array) for name, array in state.items()}
+        self._cache, self._copy = cache, snapshot.Copy(cache)
+        self.on_host = self._copy.on_host  # whether any thread may take `pieces`; else only the engine's
+        self.nbytes = _MAX_HEADER + self._copy.nbytes + sum(array.nbytes for array in self._state.values())  # at most
+
+    def pieces(self) -> Iterator[None]:
+        """Copies a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
+        them."""
+        yield from self._copy.pieces()
+        self._cache.close()
+
+    def write(self, file: BinaryIO) -> None:
+        """Writes the session to an empty file. Raises OSError."""
+        arrays = {**self._state, **self._copy.arrays}
+        header, position = {'__metadata__': {'format': FORMAT, 'model': self._spec.name,
+                                             'fingerprint': self._fingerprint(), 'sha256': _BLANK}}, 0
+        for name, array in arrays.items():
+            header[name] = {'dtype': _NAMES[array.dtype], 'shape': array.shape,
+                            'data_offsets': (position, position + array.nbytes)}
+            position += array.nbytes
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)
+        start = len(text).to_bytes(8, 'little') + text
+        digest = hashlib.sha256(start)
+        file.write(start)
+        for array in arrays.values():
+            for piece in _pieces(array):
+                digest.update(piece)
+                file.write(piece)
+        file.seek(start.index(_BLANK.encode()))
+        file.write(digest.hexdigest().encode())
 
 
-def read(path: str | Path, spec: Preset, cache: SequenceCache) -> dict[str, np.ndarray]:
-    """Replaces what is in a cache by what `write` wrote.
+class Loaded:
+    """A session that was read and checked, on its way into an engine. ``pieces`` fills its pages, then a session may
+    take it over.
 
-    Returns time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's sink_frames, sink_latents (n, h, w, Z) and sink_actions (n, A). Raises ValueError, and changes nothing,
-    when the file does not fit the model.
+    ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
+    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A).
     """
-    from safetensors import SafetensorError, safe_open
+
+    def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
+        self.state, self._pages = state, pages
+        self._cache, self._ending, self._over = memory.stage(), threading.Lock(), False
+        self.on_host = all(pool.storage.on_host for pool in memory.pools)
+
+    def pieces(self) -> Iterator[None]:
+        """Fills a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
+        use."""
+        for _ in snapshot.fill(self._cache, self._pages):
+            yield
+            if self._over:  # nobody waits for it any more, and the pages may be somebody else's
+                return
+
+    def take(self) -> SequenceCache:
+        """The filled cache, for the session that takes it over. Raises SessionFileError after `close`."""
+        with self._ending:
+            if self._over:
+                raise SessionFileError('nobody waits for this session any more')
+            self._over = True
+        return self._cache
+
+    def close(self) -> None:
+        """Gives back what no session has taken over. From any thread."""
+        with self._ending:
+            if not self._over:
+                self._over = True
+                self._cache.close()
+
+
+def largest(spec: Preset, memory: Memory) -> int:
+    """Bytes that the file of a session of this model has at most."""
+    return _MAX_HEADER + sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in (
+        *_state_forms(spec).values(), *snapshot.forms(memory.pools, memory.guaranteed_pages).values(),
+        ((sum(memory.guaranteed_pages), PAGES), np.dtype(np.int64))))
+
+
+def read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
+    """Reads what `Capture.write` wrote, ``size`` bytes, checks all of it, and touches no session.
+
+    No more is read, or memory taken, than a session of this model needs. Raises SessionFileError.
+    """
     try:
-        with safe_open(str(path), framework='numpy') as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
-            about = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f'{path} is not a saved session: {error}') from error
+        return _read(file, size, spec, fingerprint, memory)
+    except SessionFileError:
+        raise
+    except (ValueError, OSError, OverflowError, RecursionError) as error:
+        raise SessionFileError(f'it is not a saved session of {spec.name!r}, or it is damaged: {error}') from error
+
+
+def _read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
+    limit = largest(spec, memory)
+    if size > limit:
+        raise ValueError(f'it has {size} bytes, and a session of this model at most {limit}')
+    start = file.read(8)
+    length = int.from_bytes(start, 'little')
+    if len(start) < 8 or not 2 <= length <= min(_MAX_HEADER - 8, size - 8):
+        raise ValueError(f'its header would have {length} bytes of {size}')
+    text = file.read(length)
+    header = json.loads(text)
+    about = header.pop('__metadata__', None) if isinstance(header, dict) else None
+    if not isinstance(about, dict):
+        raise ValueError('its header does not say what it is')
     if about.get('format') != FORMAT:
-        raise ValueError(f'{path} holds a session in format {about.get("format", "1")}, and this version reads '
-                         f'format {FORMAT}: load it with the version that saved it, or save a new one')
-    expected = {'time': (1,), 'features': (spec.tokens, spec.width),
-                'latent': (*spec.latent_size, spec.latent_channels),
-                'encoder_state': (1, 4 * spec.vae_width, *spec.latent_size)}
-    if 'sink_latents' in arrays:
-        expected |= {'sink_latents': (spec.sink_frames, *expected['latent']),
-                     'sink_actions': (spec.sink_frames, spec.actions)}
-    state = {name: arrays.pop(name) for name in expected if name in arrays}
-    try:
-        if {name: array.shape for name, array in state.items()} != expected:
-            raise ValueError('its tensors have other shapes')
-        snapshot.restore(cache, arrays)
-    except ValueError as error:
-        raise ValueError(f'{path} holds a session of model {about.get("model")!r}, which does not fit '
-                         f'{spec.name!r}: {error}') from error
-    # Written before there were sinks: the newest frame stands for all of them.
-    state.setdefault('sink_latents', state['latent'][None].repeat(spec.sink_frames, 0))
-    state.setdefault('sink_actions', np.zeros((spec.sink_frames, spec.actions), np.float32))
-    return state
+        raise SessionFileError(
+            f'it holds a session in format {str(about.get("format", "1"))[:10]}, which has no checksum, and this '
+            f'version reads format {FORMAT}: load it with the version that saved it, or save a new one')
+    if about.get('fingerprint') != fingerprint:
+        raise SessionFileError(
+            f'it holds a session of model {str(about.get("model"))[:60]!r}, which does not fit this {spec.name!r}: its '
+            'preset or its weights are others, and what they keep of images means nothing here')
+    arrays = _allocate(header, 8 + length, size)
+    _check_forms(arrays, spec, memory)
+    found = _CHECKSUM.findall(text)
+    if len(found) != 1:
+        raise ValueError('it has no checksum')
+    digest = hashlib.sha256(start + text.replace(found[0], _BLANK.encode()))
+    for array in arrays.values():
+        for piece in _pieces(array):
+            if file.readinto(piece) != len(piece):
+                raise ValueError('it is cut off')
+            digest.update(piece)
+    if digest.hexdigest().encode() != found[0]:
+        raise ValueError('its checksum is not that of its contents')
+    state = {name: arrays.pop(name) for name in _state_forms(spec) if name in arrays}
+    _check_values(state, arrays, spec, memory)
+    return Loaded(state, arrays, memory)
+
+
+def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.ndarray]:
+    """Empty arrays for the tensors that a header lists, which fill the file from ``begin`` on without a gap."""
+    arrays, position = {}, 0
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or set(entry) != {'dtype', 'shape', 'data_offsets'}:
+            raise ValueError(f'tensor {name[:40]!r} is described by {str(entry)[:80]}')
+        dtype, shape = _TYPES.get(str(entry['dtype'])), entry['shape']
+        # bool is an int, too.
+        if dtype is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f'tensor {name[:40]!r} is described by {str(entry)[:80]}')
+        nbytes = dtype.itemsize
+        for count in shape:
+            nbytes *= count
+        if entry['data_offsets'] != [position, position + nbytes] or begin + position + nbytes > size:
+            raise ValueError(f'tensor {name[:40]!r} of {nbytes} bytes lies elsewhere than its header says')
+        arrays[name] = np.empty(shape, dtype)
+        position += nbytes
+    if begin + position != size:
+        raise ValueError(f'its tensors end at {begin + position} of {size} bytes')
+    return arrays
+
+
+def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shapes and types of `Loaded.state`."""
+    latent, number = (*spec.latent_size, spec.latent_channels), np.dtype(np.float32)
+    forms = {'time': ((1,), np.dtype(np.int64)), 'features': ((spec.tokens, spec.width), number),
+             'latent': (latent, number), 'encoder_state': ((1, 4 * spec.vae_width, *spec.latent_size), number)}
+    if spec.sink_frames:
+        forms |= {'sink_latents': ((spec.sink_frames, *latent), number),
+                  'sink_actions': ((spec.sink_frames, spec.actions), number)}
+    return forms
+
+
+def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
+    """Raises ValueError where tensors have other names, shapes or types than those of a session."""
+    expected = _state_forms(spec)
+    counts = [max((len(array) for name, array in arrays.items() if name.startswith(f'{pool.name}.') and array.ndim),
+                  default=0) for pool in memory.pools]
+    expected |= snapshot.forms(memory.pools, counts)
+    expected['slabs'] = (sum(counts) // memory.layout.tiles, PAGES), np.dtype(np.int64)
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if found != expected:
+        wrong = sorted(name[:40] for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ValueError(f'tensors are missing, or are of other shapes or types: {", ".join(wrong)}')
+
+
+def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
+    """Raises ValueError where a session could not have these values."""
+    time = int(state['time'][0])
+    if not 0 <= time <= MAX_TIME:
+        raise ValueError(f'its newest frame has the number {time}: 0 to {MAX_TIME} are possible')
+    for name, array in state.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f'{name} has numbers that are not finite')
+    snapshot.check(memory, pages, [count // memory.layout.tiles for count in memory.guaranteed_pages])
+    snapshot.require_finite(memory.pools, pages)
+    slabs, frames = pages['slabs'], memory.layout.frames
+    number, valid, observed, tier = (slabs[:, column] for column in (SLAB, VALID, OBSERVED, TIER))
+    whole = np.full(len(slabs), frames)
+    whole[-1:] = time % frames + 1
+    if not len(slabs) or number[-1] != time // frames or (valid != whole).any() or (observed != whole).any():
+        raise ValueError(f'its table of slabs is not that of frames up to number {time}')
+    rolling = number[spec.sink_slabs:]  # the others may have stayed for long
+    if (np.diff(rolling) != 1).any() or ((rolling + 1) * frames <= time + 1 - spec.window_frames).any():
+        raise ValueError(f'its table of slabs is not the window of frame {time}')
+    if (np.diff(tier[spec.sink_slabs:]) > 0).any():
+        raise ValueError('its older slabs lie in the pool of newer ones')
+
+
+def _pieces(array: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of a contiguous array, a part at a time."""
+    flat = memoryview(array.reshape(-1).view(np.uint8))
+    return (flat[first:first + _PIECE] for first in range(0, len(flat), _PIECE))

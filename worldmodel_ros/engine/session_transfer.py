@@ -1,0 +1,109 @@
+"""Sessions to files and back, by a thread that may wait, next to the one that answers ticks."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future as Promise, TimeoutError as TimeUp
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..cache.allocator import OutOfPages
+from .session_file import Capture, Loaded
+from .session_folder import SessionFileError, SessionFolder, check_name
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .session import Session
+
+PATIENCE = 5.0  # s, for the engine's thread to find a moment between two ticks
+_ATTEMPTS = 3   # to copy pages that a session may need
+
+Call = Callable[[Callable[['Session'], Any]], Promise]
+Result = TypeVar('Result')
+
+
+class Transfer:
+    """One way to or from a file. ``call`` has a function called with the session by the engine's thread, between two
+    ticks; ``patience``: s, for each of these."""
+
+    def __init__(self, engine: Engine, call: Call, patience: float = PATIENCE):
+        self._engine, self._call, self._patience = engine, call, patience
+        self._on_engine: list[float] = []  # s that each part took the engine's thread
+
+    def save(self, folder: SessionFolder, name: str) -> str:
+        """Writes the session to a file; returns what it took, in words. Raises SessionFileError, and ValueError before
+        the first frame."""
+        check_name(name)
+        start = time.perf_counter()
+        capture = self._captured()
+        nbytes = folder.save(name, capture.nbytes, capture.write)
+        return self._report(nbytes, time.perf_counter() - start)
+
+    def load(self, folder: SessionFolder, name: str, adopt: Call | None = None) -> str:
+        """Replaces the session by one from a file; returns what it took, in words. Raises SessionFileError, and changes
+        nothing then. ``adopt``: ``call``, where the one that changes the session is another."""
+        start = time.perf_counter()
+        nbytes, loaded = folder.load(name, lambda file, size: (size, self._engine.read_session(file, size)))
+        try:
+            self._pieces(loaded)
+            self._do(lambda session: session.restore(loaded), adopt)
+        except OutOfPages as error:
+            raise SessionFileError(f'there is no memory next to the questions in progress: try again ({error})'
+                                   ) from error
+        finally:
+            loaded.close()
+        return self._report(nbytes, time.perf_counter() - start)
+
+    def _captured(self) -> Capture:
+        for attempt in range(_ATTEMPTS):
+            capture = self._do(lambda session: session.capture())
+            try:
+                self._pieces(capture)
+                return capture
+            except OutOfPages as error:
+                lost = error
+        raise SessionFileError(f'memory is so short that the session could not be copied: try again ({lost})')
+
+    def _pieces(self, what: Capture | Loaded) -> None:
+        pieces = what.pieces()
+        if what.on_host:
+            for _ in pieces:
+                pass
+        else:
+            while self._do(lambda session: _advance(pieces)):
+                pass
+
+    def _do(self, function: Callable[[Session], Result], call: Call | None = None) -> Result:
+        """Has the engine's thread do something, and waits for it."""
+        def timed(session: Session) -> Result:
+            start = time.perf_counter()
+            try:
+                return function(session)
+            finally:
+                self._on_engine.append(time.perf_counter() - start)
+        return wait((call or self._call)(timed), self._patience)
+
+    def _report(self, nbytes: int, seconds: float) -> str:
+        parts = self._on_engine
+        return (f'{nbytes / 1e6:.2f} MB in {seconds * 1e3:.0f} ms; of the engine\'s thread {sum(parts) * 1e3:.2f} ms'
+                + (f' in {len(parts)} parts, {max(parts) * 1e3:.2f} ms at the most' if len(parts) > 1 else ''))
+
+
+def wait(promise: Promise, patience: float) -> Any:
+    """The result of what the engine's thread is to do. Raises SessionFileError after ``patience`` s."""
+    try:
+        return promise.result(patience)
+    except TimeUp:
+        if promise.done():  # the work itself may have met with a time-out
+            return promise.result()
+        if promise.cancel():
+            raise SessionFileError(
+                f'the engine had no time between two images for {patience:g} s, and has not begun: try again with a '
+                'lower load, or while the camera is off') from None
+        raise SessionFileError(
+            f'it has begun, and was not finished within {patience:g} s: look for a device that hangs, or a shared '
+            'engine that is never idle. What was being saved or loaded is given up') from None
+
+
+def _advance(pieces: Iterator[None]) -> bool:
+    """Whether there was one more."""
+    return next(pieces, pieces) is None
