@@ -54,10 +54,10 @@ def main() -> int:
                 failures.append(str(error))
                 print(f'failed: {error}', file=sys.stderr, flush=True)
                 continue
-            pauses += loss.pauses
+            pauses += [pause.length for pause in loss.pauses]
             tiers.update(Tier(r.message.tier).name for rig in system.rigs
                          for r in rig.observer.since('deadline_status', loss.at) if r.at < loss.at + 2.0)
-            print([round(1e3 * pause) for pause in loss.pauses], file=sys.stderr, flush=True)
+            print([round(1e3 * pause.length) for pause in loss.pauses], file=sys.stderr, flush=True)
         late = sum(int(rig.next_report(ROBOT)['late']) for rig in system.rigs) - late
     finally:
         system.stop()

@@ -22,6 +22,7 @@ import numpy as np
 
 from worldmodel_ros.engine.scheduling import Tier
 from worldmodel_ros.engine.service_messages import Picture, Reply, Tick
+from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.machine import machine
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.serve.link import Link, Unavailable, open_link
@@ -68,7 +69,7 @@ def serve(path: Path, side: int) -> None:
     """Serve until killed."""
     listening = ListeningSocket(path)
     listening.listen()
-    Server(Immediate(side), listening).run()
+    Server(Immediate(side), listening, SessionFolder(path.parent / 'sessions')).run()
 
 
 def remote(link: Link, side: int, count: int) -> tuple[list[float], list[float]]:

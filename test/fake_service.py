@@ -15,9 +15,10 @@ from fake_engine import future
 
 from worldmodel_ros.engine.scheduling import Tier
 from worldmodel_ros.engine.service_messages import Picture, Reply, ServiceFull, SessionError, check
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Answer, QuestionError
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve.server import Server
+from worldmodel_ros.serve.server import Limits, Server
 from worldmodel_ros.transport.address import ListeningSocket
 
 PLAN = np.float32([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4]])
@@ -33,7 +34,7 @@ class FakeService:
         self._numbers = itertools.count(1)
         self._thread = ThreadPoolExecutor(1)
 
-    def open(self, listener, seed=0):
+    def open(self, listener, seed=0, account=None):
         if len(self.listeners) >= self.sessions:
             raise ServiceFull(f'{self.sessions} sessions are open')
         number = next(self._numbers)
@@ -50,7 +51,7 @@ class FakeService:
         check(tick, self.spec)
         self.ticks.append(tick)
         if self.answer == 'refusal' or not tick.answer:
-            self._reply(number, tick, Tier.REFUSED, None, 'two steps would finish 12.3 ms late')
+            self._reply(number, tick, Tier.NONE, None, 'two steps would finish 12.3 ms late')
         elif self.answer != 'nothing':
             self._thread.submit(self._serve, number, tick)
 
@@ -60,14 +61,15 @@ class FakeService:
         self._thread.submit(self._answer, promise, question)
         return promise
 
-    def save(self, number, path):
-        return self._thread.submit(path.write_bytes, b'session')
+    def save(self, number, folder, name):
+        time.sleep(self.delay)
+        folder.save(name, 7, lambda file: file.write(b'session'))
+        return 'no time'
 
-    def load(self, number, path):
-        def load():
-            if path.read_bytes() != b'session':
-                raise ValueError(f'{path} is not a saved session')
-        return self._thread.submit(load)
+    def load(self, number, folder, name):
+        if folder.load(name, lambda file, size: file.read()) != b'session':
+            raise SessionFileError('it is not a saved session')
+        return 'no time'
 
     def stats(self):
         return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners)}
@@ -78,7 +80,7 @@ class FakeService:
     def _serve(self, number, tick):
         time.sleep(self.delay)
         if self.answer == 'failure':
-            self._reply(number, tick, Tier.REFUSED, None, 'OutputError: the plan is not finite', failed=True)
+            self._reply(number, tick, Tier.NONE, None, 'OutputError: the plan is not finite', failed=True)
             return
         plan = PLAN * np.nan if self.answer == 'nan' else PLAN
         reply = self._reply(number, tick, self.tier, plan, '' if self.tier is Tier.TWO_STEP else 'little time')
@@ -113,15 +115,16 @@ class FakeService:
 class Serving:
     """A server at a path, in a thread of this process; it can die as a process does, and come back."""
 
-    def __init__(self, path, service=None):
-        self.path, self.service = path, service or FakeService()
+    def __init__(self, path, service=None, limits=Limits()):
+        self.path, self.service, self.limits = path, service or FakeService(), limits
         self.server = None
         self.start()
 
     def start(self):
         self._listening = ListeningSocket(self.path)
         self._listening.listen()
-        self.server = Server(self.service, self._listening)
+        folder = SessionFolder(self.path.parent / 'sessions')
+        self.server = Server(self.service, self._listening, folder, self.limits)
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -145,9 +148,9 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(path, service=None):
+def serving(path, service=None, limits=Limits()):
     """Run a server to the end of the block."""
-    running = Serving(path, service)
+    running = Serving(path, service, limits)
     try:
         yield running
     finally:

@@ -26,7 +26,7 @@ def test_a_lone_tick_is_promised_the_sum_of_its_units_and_one_tail():
 
 
 @pytest.mark.parametrize('budget, tier', [(12.5, Tier.TWO_STEP), (11.5, Tier.ONE_STEP), (7.5, Tier.SMALLER),
-                                          (1.5, Tier.REFUSED)])
+                                          (1.5, Tier.NONE)])
 def test_a_tick_gets_the_best_tier_that_its_deadline_has_room_for(budget, tier):
     assert device().submit(tick('a', budget=budget * MS)).tier is tier
 

@@ -13,11 +13,16 @@ from fake_service import PLAN, FakeService, serving, wait_for
 from worldmodel_ros.engine.answers import Observation
 from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.serve.failover import TRIALS, FailoverWorker
+from worldmodel_ros.serve import server as server_module
 from worldmodel_ros.serve.remote_worker import PATIENCE
+from worldmodel_ros.serve.server import Limits
+
+pytestmark = pytest.mark.realtime
 
 PERIOD = 0.1
 DEADLINE = 0.25  # s; longer than a robot's, for a busy machine, where a test is not about being late
@@ -151,7 +156,7 @@ def test_when_the_server_dies_not_a_tick_is_missed(robot, served):
     robot.drive_with_server()
     served.stop()
     answers = [robot.tick() for _ in range(6)]
-    assert all(answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.REPLAN) for answer in answers)
+    assert all(answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.PLAN_ONLY, Tier.LAST_PLAN) for answer in answers)
     assert by(answers[-1]) == OWN and 'is not used' in robot.worker.trouble
     assert sum('driving with the own model' in said for said in robot.said) == 1, robot.said
     served.start()
@@ -178,7 +183,7 @@ def test_a_server_that_hangs_is_left_after_two_ticks_which_the_last_plan_bridges
         tiers.append(answer.tier)
         time.sleep(max(0.0, start + (k + 1) * PERIOD - time.monotonic()))
     # On a busy machine the second tick may come after the patience has ended.
-    assert tiers[0] is Tier.REPLAN and Tier.STOP not in tiers and by(answer) == OWN
+    assert tiers[0] is Tier.LAST_PLAN and Tier.STOP not in tiers and by(answer) == OWN
     assert any(f'not answered for {PATIENCE * 1e3:.0f} ms' in said for said in robot.said), robot.said
 
 
@@ -187,7 +192,7 @@ def test_a_refusal_is_bridged_by_the_last_plan_and_then_by_the_own_engine(robot,
     served.service.answer = 'refusal'
     for _ in range(3):
         answer = robot.tick()
-        assert (answer.tier, answer.verdict) == (Tier.REPLAN, Verdict.DEGRADED)
+        assert (answer.tier, answer.verdict) == (Tier.LAST_PLAN, Verdict.DEGRADED)
         assert 'the server refuses: two steps would finish 12.3 ms late; the last plan goes on' in answer.reason
     answer = robot.tick()
     assert by(answer) == OWN and answer.tier in (Tier.ONE_STEP, Tier.TWO_STEP)
@@ -209,7 +214,7 @@ def test_late_answers_are_never_published_and_a_slow_server_is_left(robot, serve
     for k in range(6):
         tiers.append(robot.tick(deadline=SHORT if k < 3 else DEADLINE).tier)
         time.sleep(0.06)
-    assert tiers[:3] == [Tier.REPLAN] * 3 and Tier.STOP not in tiers
+    assert tiers[:3] == [Tier.LAST_PLAN] * 3 and Tier.STOP not in tiers
     assert robot.worker.backend == 'fake'
     assert not [a for a in robot.answers if a.budget < DEADLINE / 2 and a.latency > SHORT]
 
@@ -281,12 +286,13 @@ def test_questions_and_files_go_to_whoever_drives(robot, served, tmp_path):
     assert answer.stamp == 77 and answer.branches[0][1].progress['red'] == pytest.approx(0.15)
     assert robot.worker.ask(replace(question, denoising_steps=1)).result(5.0).complete
     assert [asked.denoising_steps for asked in served.service.questions] == [2, 1]
-    file = tmp_path / 'session.safetensors'
-    robot.worker.save(file).result(5.0)
-    robot.worker.load(file).result(5.0)
-    file.write_bytes(b'nonsense')
-    with pytest.raises(ValueError, match='is not a saved session'):
-        robot.worker.load(file).result(5.0)
+    own, name = SessionFolder(tmp_path / 'own'), 'session.safetensors'
+    robot.worker.save(own, name)
+    robot.worker.load(own, name)
+    assert not own.path.exists(), 'the server has a folder of its own'
+    (served.path.parent / 'sessions' / name).write_bytes(b'nonsense')
+    with pytest.raises(SessionFileError, match='is not a saved session'):
+        robot.worker.load(own, name)
     with pytest.raises(QuestionError, match='not kept'):
         robot.worker.ask(replace(question, stamp=-1)).result(5.0)
     served.stop()
@@ -319,3 +325,17 @@ def test_stopping_leaves_no_thread_and_no_descriptor(path, served):
         if round_ == 0:
             before = state()
     wait_for(lambda: state() <= before)
+
+
+def test_a_paused_robot_is_told_leaves_its_place_and_is_served_again_when_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, '_LOOK', 0.02)
+    path = tmp_path / 'engine.sock'
+    with serving(path, FakeService(sessions=1), Limits(idle=0.4)) as running, robot_at(path) as robot:
+        robot.drive_with_server()
+        wait_for(lambda: not running.service.listeners)
+        time.sleep(1.0)  # four times the pause before another attempt
+        assert not running.service.listeners and len(running.service.closed) == 1
+        assert any('nothing has come for 0.4 s' in text for text in robot.said)
+        assert by(robot.tick()) == OWN  # who connects now has no session yet
+        wait_for(lambda: not robot.worker.trouble)
+        assert by(robot.tick()) == SERVER  # without trials: it has done nothing wrong

@@ -12,7 +12,7 @@ from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
-from worldmodel_ros.serve.link import Unavailable, open_link
+from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
 from worldmodel_ros.transport import messages, pictures
 from worldmodel_ros.transport.connection import ConnectionLost
 
@@ -79,6 +79,97 @@ def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(serv
     assert [(robot['robot'], robot['ticks']) for robot in status['robots']] == [('/robot0', 3), ('/robot1', 3)]
     assert status['pid'] == server.pid and status['service']['ticks'] == 6 and status['service']['step_times']
     for link in links:
+        link.connection.close()
+
+
+GREEDY = """\
+import sys, time
+import numpy as np
+from pathlib import Path
+from small_model import SMALL
+from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
+from worldmodel_ros.transport import messages, pictures
+from worldmodel_ros.transport.connection import ConnectionLost
+
+frame, turn, number = np.zeros((*SMALL.image_size, 3), np.uint8), np.zeros((80, 2), np.float32), 0
+branches = tuple(messages.Branch(str(k), 80, turn) for k in range(32))
+while True:
+    try:
+        link = open_link(Path(sys.argv[1]), '/greedy', SMALL)
+        free = set(range(len(link.slots)))
+        slots = {}
+        while True:
+            while free:  # as fast as there are slots for it, and always the first
+                number += 1
+                slots[number] = free.pop()
+                link.slots.write(slots[number], number, frame)
+                link.connection.send(messages.Tick(number, slots[number], number, 1, 'red', time.monotonic() + 0.012, True,
+                                                   np.zeros(2, np.float32)))
+                link.connection.send(messages.Question(number, 'red', time.monotonic() + 0.05, 0, branches, 2))
+            message, descriptor = link.connection.receive(1.0)
+            if descriptor is not None:
+                pictures.take(descriptor)
+            if isinstance(message, (messages.Planned, messages.Refused, messages.Failed)):
+                free.add(slots.pop(message.number))
+            elif isinstance(message, messages.Rejected):
+                break
+        link.connection.close()
+    except (ConnectionLost, Unavailable, TypeError) as error:
+        time.sleep(0.01)
+"""
+
+
+def tick_along(link, path, first, count, period, budget):
+    """Tick in real time, each due after `budget` [s]; return the answers, and by how much each came too late [s]."""
+    late, answers = [], []
+    begun = time.monotonic()
+    for number in range(first, first + count):
+        time.sleep(max(0.0, begun + (number - first) * period - time.monotonic()))
+        link.slots.write(0, number, np.full((*SMALL.image_size, 3), 9, np.uint8))
+        due = time.monotonic() + budget
+        link.connection.send(messages.Tick(number, 0, number, 1, SMALL.goals[0], due, True, np.float32([0.1, 0.2])))
+        while True:
+            received = link.connection.receive(5.0)
+            assert received, f'no answer to tick {number}: {ask_status(path)}'
+            message, descriptor = received
+            if descriptor is not None:
+                os.close(descriptor)
+            if not isinstance(message, messages.Imagined):
+                break
+        late.append(time.monotonic() - due)
+        answers.append(message)
+    return answers, late
+
+
+def test_a_greedy_robot_does_not_make_an_honest_ones_ticks_late(server, path):
+    """It ticks as fast as it can with deadlines that are hardly possible, and asks for 32 long branches each time."""
+    link = open_link(path, '/honest', SMALL)
+    greedy = None
+    try:
+        # What this machine can do, and then a robot with a rate to match: eight times the slowest tick but one of twenty.
+        _, late = tick_along(link, path, 1, 20, 0.1, 2.0)
+        period = min(max(0.1, 8.0 * (2.0 + sorted(late)[-2])), 1.0)
+        alone, late_alone = tick_along(link, path, 21, 20, period, 0.8 * period)
+        greedy = subprocess.Popen([sys.executable, '-c', GREEDY, str(path)], cwd=os.path.dirname(__file__))
+        end = time.monotonic() + TIMEOUT
+        while not any(robot['robot'] == '/greedy' and robot.get('ticks', 0) > 20
+                      for robot in ask_status(path)['robots']):
+            assert greedy.poll() is None and time.monotonic() < end
+            time.sleep(0.2)
+        answers, late = tick_along(link, path, 41, 40, period, 0.8 * period)
+        status = ask_status(path)
+        planned, before = (sum(isinstance(each, messages.Planned) for each in those) / len(those)
+                           for those in (answers, alone))
+        # What a busy machine does to it alone says nothing about its neighbour.
+        assert sum(by > 0.0 for by in late) <= 1 + 2 * sum(by > 0.0 for by in late_alone), (
+            period, sorted(late)[-5:], sorted(late_alone)[-5:], status['robots'])
+        assert planned >= 0.7 * before > 0.4, (planned, before, [each.reason for each in answers], status['robots'])
+        assert status['service']['over_rate'] > 0 and status['service']['what_if']['over_rate'] > 0
+        assert status['connections_paused'] > 0
+    finally:
+        if greedy:
+            greedy.kill()
+            greedy.wait()
         link.connection.close()
 
 

@@ -1,8 +1,12 @@
 """The server: whatever comes over a connection, the other robots go on, and nothing of it stays behind."""
+import contextlib
 import io
+import json
 import logging
 import os
+import select
 import socket
+import threading
 import time
 from concurrent.futures import Future as Promise
 
@@ -12,10 +16,12 @@ from fake_service import PLAN, FakeService, serving, wait_for
 
 from worldmodel_ros.engine.ladder import Tier
 from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.serve import robot as robot_module, server as server_module
 from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
 from worldmodel_ros.serve.process import log_handler
+from worldmodel_ros.serve.server import Limits
 from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.address import connect
+from worldmodel_ros.transport.address import ListeningSocket, connect
 from worldmodel_ros.transport.codec import pack
 from worldmodel_ros.transport.connection import Connection, ConnectionLost
 
@@ -180,6 +186,36 @@ def test_a_stranger_is_refused_with_the_reason(served, data, refusal):
     assert ask_status(served.path)['robots'] == []
 
 
+@pytest.mark.parametrize('load', [False, True])
+@pytest.mark.parametrize('name', ['/tmp/absolute.safetensors', '../weights-01.safetensors', '~/s.safetensors', '', 'x' * 60_000])
+def test_a_robot_that_names_files_elsewhere_is_refused_and_drives_on(served, name, load):
+    link, home = open_link(served.path, '/robot', TINY), served.path.parent
+    link.connection.send(messages.SessionFile(1, load, name))
+    done, _ = receive(link)
+    assert isinstance(done, messages.Done) and 'without a folder' in done.refusal and len(done.refusal) < 500
+    assert not list(home.rglob('*.safetensors'))
+    send_tick(link)
+    assert isinstance(receive(link)[0], messages.Planned)
+    link.connection.close()
+
+
+def test_a_robot_has_one_session_saved_at_a_time_while_the_others_drive(served):
+    link, other = (open_link(served.path, f'/robot{number}', TINY) for number in (1, 2))
+    served.service.delay = 0.5  # of the disk, here
+    for number in (1, 2, 3):
+        link.connection.send(messages.SessionFile(number, False, 's.safetensors'))
+    answers = [receive(link)[0] for _ in range(2)]
+    assert [answer.number for answer in answers] == [2, 3] and all('wait for it' in answer.refusal for answer in answers)
+    served.service.delay, start = 0.0, time.monotonic()
+    send_tick(other)
+    assert isinstance(receive(other)[0], messages.Planned) and time.monotonic() - start < 0.4
+    done, _ = receive(link)
+    assert (done.number, done.refusal) == (1, '')
+    assert (served.path.parent / 'sessions' / 's.safetensors').is_file()
+    for each in (link, other):
+        each.connection.close()
+
+
 def test_a_robot_that_dies_frees_its_session_and_its_memory(served):
     before = len(os.listdir('/proc/self/fd'))
     for _ in range(5):  # two sessions are all there are
@@ -245,3 +281,135 @@ def test_the_status_tells_of_each_robot(served):
     assert (robot['ticks'], robot['two_step']) == (1, 1)
     assert status['service']['backend'] == 'fake' and status['pid'] == os.getpid()
     link.connection.close()
+
+
+# What one robot may take of what others need, too
+
+
+def test_a_robot_that_sends_nothing_is_told_so_and_makes_room_and_one_that_waits_for_an_answer_is_left(
+        tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, '_LOOK', 0.02)
+    service = FakeService(sessions=3)
+    with serving(tmp_path / 'engine.sock', service, Limits(idle=0.5)) as running:
+        idle, busy, asking = (open_link(running.path, name, TINY) for name in ('/idle', '/busy', '/asking'))
+        service.ask = lambda *_: Promise()  # never answered
+        branch = messages.Branch('policy', 8, np.zeros((0, 0)))
+        asking.connection.send(messages.Question(7, 'red', 1e9, 0, (branch,), 2))
+        for number in range(1, 21):
+            send_tick(busy, number)
+            time.sleep(0.05)
+        told, _ = receive(idle)
+        assert isinstance(told, messages.Idle) and 'nothing has come for 0.5 s' in told.reason and closed(idle)
+        open_link(running.path, '/new', TINY).connection.close()
+        assert [robot['robot'] for robot in ask_status(running.path)['robots']][:2] == ['/busy', '/asking']
+        for link in (busy, asking):
+            link.connection.close()
+
+
+def test_a_connection_that_does_not_say_what_it_is_for_ends(served, monkeypatch):
+    monkeypatch.setattr(server_module, '_LOOK', 0.02)
+    monkeypatch.setattr(server_module, '_HELLO', 0.2)
+    connection = Connection(connect(served.path, 1.0))
+    assert isinstance(connection.receive(5.0)[0], messages.Idle)
+    with pytest.raises(ConnectionLost):
+        connection.receive(5.0)
+    connection.close()
+
+
+def test_a_flood_of_messages_is_read_no_faster_than_is_allowed_and_the_others_as_ever(tmp_path):
+    with serving(tmp_path / 'engine.sock', FakeService(), Limits(messages=50.0)) as running:
+        good, bad = (open_link(running.path, name, TINY) for name in ('/good', '/bad'))
+        with pytest.raises(ConnectionLost, match='does not read'):
+            for _ in range(100_000):
+                bad.connection.send(messages.StatusRequest())
+        begun, count = time.monotonic(), 0
+        while time.monotonic() < begun + 2.0:
+            count += bad.connection.receive(0.1) is not None
+        assert 150 < count < 230  # 50 a second, and 2 s of that at once
+        assert ask_status(running.path)['connections_paused'] > 10
+        send_tick(good)
+        assert isinstance(receive(good)[0], messages.Planned)
+        for link in (good, bad):
+            link.connection.close()
+
+
+def test_one_process_cannot_take_all_connections(served, monkeypatch):
+    monkeypatch.setattr(server_module, '_OF_A_PROCESS', 3)
+    open_ones = [Connection(connect(served.path, 1.0)) for _ in range(3)]
+    wait_for(lambda: len(served.server._peers) == 3)
+    with pytest.raises(Unavailable, match=f'3 are of process {os.getpid()}.*and 3 of one process'):
+        open_link(served.path, '/robot', TINY)
+    for connection in open_ones:
+        connection.close()
+
+
+def test_pictures_that_a_robot_does_not_read_take_no_more_memory_than_is_allowed(served, monkeypatch):
+    size = 4 * 64 * 64 * 3  # bytes of a tick's pictures
+    monkeypatch.setattr(robot_module, '_UNREAD', 5 * size)
+    link = open_link(served.path, '/robot', TINY)
+
+    def drive(first, last):
+        for number in range(first, last):
+            send_tick(link, number)
+            wait_for(lambda: len(served.service.ticks) >= number)
+        served.service._thread.submit(lambda: None).result()
+
+    drive(1, 31)
+    wait_for(lambda: served.server._peers and ask_status(served.path)['robots'][0].get('pictures_dropped', 0) > 5)
+    came = []
+    while (received := link.connection.receive(0.5)) is not None:
+        if received[1] is not None:
+            pictures.take(received[1])
+        came.append(type(received[0]))
+    assert came.count(messages.Planned) == 30 and came.count(messages.Imagined) <= 5
+    drive(31, 32)
+    assert [type(receive(link)[0]) for _ in range(2)] == [messages.Planned, messages.Imagined]
+    link.connection.close()
+
+
+def test_a_robot_that_asks_and_does_not_read_the_answers_is_let_go(served, monkeypatch):
+    monkeypatch.setattr(robot_module, '_UNREAD', 1 << 20)
+    link = open_link(served.path, '/robot', TINY)
+    branches = tuple(messages.Branch(f'{k}', 20, np.zeros((0, 0))) for k in range(16))  # 4 MiB
+    link.connection.send(messages.Question(1, 'red', 1e9, 0, branches, 2))
+    wait_for(lambda: not served.service.listeners)
+    link.connection.close()
+
+
+@pytest.mark.parametrize('answer, reason', [
+    (messages.Status('[' * 100_000), 'recursion'), (messages.Status('no JSON'), 'Expecting value'),
+    (messages.Status('3'), 'is a int'), (messages.Rejected('it is full'), 'refuses: it is full'),
+    (messages.Answered(1, 2, True, ''), 'answered with Answered')])
+def test_a_status_that_is_none_is_refused_with_words(tmp_path, answer, reason):
+    with saying(tmp_path / 'engine.sock', answer) as path, pytest.raises(Unavailable, match=reason):
+        ask_status(path)
+
+
+@pytest.mark.parametrize('spec', ['[' * 100_000, '{"heads": 0}', 'null', json.dumps({**TINY.to_dict(), 'heads': 0})])
+def test_a_server_whose_model_makes_no_sense_is_refused_with_words(tmp_path, spec):
+    memory = os.memfd_create('frames')
+    with saying(tmp_path / 'engine.sock', messages.Welcome('tiny', 'fake', spec, 8), memory) as path:
+        with pytest.raises(Unavailable, match='its model cannot be understood'):
+            open_link(path, '/robot', TINY)
+
+
+@contextlib.contextmanager
+def saying(path, answer, descriptor=None):
+    """A server that says one thing to whoever connects."""
+    listening = ListeningSocket(path)
+    listening.listen()
+
+    def serve():
+        select.select([listening], [], [], 5.0)
+        connection = Connection(listening.accept()[0])
+        connection.receive(5.0)
+        connection.send(answer, descriptor)
+        connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield path
+    finally:
+        thread.join()
+        listening.close()

@@ -1,4 +1,7 @@
 """The service of many sessions: what becomes of ticks, questions, failures and what is stale, on virtual time."""
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from small_model import SMALL
@@ -9,6 +12,7 @@ from worldmodel_ros.engine.scheduling import FIFO, Tier
 from worldmodel_ros.engine.service_client import Rhythm
 from worldmodel_ros.engine.service_messages import ServiceFull, SessionError
 from worldmodel_ros.engine.service_states import TRANSITIONS, Event, State, after
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 
 TWO_STEPS = sum(COSTS[name] for name in ('encode', 'commit', 'policy', 'outcomes')) + 2 * COSTS['denoise']
@@ -57,7 +61,7 @@ def test_a_tick_too_tight_for_two_steps_gets_one_and_one_for_which_nothing_fits_
     rig.tick(session, 2, budget=0.005)
     assert len(listener.replies) == 2  # before anything was run
     refusal = listener.replies[1]
-    assert refusal.tier is Tier.REFUSED and refusal.plan is None and 'ms' in refusal.reason
+    assert refusal.tier is Tier.NONE and refusal.plan is None and 'ms' in refusal.reason
     assert rig.service.stats()['refused_at_arrival'] == 1
 
 
@@ -67,7 +71,7 @@ def test_the_frame_of_a_refused_tick_is_taken_in_when_there_is_time():
     for sequence, budget in ((1, 0.05), (2, 0.005), (3, 0.05)):
         rig.tick(session, sequence, budget)
         rig.run(0.1)
-    assert [reply.tier is Tier.REFUSED for reply in listener.replies] == [False, True, False]
+    assert [reply.tier is Tier.NONE for reply in listener.replies] == [False, True, False]
     assert rig.backend.batches.count(('encode', 1)) == 3 and rig.service.stats()['frames_taken_in_later'] == 1
     assert rig.service._clients[session].twins[0].session.frames_seen == 3
 
@@ -132,7 +136,7 @@ def test_a_newer_tick_supersedes_one_that_was_not_begun():
     rig.tick(session, 1)
     rig.tick(session, 2)
     rig.settle()
-    assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(1, Tier.REFUSED), (2, Tier.TWO_STEP)]
+    assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(1, Tier.NONE), (2, Tier.TWO_STEP)]
     assert 'newer' in listener.replies[0].reason or 'before' in listener.replies[0].reason
 
 
@@ -142,7 +146,7 @@ def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
     rig.tick(session, 5)
     rig.settle()
     rig.tick(session, 5)
-    assert listener.replies[-1].tier is Tier.REFUSED and 'sequence 5' in listener.replies[-1].reason
+    assert listener.replies[-1].tier is Tier.NONE and 'sequence 5' in listener.replies[-1].reason
     rig.settle()
     assert rig.service._clients[session].twins[0].session.frames_seen == 1
 
@@ -196,7 +200,7 @@ def test_a_failed_tick_is_replied_to_and_the_next_frame_works(network):
     rig.backend.broken[network] = RuntimeError('out of memory')
     rig.tick(session, 2)
     rig.settle()
-    assert listener.replies[1].failed and listener.replies[1].tier is Tier.REFUSED
+    assert listener.replies[1].failed and listener.replies[1].tier is Tier.NONE
     assert 'out of memory' in listener.replies[1].reason and 'out of memory' in listener.failures[0]
     rig.backend.broken.clear()
     rig.tick(session, 3)
@@ -271,7 +275,7 @@ def test_a_question_that_the_networks_fail_on_is_refused_and_nobody_waits_for_ev
     rig.backend.broken['policy'] = RuntimeError('no texture')
     promise = rig.service.ask(session, Question((Branch('policy', 4),), 'red', rig.clock.now + 1.0))
     rig.settle()
-    with pytest.raises(QuestionError, match='could not be begun: RuntimeError: no texture'):
+    with pytest.raises(QuestionError, match='could not be imagined: RuntimeError: no texture'):
         promise.result(0)
     assert rig.service._clients[session].state is State.READY
 
@@ -352,19 +356,25 @@ def test_branches_all_the_time_delay_a_tick_by_no_more_than_is_allowed():
 def test_a_session_is_saved_and_loaded_in_idle_time(tmp_path):
     rig = Rig(pictures=False)
     (session, _), (other, _) = rig.open(), rig.open()
-    early = rig.service.save(other, tmp_path / 'nothing')
+    folder = SessionFolder(tmp_path)
+
+    def next_to(function, *arguments):
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(function, *arguments)
+            while not waiting.done():
+                rig.run(0.1)
+                time.sleep(0.001)
+            return waiting.result()
+    with pytest.raises(ValueError, match='no frame yet'):
+        next_to(rig.service.save, other, folder, 'nothing.safetensors')
     for sequence in (1, 2):
         rig.tick(session, sequence)
         rig.settle()
-    saved = rig.service.save(session, tmp_path / 'session')
-    rig.run(3.0)
-    assert saved.result(0) is None and (tmp_path / 'session').is_file()
-    with pytest.raises(ValueError, match='no frame yet'):
-        early.result(0)
-    broken = rig.service.load(other, tmp_path / 'absent')
-    rig.run(3.0)
-    with pytest.raises(ValueError, match='not a saved session'):
-        broken.result(0)
+    took = next_to(rig.service.save, session, folder, 'session.safetensors')
+    assert (tmp_path / 'session.safetensors').is_file() and 'of the engine\'s thread' in took
+    for name, match in (('absent.safetensors', 'there is no session'), ('../session.safetensors', 'without a folder')):
+        with pytest.raises(SessionFileError, match=match):
+            next_to(rig.service.load, other, folder, name)
 
 
 @pytest.mark.parametrize('values, match', [

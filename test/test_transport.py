@@ -26,7 +26,7 @@ TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([
 QUESTION = messages.Question(9, 'blue', 1.5, 0, (
     messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)), messages.Branch('policy', 8, np.zeros((0, 0)))), 2)
 EXAMPLES = [
-    messages.Hello('/robot1/world_model_node'), TICK, QUESTION, messages.SessionFile(1, True, '/größe.safetensors'),
+    messages.Hello('/robot1/world_model_node'), TICK, QUESTION, messages.SessionFile(1, True, 'größe.safetensors'),
     messages.StatusRequest(), messages.Welcome('tiny', 'onnx-int8', '{}', SLOTS), messages.Rejected('full'),
     messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2))), messages.Refused(7, 1.0, 'no time'),
     messages.Failed(7, 'NaN'), messages.Imagined(7, 1, np.ones((4, 2)), np.ones(4), np.ones(4), np.ones(8)),
@@ -97,6 +97,9 @@ def test_sizes_that_lie_are_refused_before_memory_is_taken_for_them():
             unpack(planned[:-12] + struct.pack('<2I', *shape))
     with pytest.raises(MessageError, match='dimensions'):
         unpack(planned[:-13] + b'\xff')
+    # No values at all, and yet a shape that numpy refuses.
+    with pytest.raises(MessageError, match='no size can be above'):
+        unpack(planned[:-13] + b'\x03' + struct.pack('<3I', 0, 2 ** 32 - 1, 2 ** 32 - 1))
 
 
 def test_another_version_is_told_from_nonsense():
@@ -268,10 +271,11 @@ def test_pictures_travel_whole_or_not_at_all_and_leave_nothing():
     before = open_files()
     sent = np.random.default_rng(0).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
     assert np.array_equal(pictures.take(pictures.put(sent)), sent)
-    lying = memory.make('lying', 12 + 10)
-    os.pwrite(lying, struct.pack('<III', 2 ** 31, 2 ** 31, 4), 0)
-    with pytest.raises(MessageError, match='no pictures of the shape'):
-        pictures.take(lying)
+    for shape, size in (((2 ** 31, 2 ** 31, 4), 10), ((0, 2 ** 32 - 1, 2 ** 32 - 1), 0)):
+        lying = memory.make('lying', 12 + size)
+        os.pwrite(lying, struct.pack('<III', *shape), 0)
+        with pytest.raises(MessageError, match='no pictures of the shape'):
+            pictures.take(lying)
     short = memory.make('short', 3)
     with pytest.raises(MessageError, match='3 bytes of pictures'):
         pictures.take(short)

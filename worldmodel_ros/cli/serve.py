@@ -5,6 +5,7 @@ import argparse
 import sys
 
 from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_KINDS
+from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
@@ -17,7 +18,8 @@ examples:
 
 A robot's node uses it with the parameter server:=auto, or the path given as --socket. While no server is there, each
 node drives with its own model. No ROS runs in this process. Exit codes: 0 after SIGINT or SIGTERM; 2 for a model or
-an option that is refused, where starting again is of no use; 1 for everything else, such as a socket in use.
+an option that is refused, where starting again is of no use; 4 where the GPU is lost to the process, which is to be
+started again; 1 for everything else, such as a socket in use.
 """
 
 
@@ -56,6 +58,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='threads of one network call on a CPU (default: 1)')
     parser.add_argument('--realtime-priority', type=int, default=20, metavar='P',
                         help='SCHED_FIFO priority where that is permitted, 1 to 99, or 0 for none (default: 20)')
+    parser.add_argument('--ticks', type=float, metavar='N', help='ticks a second of one robot, more are refused; 0: any '
+                        'number (default: twice as many as the period of the model asks for)')
+    parser.add_argument('--questions', type=float, default=4.0, metavar='N', help='what-if questions a second of one '
+                        'robot, more are refused; 0: any number (default: 4)')
+    parser.add_argument('--share', type=float, default=0.0, metavar='PART', help='part of the compute time, up to 1, '
+                        'that is each robot\'s own; it gets more while others leave some (default: 0, equal parts)')
+    parser.add_argument('--shortest-due', type=float, default=0.002, metavar='S', help='a tick whose answer is due '
+                        'sooner after its arrival is refused [s] (default: 0.002)')
+    parser.add_argument('--idle', type=float, default=60.0, metavar='S', help='a robot that sends nothing for so long '
+                        'loses its session until it has something to send [s]; 0: never (default: 60)')
+    parser.add_argument('--session-directory', default='', metavar='FOLDER', help='where robots\' sessions are saved '
+                        '(default: worldmodel_sessions in $ROS_HOME or ~/.ros)')
+    parser.add_argument('--session-files-max', type=int, default=MAX_FILES, metavar='N',
+                        help=f'saved sessions at most (default: {MAX_FILES})')
+    parser.add_argument('--session-disk-mb', type=float, default=MAX_MB, metavar='MB',
+                        help=f'MB of all saved sessions at most (default: {MAX_MB})')
     parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
     parser.set_defaults(run=_run)
 
@@ -76,7 +94,9 @@ def _run(chosen: argparse.Namespace) -> int:
             print(json.dumps(ask_status(path), indent=1))
             return 0
         return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
-                                   chosen.gpus, chosen.parallel, chosen.realtime_priority))
+                                   chosen.gpus, chosen.parallel, chosen.realtime_priority, chosen.ticks,
+                                   chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
+                                   chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb))
     except (ModelError, ValueError) as error:
         return _refused(error)
     except (AddressError, Unavailable) as error:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, Hashable
 
 from ..cache.allocator import OutOfPages
 from .engine import Engine
@@ -23,11 +23,14 @@ from .service_jobs import CallJob, Job, firm_promise, run_batch
 from .service_messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .service_networks import Networks
 from .service_questions import Questions, Waiting
+from .service_quotas import Quotas
 from .service_requests import Requests
 from .service_states import Event
 from .service_thread import ServiceThread
 from .session import Session
-from .what_if import Question
+from .session_folder import SessionFolder
+from .session_transfer import Transfer
+from .what_if import Question, QuestionError
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ LOG = logging.getLogger(__name__)
 class ServiceSettings:
     """
     `sessions`: how many may be open; None for as many as the engines were made for. `pictures`: whether predictions are
-    decoded. `priority`: of the thread that runs the networks, under SCHED_FIFO; 0 for none.
+    decoded. `priority`: of the thread that runs the networks, under SCHED_FIFO; 0 for none. `quotas`: of each account.
     """
 
     sessions: int | None = None
@@ -44,6 +47,7 @@ class ServiceSettings:
     scheduling: Settings = field(default_factory=Settings)
     pictures: bool = True
     priority: int = 0
+    quotas: Quotas = Quotas()
 
 
 class Service:
@@ -69,7 +73,7 @@ class Service:
         self._capacity = self.settings.sessions or min(each.sessions for each in engines)
         self._wake = threading.Condition()
         scheduler = Scheduler(self.table, self.settings.policy, self.settings.scheduling)
-        self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures)
+        self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures, self.settings.quotas)
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
@@ -80,7 +84,8 @@ class Service:
         """Measures the step times, unless that has been done."""
         if not self._calibrated:
             for networks in self._models.values():
-                calibrate(networks, self.table, self._clock)
+                with networks.engine.starting_up():
+                    calibrate(networks, self.table, self._clock)
             self._calibrated = True
 
     def start(self) -> None:
@@ -94,14 +99,18 @@ class Service:
         self._thread.stop()
         self._questions.cancel()
 
-    def open(self, listener: ServiceListener, seed: int = 0) -> int:
-        """The number of a new session, never used before. Raises ServiceFull."""
+    def open(self, listener: ServiceListener, seed: int = 0, account: Hashable = None) -> int:
+        """The number of a new session, never used before. Raises ServiceFull.
+
+        ``account``: whose quotas and share of the device it is served from, alone or with others; None: its own.
+        """
         with self._wake:
             if len(self._clients) >= self._capacity:
                 raise ServiceFull(f'{self._capacity} sessions are open, and there is room for no more: close one, or '
                                   f'start the service for more sessions')
             try:
-                client = Client(self._opened + 1, listener, self._engines, seed)
+                number = self._opened + 1
+                client = Client(number, listener, self._engines, seed, number if account is None else account)
             except OutOfPages as error:
                 raise ServiceFull(f'no memory is left for another session: {error}') from error
             self._opened += 1
@@ -126,17 +135,23 @@ class Service:
     def ask(self, session: int, question: Question) -> Promise:
         """Asks a question; the promise holds a what_if.Answer, or raises QuestionError."""
         with self._wake:
-            promise = self._questions.ask(self._client(session), question)
+            client = self._client(session)
+            refusal = self._requests.over_questions(client, self._clock())
+            promise = self._questions.ask(client, question) if not refusal else firm_promise()
             self._thread.stir()
+        if refusal:
+            promise.set_exception(QuestionError(refusal))
         return promise
 
-    def save(self, session: int, path: Path) -> Promise:
-        """Has a session written to a file, in idle time; the promise raises what prevents it."""
-        return self._call(session, lambda each: each.save(path), loads=False)
+    def save(self, session: int, folder: SessionFolder, name: str) -> str:
+        """Writes a session to a file, in the calling thread, which waits for idle time; returns what it took, in words.
+        Raises SessionFileError."""
+        return Transfer(self._engines[0], partial(self._call, session, loads=False)).save(folder, name)
 
-    def load(self, session: int, path: Path) -> Promise:
-        """Has a session replaced by one from a file, in idle time; the promise raises ValueError if it does not fit."""
-        return self._call(session, lambda each: each.load(path), loads=True)
+    def load(self, session: int, folder: SessionFolder, name: str) -> str:
+        """Replaces a session by one from a file; as `save`. Where it raises, nothing was changed."""
+        return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
+            folder, name, partial(self._call, session, loads=True))
 
     def reset(self, session: int) -> None:
         """Forgets what was seen. What is under way comes to nothing: ticks are not replied to."""
@@ -200,6 +215,7 @@ class Service:
                 wake_at = self._requests.wake_at(self._clock())
                 patience = None if wake_at is None else max(0.0, wake_at - self._clock())
         _deliver([*deliveries, *over])
+        self._thread.is_urgent(bool(busy) or not (asked or drawn))
         if drawn:
             self._execute(*drawn)
         if asked:
@@ -220,7 +236,7 @@ class Service:
             branches = waiting.branches(next(iter(self._models.values())))
             with self._wake:
                 self._requests.question(waiting.client, branches, waiting.question.due, self._clock())
-        except Exception as error:  # of the networks, too, which plan for it: somebody waits for the promise
+        except Exception as error:  # somebody waits for the promise
             waiting.refuse(error)
 
 

@@ -16,7 +16,6 @@ RUNS = 20  # enough for a high quantile that one interruption does not make
 FEWEST, PATIENCE = 5, 1.0  # so many are enough where they have taken so long [s]
 YOUNG = 2  # runs of a branch from a window that is not full
 PAUSE = 0.005  # s, between runs: a real-time thread that never waits would keep other processes from running
-SNAPSHOT = 0.03  # s, that saving or loading a session is expected to take
 
 
 def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +23,6 @@ def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] =
 
     A size for which the engine has no memory is left out, and so never run.
     """
-    table.record(networks.unit('snapshot').network, 1, SNAPSHOT)
     for size in networks.engine.backend.sizes:
         try:
             _Calibration(networks, table, clock, size).run()
@@ -58,6 +56,9 @@ class _Calibration:
         for _ in range(window):
             self._run([session], self._observe)
         self._repeat(RUNS, branches, self._branch)
+        self._repeat(RUNS, branches, self._plan)
+        if self._size == 1:
+            self._snapshot(session)
         sessions = [session, *(open_session() for _ in range(self._size - 1))]
         for run in range(window):
             self._run(sessions, self._observe, recorded=run > 0)
@@ -72,8 +73,23 @@ class _Calibration:
             if run + 1 >= FEWEST and self._clock() - start > PATIENCE:
                 return
 
+    def _snapshot(self, session: Session) -> None:
+        """Records what saving or loading takes of the service's thread."""
+        for run in range(FEWEST + 1):
+            time.sleep(PAUSE)
+            start = self._clock()
+            session.capture()
+            self._networks.engine.backend.settle()
+            if run:
+                self._table.record(self._networks.unit('snapshot').network, 1, self._clock() - start, self._clock(),
+                                   calibrating=True)
+
     def _branch(self, session: Session, steps: int) -> Calls:
         return session.branching(self._actions, steps)
+
+    def _plan(self, session: Session, steps: int) -> Calls:
+        yield Boundary('policy')
+        yield from session.planning(session.spec.goals[0])
 
     def _observe(self, session: Session, steps: int) -> Calls[None]:
         yield Boundary('observe')

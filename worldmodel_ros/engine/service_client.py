@@ -94,8 +94,9 @@ class Twin:
 class Client:
     """Belongs to the service, under its lock; but for the ``twins``, the best model's first."""
 
-    def __init__(self, number: int, listener: ServiceListener, engines: list[Engine], seed: int):
+    def __init__(self, number: int, listener: ServiceListener, engines: list[Engine], seed: int, account: Hashable):
         self.number, self.listener = number, listener
+        self.account = account  # whose quotas and share of the device it is served from
         self.state = State.EMPTY
         self.generation = 0  # counts how often it began anew: what was under way before is stale
         self.reason = ''  # why it last did

@@ -111,7 +111,7 @@ class TickJob(FrameJob):
 
     def reply(self, tier: Tier, reason: str, predicted: float | None, finish: float, failed: bool = False) -> Reply:
         """The reply to the tick, with what there is for ``tier``."""
-        tick, future = self.tick, None if tier is Tier.REFUSED else self.future
+        tick, future = self.tick, None if tier is Tier.NONE else self.future
         queue = (finish if self.begun is None else self.begun) - self.arrival
         return Reply(self.client.number, tick.sequence, tick.stamp, tick.episode, tier, self.plan if future else None,
                      reason, predicted, finish, queue, {**self.timings, 'total': finish - self.arrival},

@@ -47,7 +47,7 @@ class Tick:
 @dataclass(frozen=True, eq=False)
 class Reply:
     """
-    What a Tick was answered with: `plan` float32 (K, A), the first action for now, or None for tier REFUSED.
+    What a Tick was answered with: `plan` float32 (K, A), the first action for now, or None for tier NONE: refused.
 
     `reason` says why it is not the best tier. `predicted` is the typical finish as seen at arrival, None where nothing
     was promised; `finish` the real one. `queue` [s] from arrival to the first unit; `timings` [s]: observe, denoise and

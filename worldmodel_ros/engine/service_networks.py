@@ -13,7 +13,8 @@ class Networks:
         self.engine, self.name = engine, name
 
     def unit(self, part: str) -> Unit:
-        """observe (encode, commit of one frame, policy), commit (of an imagined chunk), decode or snapshot."""
+        """observe (encode, commit of one frame, policy), policy (of a question), commit (of an imagined chunk), decode
+        or snapshot."""
         return Unit(f'{self.name}/{part}')
 
     def denoise(self, steps: int) -> Route:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cache.allocator import OutOfPages
 from .calls import Work
-from .futures import Future, Moment
+from .futures import Future, Moment, OwnPlan
 from .scheduling import Tier, Unit
 from .scheduling.work import Route
 from .service_client import Client
@@ -20,37 +20,38 @@ from .service_jobs import Job, firm_promise
 from .service_messages import SessionError
 from .service_networks import Networks
 from .session import Session
-from .what_if import Answer, Question, QuestionError, resolve
+from .what_if import Answer, Distinct, Question, QuestionError, actions_of, distinct
 
 
 class Asked:
     """A question whose branches are under way."""
 
-    def __init__(self, question: Question, stamp: int, promise: Promise):
+    def __init__(self, distinct: Distinct, stamp: int, promise: Promise):
         self.promise = promise
         self.answer = Answer(stamp)
         self.error: Exception | None = None
-        self._names = [branch.name for branch in question.branches]
+        self.distinct = distinct
         self._futures: dict[int, Future] = {}
-        self._open = len(self._names)
+        self._open = len(distinct.branches)
 
     def ended(self, index: int, future: Future | None) -> bool:
-        """Branch ``index`` has ended, with its future if it was finished; returns whether all have."""
+        """Branch ``index`` of the different ones has ended, with its future if it was finished; returns whether all
+        have."""
         self._open -= 1
         if future is not None:
             self._futures[index] = future
         if self._open:
             return False
-        self.answer.branches = [(self._names[at], self._futures[at]) for at in sorted(self._futures)]
-        self.answer.complete = len(self._futures) == len(self._names)
+        self.answer.branches = self.distinct.answered(self._futures)
+        self.answer.complete = len(self._futures) == len(self.distinct.branches)
         return True
 
 
 class BranchJob(Job):
     """One branch of a question: ``actions`` from a moment of a session, each chunk in ``steps``."""
 
-    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment, actions: np.ndarray,
-                 steps: int):
+    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment,
+                 actions: np.ndarray | OwnPlan, steps: int):
         super().__init__(client)
         self.asked, self.promise, self.index = asked, asked.promise, index
         self._begin = lambda: Work(session.branching(actions, steps, moment))
@@ -78,18 +79,20 @@ class Waiting:
 
     def branches(self, networks: Networks) -> list[tuple[BranchJob, Route]]:
         """Keeps the moment that the question is about; a job for each branch, and what it goes through on the best
-        model. Raises QuestionError, and what the networks raise, which plan for it. The service's thread's."""
+        model. Raises QuestionError and OutOfPages. The service's thread's."""
         question, twin = self.question, self.client.twins[0]
         if self.generation != self.client.generation or not twin.current(self.generation):
             raise QuestionError('nothing has been observed yet, or the session has begun anew: ask after a tick')
         if question.stamp and question.stamp != twin.stamp:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
                                 f'({twin.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
-        asked, moment, branches = Asked(question, twin.stamp, self.promise), twin.session.moment(), []
-        for index, branch in enumerate(question.branches):
-            actions = resolve(branch, question.goal, twin.session)
+        asked = Asked(distinct(question, twin.session.spec.goals), twin.stamp, self.promise)
+        moment, branches = twin.session.moment(), []
+        for index, branch in enumerate(asked.distinct.branches):
+            actions = actions_of(branch, question.goal)
             job = BranchJob(self.client, asked, index, twin.session, moment, actions, question.denoising_steps)
-            branches.append((job, networks.branch(len(actions), question.denoising_steps)))
+            route = networks.branch(len(actions), question.denoising_steps)
+            branches.append((job, (networks.unit('policy'), *route) if isinstance(actions, OwnPlan) else route))
         return branches
 
     def refuse(self, error: Exception) -> None:

@@ -16,6 +16,7 @@ from .service_jobs import CallJob, FrameJob, Job, PictureJob, TickJob
 from .service_messages import Picture, Tick
 from .service_networks import Networks, routes
 from .service_questions import BranchJob
+from .service_quotas import QUESTIONS_SAVED, TICKS_SAVED, Quotas, TokenBuckets
 from .service_states import Event, State
 from .service_statistics import Statistics
 from .what_if import QuestionError
@@ -27,35 +28,58 @@ _WORDS = {Outcome.SUPERSEDED: 'a newer tick came before it was begun',
 class Requests:
     """``models``: the best one and, if there is one, the smaller one."""
 
-    def __init__(self, scheduler: Scheduler, models: Sequence[Networks], pictures: bool):
+    def __init__(self, scheduler: Scheduler, models: Sequence[Networks], pictures: bool, quotas: Quotas):
         self._deliveries: list[Callable[[], Any]] = []
         self.statistics = Statistics()
         self._scheduler, self._models, self._pictures = scheduler, models, pictures
         self._routes = routes(models)
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
+        self._quotas = quotas
+        self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
+        self._questions = TokenBuckets(quotas.questions, QUESTIONS_SAVED)
 
     def tick(self, client: Client, tick: Tick, now: float) -> None:
         """Takes a tick, or refuses it."""
+        wait = self._ticks.take(client.account, now)
+        if wait:  # nothing is done for it: also its frame is not taken in
+            self.statistics.counts['over_rate'] += 1
+            client.past = client.past.then(tick.executed)
+            reason = f'this robot may tick {self._ticks.rate:g} times a second: again in {wait * 1e3:.0f} ms'
+            self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
+            return
         if client.episode not in (None, tick.episode):
             self.begin_anew(client, Event.RESET, 'a new episode has begun', now)
         client.episode = tick.episode
         if client.sequence is not None and tick.sequence <= client.sequence:
             reason = f'sequence {tick.sequence} came after {client.sequence}'
-            self._refuse(TickJob(client, tick, now), Admission(Tier.REFUSED, reason=reason), now)
+            self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
             return
         client.event(Event.TICK)
         client.sequence, client.past = tick.sequence, client.past.then(tick.executed)
         client.ticks += 1
         self._supersede(client, 'frame', now)
-        job, admission = TickJob(client, tick, now), Admission(Tier.REFUSED, reason='no answer was wanted')
-        if tick.answer:
+        job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
+        soonest = self._quotas.shortest_due
+        if tick.answer and soonest and tick.due < now + soonest:
+            self.statistics.counts['due_too_soon'] += 1
+            admission = Admission(Tier.NONE, reason=f'it is due in {(tick.due - now) * 1e3:.1f} ms, and at least '
+                                                    f'{soonest * 1e3:g} ms must be left')
+        elif tick.answer:
             admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
         self._settle(now)  # it may have superseded another
         self._scheduler.expect(client.number, client.rhythm.ticked(now))
         if not admission.admitted:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
+
+    def over_questions(self, client: Client, now: float) -> str:
+        """Why a client may not ask now; empty where it may, which counts as a question."""
+        wait = self._questions.take(client.account, now)
+        if not wait:
+            return ''
+        self.statistics.counts['what_if_over_rate'] += 1
+        return f'this robot may ask {self._questions.rate:g} questions a second: the next one in {wait:.2f} s'
 
     def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
         """Takes the branches of a question; raises SessionError where the session cannot be asked."""
@@ -109,7 +133,8 @@ class Requests:
 
     def _submit(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], now: float) -> Admission:
         number, sequence = next(self._numbers), job.tick.sequence if kind is Kind.TICK else 0
-        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now, due, routes), now)
+        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now, due, routes,
+                                                   job.client.account), now)
         if admission.admitted:
             self._jobs[number] = job
         return admission
@@ -147,7 +172,7 @@ class Requests:
     def _answer(self, job: TickJob, completion: Completion, now: float) -> None:
         client, admission, finish = job.client, completion.admission, completion.finish
         done = completion.outcome is Outcome.DONE
-        tier = completion.tier if done else Tier.REFUSED
+        tier = completion.tier if done else Tier.NONE
         reason = completion.reason or _WORDS.get(completion.outcome, admission.reason)
         reply = job.reply(tier, reason, admission.expected, finish)
         self.statistics.replied(tier)
@@ -164,10 +189,10 @@ class Requests:
             self._submit_idle(PictureJob(client, job.twin.session, reply, job.future), route, now, 'picture')
 
     def _refuse(self, job: TickJob, admission: Admission, now: float) -> None:
-        self.statistics.replied(Tier.REFUSED)
+        self.statistics.replied(Tier.NONE)
         self.statistics.counts['refused_at_arrival'] += 1
         self._deliver(job.client, job.client.listener.replied,
-                      job.reply(Tier.REFUSED, admission.reason, admission.finish, now))
+                      job.reply(Tier.NONE, admission.reason, admission.finish, now))
 
     def _tick_ended(self, job: TickJob, now: float) -> None:
         client = job.client
@@ -201,9 +226,9 @@ class Requests:
             for other in self._jobs.values():
                 if isinstance(other, TickJob) and other.client is client and not other.stale:
                     self.statistics.counts['failed'] += 1
-                    self.statistics.replied(Tier.REFUSED)
+                    self.statistics.replied(Tier.NONE)
                     self._deliver(client, client.listener.replied,
-                                  other.reply(Tier.REFUSED, reason, None, now, failed=True))
+                                  other.reply(Tier.NONE, reason, None, now, failed=True))
                     other.answered = True
             for twin in client.twins:
                 twin.discard()

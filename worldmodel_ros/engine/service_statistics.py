@@ -5,7 +5,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from .scheduling import Tier
+from .ladder import MODEL_TIERS, Tier
 
 HISTORY = 10_000  # ticks whose predictions are remembered
 
@@ -36,11 +36,13 @@ class Statistics:
         tick's arrival, of those that kept their tier (the others are `lowered`: to let somebody else in, mostly, and
         are done sooner), `step_time_error` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
-            'ticks', 'late', 'failed', 'refused_at_arrival', 'given_up', 'stale_dropped', 'frames_taken_in_later',
-            'lowered')}
-        return {**counts, 'tiers': {tier.name: self._tiers[tier] for tier in Tier},
+            'ticks', 'late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon', 'given_up', 'stale_dropped',
+            'frames_taken_in_later', 'lowered')}
+        tiers = {tier.name: self._tiers[tier] for tier in MODEL_TIERS} | {'REFUSED': self._tiers[Tier.NONE]}
+        return {**counts, 'tiers': tiers,
                 'prediction_error': _quantiles(self._errors), 'step_time_error': _quantiles(self._batch_errors),
-                'what_if': {name: self.counts[f'what_if_{name}'] for name in ('complete', 'incomplete', 'failed')}}
+                'what_if': {name: self.counts[f'what_if_{name}']
+                            for name in ('complete', 'incomplete', 'failed', 'over_rate')}}
 
 
 def _quantiles(errors: deque[float]) -> dict[str, float] | None:

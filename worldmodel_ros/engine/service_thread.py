@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 
-from ..realtime import apply
+from ..realtime import Urgency, apply
+from .device_failure import end_if_lost
 
 LOG = logging.getLogger(__name__)
 SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
@@ -21,6 +22,7 @@ class ServiceThread:
         self._wake, self._priority = wake, priority
         self._news = False  # something was handed in since the last look
         self._thread: threading.Thread | None = None
+        self._urgency: Urgency | None = None
         self.running = False
 
     def start(self, prepare: Callable[[], None], step: Callable[[], float | None]) -> None:
@@ -49,6 +51,11 @@ class ServiceThread:
         self._news = True
         self._wake.notify()
 
+    def is_urgent(self, urgent: bool) -> None:
+        """What the thread does next is urgent, or can wait; to be called in it."""
+        if self._urgency:
+            self._urgency.urgent = urgent
+
     def _run(self, prepare: Callable[[], None], step: Callable[[], float | None], ready: Promise) -> None:
         apply(LOG, self._priority)  # it changes what `prepare` measures
         # Another thread that runs Python, to take a tick or to read a socket, would keep this one waiting for as long.
@@ -61,12 +68,14 @@ class ServiceThread:
         # A collection of what start-up has left behind takes longer than a step.
         gc.collect()
         gc.freeze()
+        self._urgency = Urgency()
         ready.set_result(None)
         while self.running:
             self._news = False  # before the look: what comes during it calls for another
             try:
                 patience = step()
-            except Exception:  # of the service itself, not of a session: others must go on
+            except Exception as error:  # of the service itself, not of a session: others must go on
+                end_if_lost(error)
                 LOG.exception('the service goes on after an error of its own')
                 continue
             with self._wake:

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..engine.answers import Listener, Observation
 from ..engine.responder import Responder
+from ..engine.session_folder import SessionFolder
+from ..engine.session_transfer import PATIENCE
 from ..engine.what_if import Question
 from ..engine.worker import Worker
 from ..inputs.images import fit
@@ -101,13 +103,15 @@ class FailoverWorker:
         """Ask a what-if question; as Worker.ask."""
         return self._engine().ask(question)
 
-    def save(self, path: Path) -> Promise:
-        """Have the session that drives written to a file; as Worker.save."""
-        return self._engine().save(path)
+    def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        """Write the session that drives to a file; as Worker.save, but into the server's folder where that drives."""
+        engine = self._engine()
+        return self._remote.save(name) if engine is self._remote else self._own.save(folder, name, patience)
 
-    def load(self, path: Path) -> Promise:
-        """Have the session that drives replaced; as Worker.load."""
-        return self._engine().load(path)
+    def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        """Replace the session that drives; as `save`."""
+        engine = self._engine()
+        return self._remote.load(name) if engine is self._remote else self._own.load(folder, name, patience)
 
     def connected(self, link: Link) -> None:
         with self._lock:
@@ -117,15 +121,17 @@ class FailoverWorker:
                 self._drive(link)
             self._untried = False
 
-    def away(self, reason: str, observation: Observation | None) -> None:
+    def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
         with self._lock:
-            self._untried, self._link = False, None
+            # One that has ended an idle session has done nothing wrong: it drives again at once.
+            self._untried, self._link = idle, None
             drove, self._driving = self._driving, False
             news, self._reason = drove or reason != self._reason, reason
             self._trials.clear()
-            if drove:
+            if drove and not idle:
                 settled = time.monotonic() - self._trusted > _SETTLED
                 self._trials = deque(maxlen=TRIALS if settled else min(2 * self._trials.maxlen, _MOST))
+            if drove:
                 self._own.forget()
                 if observation and observation.number == self._newest:
                     self._submit_own(observation)

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..model.presets import Preset
 from ..transport import messages
@@ -41,8 +42,7 @@ def open_link(server: Path, robot: str, own: Preset) -> Link:
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        connection.send(messages.Hello(robot))
-        received = connection.receive(HANDSHAKE_TIMEOUT)
+        received = _said(connection, messages.Hello(robot))
         if received is None:
             raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
         return _agree(connection, *received, own)
@@ -57,16 +57,36 @@ def ask_status(server: Path) -> dict:
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        connection.send(messages.StatusRequest())
-        received = connection.receive(HANDSHAKE_TIMEOUT)
+        received = _said(connection, messages.StatusRequest())
         if received is None:
             raise Unavailable(f'the server at {server} did not answer within {HANDSHAKE_TIMEOUT:g} s')
-        return json.loads(received[0].json)
-    except (AddressError, ConnectionLost, MessageError) as error:
+        message, descriptor = received
+        if descriptor is not None:
+            os.close(descriptor)
+        if not isinstance(message, messages.Status):
+            raise Unavailable(f'the server at {server} refuses: {message.reason}' if isinstance(
+                message, messages.Rejected) else f'the server at {server} answered with {type(message).__name__}')
+        status = json.loads(message.json)
+        if not isinstance(status, dict):
+            raise Unavailable(f'the status of the server at {server} is a {type(status).__name__}')
+        return status
+    except (AddressError, ConnectionLost, MessageError, ValueError, RecursionError) as error:
         raise Unavailable(str(error)) from error
     finally:
         if connection:
             connection.close()
+
+
+def _said(connection: Connection, message: object) -> tuple[Any, int | None] | None:
+    """What the server says to a message, or has said before it closed the connection; None: nothing."""
+    try:
+        connection.send(message)
+    except ConnectionLost:
+        pass  # who refuses a connection says why, and does not wait for what would have come
+    try:
+        return connection.receive(HANDSHAKE_TIMEOUT)
+    except ConnectionLost:
+        return connection.receive(HANDSHAKE_TIMEOUT)  # the kernel tells first that it was closed, then what was said
 
 
 def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset) -> Link:
@@ -81,7 +101,7 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
             if getattr(spec, name) != getattr(own, name):
                 raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
                                   f'and of this robot\'s own model {own.name} {getattr(own, name)}')
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         os.close(descriptor)
         raise Unavailable(f'its model cannot be understood: {error}') from error
     except Unavailable:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -11,10 +12,16 @@ from typing import TextIO
 
 from worldmodel_ros import realtime
 
+from ..engine.device_failure import end_if_lost
+from ..engine.scheduling.settings import Settings
+from ..engine.service_quotas import Quotas
+from ..engine.session_folder import MAX_FILES, MAX_MB, SessionFolder, default_folder
 from .log_throttle import LogThrottle
 
 _log = logging.getLogger(__name__)
 _LOG_INTERVAL = 10.0  # s, between two lines that are alike
+RATE = 2.0            # ticks of a robot in one period of its model: it sends one
+_MESSAGES = 4.0       # that are read of a robot, for each tick that is allowed
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,27 @@ class Options:
     gpus: int = 1         # that `model` is divided among,
     parallel: str = 'sequence'  # and how
     realtime_priority: int = 0
+    ticks: float | None = None   # a second, of one robot; None: RATE times as many as its model's period has; 0: any
+    questions: float = 4.0       # a second, of one robot; 0: any number
+    share: float = 0.0           # of the compute time, that is one robot's own; 0: equal parts
+    shortest_due: float = 0.002  # s from a tick's arrival to when its answer is due
+    idle: float = 60.0           # s, after which a robot that sends nothing loses its session; 0: never
+    session_directory: str = ''  # for saved sessions; empty: see session_folder.default_folder
+    session_files_max: int = MAX_FILES  # in it
+    session_disk_mb: float = MAX_MB     # that they may have together
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values without sense."""
+        Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
+        Settings(share=self.share)
+        if not 0.0 <= self.idle < math.inf:
+            raise ValueError(f'idle is {self.idle}: it must be a time in s, 0 (never) or more')
+        self.folder()
+
+    def folder(self) -> SessionFolder:
+        """Return the folder for sessions; raises ValueError for bounds without sense."""
+        path = Path(self.session_directory).expanduser() if self.session_directory else default_folder()
+        return SessionFolder(path, self.session_files_max, self.session_disk_mb)
 
 
 class _Interrupted(BaseException):
@@ -52,6 +80,9 @@ def serve(path: Path, options: Options) -> int:
         _serve(listening, options)
     except _Interrupted:
         _log.info('ended by a signal')
+    except RuntimeError as error:  # while it starts up
+        end_if_lost(error)
+        raise
     finally:
         listening.close()
     return 0
@@ -68,13 +99,16 @@ def log_handler(stream: TextIO) -> logging.Handler:
 def _serve(listening, options: Options) -> None:
     from ..engine import load
     from ..engine.service import Service, ServiceSettings
-    from .server import Server
+    from .server import Limits, Server
 
     # A robot that connects anew may find its former session not closed yet: room for one more.
     common = options.backend, options.threads, options.sessions + 1
     engine = load(options.model, *common, options.gpus, options.parallel)
     smaller = load(options.smaller, *common) if options.smaller else None
-    service = Service(engine, smaller, ServiceSettings(sessions=options.sessions))
+    ticks = RATE / engine.spec.step_period if options.ticks is None else options.ticks
+    quotas = Quotas(ticks, options.questions, options.shortest_due)
+    service = Service(engine, smaller, ServiceSettings(
+        sessions=options.sessions, scheduling=Settings(share=options.share), quotas=quotas))
     # Before the calibration, whose times it changes. The threads that are started later inherit it.
     realtime.apply(_log, options.realtime_priority, all_threads=True)
     # As in the node: the engine's thread may hold the interpreter for so long while an answer waits to be sent.
@@ -82,7 +116,7 @@ def _serve(listening, options: Options) -> None:
     try:
         service.start()
         listening.listen()
-        server = Server(service, listening)
+        server = Server(service, listening, options.folder(), Limits(options.idle, _MESSAGES * ticks))
         try:
             _log.info('process %d serves %s%s to at most %d robots at %s', os.getpid(), options.model,
                       f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)

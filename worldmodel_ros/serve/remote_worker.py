@@ -1,11 +1,10 @@
 """The server's engine, as the node of a robot sees it: observations go out, answers come in, a loss is noticed."""
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future as Promise
+from concurrent.futures import Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +13,9 @@ import numpy as np
 
 from ..engine import what_if
 from ..engine.answers import Listener, Observation, Prediction
-from ..engine.ladder import Tier
+from ..engine.ladder import MODEL_TIERS, Tier
 from ..engine.responder import Responder
+from ..engine.session_folder import SessionFileError, check_name
 from ..inputs.images import fit
 from ..model.presets import Preset
 from ..transport import messages, pictures
@@ -25,12 +25,13 @@ from .link import Link, Unavailable, open_link
 from .remote_requests import RemoteRequests, to_future
 
 PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
+_OVERDUE = 0.1      # s after its deadline, where that is later: with a longer deadline, an answer may take longer
 _POLL = 0.03        # s, between two looks at what is not answered
 _LATE_IN_A_ROW = 3  # answers, after which the server is too slow: as many as the last plan of 4 bridges
+_FILE_PATIENCE = 30.0  # s, for a session to or from the disk of the server
 _RETURN = 0.001     # s, that an answer takes from the server to the node
 _RETRY = (0.25, 2.0)  # s, from the first to the later attempts to connect
 _UNSHOWN = 16       # answers whose pictures are waited for
-_TIERS = (Tier.TWO_STEP, Tier.ONE_STEP, Tier.SMALLER)
 
 
 class Chooser(Protocol):
@@ -39,8 +40,11 @@ class Chooser(Protocol):
     def connected(self, link: Link) -> None:
         """There is a session on the server, which has seen nothing yet."""
 
-    def away(self, reason: str, observation: Observation | None) -> None:
-        """There is none, or it is of no use; `observation` is what it still had to answer."""
+    def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
+        """
+        There is none, or it is of no use; `observation` is what it still had to answer. `idle`: it ended only because
+        nothing was observed.
+        """
 
     def tried(self, good: bool) -> None:
         """A trial was answered by a plan in time, or it was not."""
@@ -48,6 +52,10 @@ class Chooser(Protocol):
 
 class _Away(RuntimeError):
     """The server is there, and of no use."""
+
+
+class _Idle(_Away):
+    """The server has ended the session because nothing was observed for long."""
 
 
 @dataclass
@@ -73,6 +81,7 @@ class RemoteWorker:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._stopping = threading.Event()
+        self._wanted = threading.Event()  # an observation has come, or it is to end
         self._thread: threading.Thread | None = None
         self._number = 0
         self._free: list[int] = []
@@ -90,6 +99,7 @@ class RemoteWorker:
     def stop(self) -> None:
         """Close the session; what was asked and is not answered is given up."""
         self._stopping.set()
+        self._wanted.set()
         with self._lock:
             if self._link:
                 self._link.connection.shutdown()
@@ -105,6 +115,7 @@ class RemoteWorker:
         with self._lock:
             link = self._link
             if link is None or not self._free:
+                self._wanted.set()
                 return False
             self._number += 1
             sent = self._pending[self._number] = _Sent(observation, self._free.pop(), trial, time.monotonic())
@@ -123,15 +134,29 @@ class RemoteWorker:
                 messages.Branch(b.name, b.steps, np.zeros((0, 0)) if b.actions is None else b.actions)
                 for b in question.branches), question.denoising_steps))
 
-    def save(self, path: Path) -> Promise:
-        """Have the session written to a file, by the server."""
-        return self._requests.send(self._send_now, lambda number: messages.SessionFile(number, False, str(path)))
+    def save(self, name: str) -> str:
+        """Have the server write the session to a file in its folder; say so. Raises SessionFileError."""
+        return self._transfer(name, load=False)
 
-    def load(self, path: Path) -> Promise:
-        """Have the session replaced by one from a file, by the server."""
-        promise = self._requests.send(self._send_now, lambda number: messages.SessionFile(number, True, str(path)))
-        promise.add_done_callback(lambda done: done.exception() or self._responder.forget_plan())
-        return promise
+    def load(self, name: str) -> str:
+        """Have the server replace the session by one from a file in its folder; as `save`."""
+        said = self._transfer(name, load=True)
+        self._responder.forget_plan()
+        return said
+
+    def _transfer(self, name: str, load: bool) -> str:
+        check_name(name)
+        promise = self._requests.send(self._send_now, lambda number: messages.SessionFile(number, load, name))
+        try:
+            promise.result(_FILE_PATIENCE)
+        except TimeUp:
+            raise SessionFileError(f'the engine\'s server has not answered within {_FILE_PATIENCE:g} s: see its log, '
+                                   'and look for a slow disk') from None
+        except SessionFileError:
+            raise
+        except ValueError as error:
+            raise SessionFileError(str(error)) from error
+        return 'by the server, whose log says what it took'
 
     # --- sending ---
 
@@ -165,24 +190,29 @@ class RemoteWorker:
         while not self._stopping.is_set():
             try:
                 link = open_link(self._path, self._robot, self._own)
-            except Unavailable as error:
-                self._chooser.away(str(error), None)
+            except Exception as error:  # whatever a server says, this thread is to try again
+                known = isinstance(error, Unavailable)
+                self._chooser.away(str(error) if known else f'{type(error).__name__}: {error}', None)
                 self._stopping.wait(pause)
                 pause = min(2.0 * pause, _RETRY[1])
                 continue
             self._open(link)
+            idle = False
             try:
                 while not self._stopping.is_set():
                     self._receive(link)
                 reason = 'the node is being deactivated'
             except (ConnectionLost, MessageError, _Away) as error:
-                reason = str(error)
+                reason, idle = str(error), isinstance(error, _Idle)
             except Exception as error:  # whatever it is, the robot's own engine is to go on
                 reason = f'{type(error).__name__}: {error}'
                 self._listener.failed(reason, error, False)
-            self._close(link, reason)
+            self._close(link, reason, idle)
             pause = _RETRY[0]
-            self._stopping.wait(pause)
+            if idle and not self._stopping.is_set():  # to connect at once would take a place again that others may need
+                self._wanted.wait()
+            else:
+                self._stopping.wait(pause)
 
     def _open(self, link: Link) -> None:
         with self._lock:
@@ -190,24 +220,27 @@ class RemoteWorker:
             self._free = list(range(len(link.slots)))
         self._chooser.connected(link)
 
-    def _close(self, link: Link, reason: str) -> None:
+    def _close(self, link: Link, reason: str, idle: bool) -> None:
         with self._lock:
             self._link = None
+            self._wanted.clear()
             pending = [sent for sent in self._pending.values() if not sent.trial]
             self._pending.clear()
             self._unshown.clear()
         link.connection.close()
         self._requests.give_up(f'the engine\'s server was lost: {reason}')
         if not self._stopping.is_set():
-            self._chooser.away(reason, pending[-1].observation if pending else None)
+            self._chooser.away(reason, pending[-1].observation if pending else None, idle)
 
     def _receive(self, link: Link) -> None:
         received = link.connection.receive(_POLL)
         if received is None:
             with self._lock:
-                oldest = min((sent.at for sent in self._pending.values()), default=math.inf)
-            if time.monotonic() - oldest > PATIENCE:
-                raise _Away(f'it has not answered for {PATIENCE * 1e3:.0f} ms')
+                oldest = min(self._pending.values(), key=lambda sent: sent.at, default=None)
+            if oldest is not None:
+                patience = max(PATIENCE, oldest.observation.due - oldest.observation.received + _OVERDUE)
+                if time.monotonic() - oldest.at > patience:
+                    raise _Away(f'it has not answered for {patience * 1e3:.0f} ms')
             return
         message, descriptor = received
         frames = None if descriptor is None else pictures.take(descriptor)
@@ -221,6 +254,8 @@ class RemoteWorker:
             self._requests.answered(message)
         elif isinstance(message, messages.Rejected):
             raise _Away(message.reason)
+        elif isinstance(message, messages.Idle):
+            raise _Idle(message.reason)
         else:
             raise MessageError(f'{type(message).__name__} is no message of a server')
 
@@ -244,7 +279,7 @@ class RemoteWorker:
         observation, plan = sent.observation, message.plan
         if plan.ndim != 2 or not len(plan) or plan.shape[1] != self._own.actions or not np.isfinite(plan).all():
             raise _Away(f'its plan is none: {plan.shape}, {"" if np.isfinite(plan).all() else "not "}finite')
-        if message.tier not in _TIERS:
+        if message.tier not in MODEL_TIERS:
             raise MessageError(f'a plan of tier {message.tier}')
         sent.total = time.monotonic() - observation.received
         sent.predicted = message.predicted - observation.received
@@ -283,4 +318,5 @@ class RemoteWorker:
         observation = replace(sent.observation, image=fit(sent.observation.image, future.frames.shape[1:3]))
         timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
                    'total': sent.total, 'predicted': sent.predicted}
-        self._listener.predicted(Prediction(observation, Tier(message.tier), future, timings))
+        command_tier = self._responder.served(observation) or Tier.NONE
+        self._listener.predicted(Prediction(observation, Tier(message.tier), command_tier, future, timings))

@@ -9,13 +9,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future as Promise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..engine import what_if
+from ..engine.device_failure import end_if_lost
 from ..engine.ladder import Tier
+from ..engine.session_folder import SessionFileError, SessionFolder
 from ..engine.service_messages import Picture, Reply, SessionError, Tick
 from ..model.presets import Preset
 from ..transport import messages, pictures
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from ..engine.service import Service
 
 _log = logging.getLogger(__name__)
-_QUESTIONS = 16  # that one robot may have open at a time; each holds memory
+_QUESTIONS = 16      # that one robot may have open at a time; each holds memory
+_UNREAD = 64 << 20   # bytes of pictures that one robot may leave unread; they are the server's memory until then
 
 
 class Robot:
@@ -37,14 +39,21 @@ class Robot:
     `receive` belongs to the server's thread; replies come from the service's.
     """
 
-    def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor) -> None:
-        """`shows`: where pictures are sent from, which takes too long for the service's thread. Raises ServiceFull."""
+    def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
+                 files: Executor, folder: SessionFolder) -> None:
+        """
+        `shows`: where pictures are sent from, which takes too long for the service's thread; `files`: where sessions
+        are saved and loaded, in `folder`. Raises ServiceFull.
+        """
         self.name, self.pid = name, pid
         self._connection, self._service, self._shows = connection, service, shows
+        self._files, self._folder = files, folder
+        self._filing = False  # a session is being saved or loaded
         self._slots: FrameSlots | None = None
-        self._number = service.open(self)
+        self._number = service.open(self, account=(pid, name))
         self._showing = False  # pictures of a tick are on their way
         self._questions: set[int] = set()  # numbers of those that are open
+        self._unread = 0  # bytes of pictures that were sent since all had been read
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
         self.gone = ''  # why its connection is not served any more
@@ -58,6 +67,11 @@ class Robot:
                 spec.name, str(self._service.stats()['backend']), json.dumps(spec.to_dict()), SLOTS), descriptor)
         finally:
             self._slots = FrameSlots(descriptor, spec.image_size)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the robot waits for an answer to a question."""
+        return bool(self._questions)
 
     def receive(self, message: Any) -> None:
         """Take a message of the front end. Raises MessageError for one that makes no sense."""
@@ -82,7 +96,7 @@ class Robot:
 
     def replied(self, reply: Reply) -> None:
         """Send the answer to a tick."""
-        self._count(reply.tier.name.lower())
+        self._count('refused' if reply.tier is Tier.NONE else reply.tier.name.lower())
         if reply.failed:
             self._send(messages.Failed(reply.sequence, reply.reason))
             return
@@ -91,7 +105,7 @@ class Robot:
             self._send(messages.Refused(reply.sequence, predicted, reply.reason))
         else:
             self._send(messages.Planned(
-                reply.sequence, Tier[reply.tier.name], predicted, reply.finish, reply.reason, reply.plan))
+                reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan))
 
     def pictured(self, picture: Picture) -> None:
         """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
@@ -103,6 +117,7 @@ class Robot:
         """Note what was given up."""
         self._count('failures')
         _log.error('%s: %s', self.name, reason, exc_info=error)
+        end_if_lost(error)
 
     def _on_tick(self, tick: messages.Tick) -> None:
         self._count('ticks')
@@ -117,9 +132,9 @@ class Robot:
             return
         if question.number in self._questions:
             raise MessageError(f'question {question.number} is open already')
+        if len(question.branches) > what_if.MAX_BRANCHES:
+            raise MessageError(f'{len(question.branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
         branches = tuple(self._branch(branch) for branch in question.branches)
-        if len(branches) > what_if.MAX_BRANCHES:
-            raise MessageError(f'{len(branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
         try:
             asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps)
         except what_if.QuestionError as error:
@@ -142,12 +157,27 @@ class Robot:
         return what_if.Branch(branch.name, steps, actions)
 
     def _on_file(self, request: messages.SessionFile) -> None:
-        # The server is the robot's own user's, so that there is no file which only one of the two could touch.
-        path = Path(request.path)
-        if not path.is_absolute():
-            raise MessageError(f'SessionFile.path is {request.path!r}: it must be absolute')
-        promise = (self._service.load if request.load else self._service.save)(self._number, path)
-        promise.add_done_callback(lambda done: self._send(messages.Done(request.number, _refusal(done))))
+        if self._filing:
+            self._send(messages.Done(request.number, 'another session is being saved or loaded: wait for it'))
+            return
+        self._filing = True
+        self._files.submit(self._contained(self._file), request)
+
+    def _file(self, request: messages.SessionFile) -> None:
+        refusal = 'the session was closed meanwhile'
+        try:
+            if not self.gone:
+                transfer = self._service.load if request.load else self._service.save
+                took = transfer(self._number, self._folder, request.name)
+                _log.info('%s: session %s %s: %s', self.name, request.name, 'loaded' if request.load else 'saved', took)
+                refusal = ''
+        except SessionFileError as error:
+            refusal = str(error)
+        except Exception as error:  # somebody waits for the answer
+            refusal = f'{type(error).__name__}: {error}'
+            _log.warning('%s: session file %s: %s', self.name, request.name, refusal)
+        self._filing = False
+        self._send(messages.Done(request.number, refusal))
 
     def _show(self, picture: Picture) -> None:
         self._showing = False
@@ -156,7 +186,7 @@ class Robot:
         timings = {**reply.timings, 'queue': reply.queue, 'commit': reply.timings.get('observe', 0.0),
                    'decode': picture.seconds}
         self._send_pictures(messages.Imagined(
-            reply.sequence, Tier[reply.tier.name], future.actions, future.collision_risk, self._progress(future),
+            reply.sequence, reply.tier, future.actions, future.collision_risk, self._progress(future),
             np.array([timings.get(name, 0.0) for name in messages.TIMINGS])), future.frames)
 
     def _answer(self, number: int, promise: Promise) -> None:
@@ -181,6 +211,13 @@ class Robot:
     def _send_pictures(self, message: Any, frames: np.ndarray) -> None:
         if self.gone:
             return
+        if self._unread + frames.nbytes > _UNREAD and self._unread:
+            if isinstance(message, messages.Imagined):
+                self._count('pictures_dropped')
+            else:
+                self._end(f'it leaves {self._unread >> 20} MiB of pictures unread')
+            return
+        self._unread += frames.nbytes
         descriptor = pictures.put(frames)
         try:
             self._send(message, descriptor)
@@ -190,11 +227,16 @@ class Robot:
     def _send(self, message: Any, descriptor: int | None = None) -> None:
         if self.gone:
             return
+        if descriptor is None and self._connection.unread() == 0:
+            self._unread = 0
         try:
             self._connection.send(message, descriptor)
         except (ConnectionLost, MessageError) as error:
-            self.gone = str(error)
-            self._connection.shutdown()  # the server's thread sees it end, and closes
+            self._end(str(error))
+
+    def _end(self, reason: str) -> None:
+        self.gone = reason
+        self._connection.shutdown()  # the server's thread sees it end, and closes
 
     def _contained(self, function: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: Any) -> None:

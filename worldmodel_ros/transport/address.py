@@ -1,6 +1,7 @@
 """Where the server's socket is, who may use it, and what a server that died leaves of it."""
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -16,6 +17,8 @@ _CREDENTIALS = struct.Struct('3i')  # pid, uid, gid
 _BACKLOG = 64
 _REASONS = {FileNotFoundError: 'there is no socket', ConnectionRefusedError: 'nobody listens',
             TimeoutError: 'it accepts no connections', BlockingIOError: 'it accepts no connections'}
+
+_KINDS = ((stat.S_ISSOCK, ''), (stat.S_ISREG, 'a file'), (stat.S_ISDIR, 'a folder'), (stat.S_ISLNK, 'a symbolic link'))
 
 
 class AddressError(OSError):
@@ -43,27 +46,46 @@ class ListeningSocket:
     """The server's end: only this user can connect, and only one server has it at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Claim the path. Raises AddressError where the folder is not safe, or another server has it."""
+        """
+        Claim the path. Raises AddressError where the folder is not safe, another server has it, or something is there
+        that no server has left.
+        """
         self.path = path
+        self._made: tuple[int, int] | None = None  # device and inode of the socket's file
         _private_folder(path.parent)
-        # The lock dies with its process, the socket's file does not: who has the lock may remove the file.
-        self._lock = os.open(path.with_name(path.name + '.lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _refuse_foreign(path)  # before a file is made next to it
+        lock = path.with_name(path.name + '.lock')
+        try:
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise AddressError(f'{lock} cannot be opened ({error.strerror}): give another --socket') from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
             raise AddressError(f'another server has {path}: stop it, or give another --socket') from error
+        try:
+            _refuse_listener(path)
+        except AddressError:
+            os.close(self._lock)
+            raise
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
 
     def listen(self) -> None:
-        """Let front ends connect."""
-        self.path.unlink(missing_ok=True)
+        """Let front ends connect. Raises AddressError where something came to the path that is not this server's."""
+        if _refuse_foreign(self.path):
+            _refuse_listener(self.path)
+            self.path.unlink(missing_ok=True)
         before = os.umask(0o177)  # mode 0600 from the start: the folder may be one that others can enter
         try:
             self._socket.bind(str(self.path))
+        except OSError as error:
+            raise AddressError(f'{self.path} cannot be made ({error.strerror}): give another --socket') from error
         finally:
             os.umask(before)
+        made = os.lstat(self.path)
+        self._made = made.st_dev, made.st_ino
         self._socket.listen(_BACKLOG)
 
     def fileno(self) -> int:
@@ -87,7 +109,12 @@ class ListeningSocket:
     def close(self) -> None:
         """Remove the socket and let go of the path."""
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            about = os.lstat(self.path)
+            if self._made == (about.st_dev, about.st_ino):  # somebody may have put another file there
+                self.path.unlink()
+        except OSError:
+            pass  # it is not there any more
         os.close(self._lock)
 
 
@@ -114,6 +141,40 @@ def _peer(connected: socket.socket) -> tuple[int, int]:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid
+
+
+def _refuse_foreign(path: Path) -> bool:
+    """
+    Return whether a socket of this user is at a path, False for nothing; raise AddressError for whatever else is.
+    """
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise AddressError(f'{path} cannot be looked at ({error.strerror}): give another --socket') from error
+    kind = next((name for is_kind, name in _KINDS if is_kind(about.st_mode)), 'no socket')
+    if kind:
+        raise AddressError(f'{path} is {kind}, and is left as it is: give another --socket')
+    if about.st_uid != os.getuid():
+        raise AddressError(f'the socket {path} is of user {about.st_uid}, and is left as it is: give another --socket')
+    return True
+
+
+def _refuse_listener(path: Path) -> None:
+    """Raise AddressError where a process listens at a path: only what refuses connections is a dead server's."""
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return
+            except OSError as error:
+                if error.errno == errno.EPROTOTYPE:  # there is a listener of another kind
+                    continue
+        break
+    raise AddressError(f'another process listens at {path}: stop it, or give another --socket')
 
 
 def _private_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 MAGIC = 0x31524D57  # 'WMR1'
-VERSION = 2         # of the protocol; both sides must have the same
+VERSION = 3         # of the protocol; both sides must have the same
 MAX_MESSAGE = 192 * 1024  # bytes
 MAX_DIMENSIONS = 4
 _HEADER = struct.Struct('<IHH')  # magic, version, kind
@@ -87,6 +87,9 @@ class _Floats:
         for size in shape:  # in Python's integers: a product of hostile sizes must not wrap around
             count *= size
         end = _end(data, at, 4 * count)
+        # With a size of 0, any others need no bytes, and numpy has bounds of its own.
+        if max(shape, default=0) > MAX_MESSAGE:
+            raise MessageError(f'an array of shape {shape}: no size can be above {MAX_MESSAGE}')
         return np.frombuffer(data[at:end], '<f4').astype(np.float32).reshape(shape), end
 
 

@@ -2,15 +2,19 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import select
 import socket
+import struct
+import termios
 import threading
 from typing import Any
 
 from .codec import MAX_MESSAGE, MessageError, pack, unpack
 
 _ONE_DESCRIPTOR = socket.CMSG_LEN(array.array('i').itemsize)
+_INT = struct.Struct('i')
 _BUFFER = 2 * MAX_MESSAGE  # bytes that wait to be read at most, as far as the system allows
 
 
@@ -86,6 +90,14 @@ class Connection:
                 os.close(descriptor)
             raise
         return message, descriptors[0] if descriptors else None
+
+    def unread(self) -> int:
+        """Return how much of what was sent the other side has not read [bytes, as the kernel counts them]."""
+        with self._sending:
+            try:
+                return _INT.unpack(fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(_INT.size)))[0]
+            except (OSError, ValueError):
+                return 0  # it has ended
 
     def shutdown(self) -> None:
         """End the connection for both sides; who waits in `receive` gets ConnectionLost."""

@@ -1,9 +1,9 @@
 """
-What the front end of a robot and the engine's server say to each other, version 2.
+What the front end of a robot and the engine's server say to each other, version 3.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
-SessionFile by one Done. Pictures travel as memory beside the message (pictures.py), frames in slots (frames.py).
+SessionFile by one Done. A robot of which nothing has come for long is told Idle. Pictures travel as memory beside the message (pictures.py), frames in slots (frames.py).
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SessionFile:
 
     number: int = u64()
     load: bool = flag()
-    path: str = text()  # absolute
+    name: str = text()  # in the server's session directory
 
 
 @message(5)
@@ -170,3 +170,10 @@ class Status:
     """The server's state as JSON."""
 
     json: str = text()
+
+
+@message(75)
+class Idle:
+    """Nothing came for long: the session has ended, and the connection is closed. The next observation may open one."""
+
+    reason: str = text()

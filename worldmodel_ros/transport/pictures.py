@@ -38,7 +38,8 @@ def take(descriptor: int) -> np.ndarray:
             raise MessageError(f'{size} bytes of pictures')
         data = memory.mapped(descriptor, size, writable=False)
         shape = (*_SHAPE.unpack(data[:_SHAPE.size].tobytes()), 3)
-        if int(np.prod(shape, dtype=object)) != size - _SHAPE.size:
+        # With a size of 0, any others need no bytes, and numpy has bounds of its own.
+        if 0 in shape or int(np.prod(shape, dtype=object)) != size - _SHAPE.size:
             raise MessageError(f'{size - _SHAPE.size} bytes are no pictures of the shape {shape}')
         return data[_SHAPE.size:].reshape(shape).copy()
     finally:

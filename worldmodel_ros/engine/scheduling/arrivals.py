@@ -27,6 +27,10 @@ class Arrivals:
         """The tick has come, or is not expected any more."""
         self._at.pop(session, None)
 
+    def of(self, session: Hashable) -> float | None:
+        """Return when the next tick of a session is expected; None: it is not."""
+        return self._at.get(session)
+
     def next(self, now: float, overdue: float) -> float | None:
         """Return the earliest expected tick; one that has not come for `overdue` [s] is not waited for any more."""
         while self._heap:

@@ -9,14 +9,18 @@ from .arrivals import Arrivals
 from .jobs import Job, Place, Queues, dequeue, enqueue
 from .plan import Planner, network_of
 from .settings import Settings
+from .shares import Shares
 from .step_table import StepTable
 from .work import Kind, Request
+
+LONGEST = 10.0  # s that a branch is postponed at most, behind those that its robot has asked for before
 
 
 class Background:
     """
     A what-if branch is ordered by its deadline, idle work by its age, on one line: both move up as time goes by, so
-    neither can be overtaken for ever.
+    neither can be overtaken for ever. The deadlines of branches are postponed where their robot asks for more than its
+    share of the device (shares.py), so that its questions leave room for those of others.
 
     A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
     `settings.blocking`. Where every gap is too short for that, one is begun all the same each typical time divided by
@@ -26,6 +30,7 @@ class Background:
 
     def __init__(self, table: StepTable, planner: Planner, settings: Settings, arrivals: Arrivals) -> None:
         self._table, self._planner, self._settings, self._arrivals = table, planner, settings, arrivals
+        self._shares = Shares(settings.share, settings.share_period, LONGEST)
         self._queues: Queues = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._since = inf  # since when nothing of what waits was begun
@@ -39,6 +44,10 @@ class Background:
 
     def submit(self, job: Job, now: float) -> None:
         """Take a new job."""
+        if job.request.kind is Kind.WHAT_IF:
+            # Charged at once: the next branch is to be ordered behind it, also while both wait.
+            job.key += self._shares.postponement(job.account, now)
+            self._shares.charge(job.account, job.work, now)
         self.wait(job, now)
         if job.request.deadline < inf:
             heapq.heappush(self._deadlines, (job.request.deadline, job.order, job))
@@ -49,9 +58,12 @@ class Background:
             self._since = now
         enqueue(self._queues, job, job.position)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, now: float) -> None:
         """Take a job out that has ended."""
         dequeue(self._queues, job)
+        if job.request.kind is Kind.WHAT_IF and job.begun < len(job.route):
+            left = sum(self._table.typical(unit.network, 1) for unit in job.route[job.begun:])
+            self._shares.charge(job.account, -left, now)
 
     def answered(self, admitted: bool, now: float) -> None:
         """A tick was admitted, or refused."""

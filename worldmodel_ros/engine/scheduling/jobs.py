@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Hashable
 
 from .step_table import StepTable
 from .work import Admission, Outcome, Request, Route, Tier, Unit
@@ -19,11 +19,11 @@ class Job:
     [s], infinite where nobody counts on it. `key` orders it within queues; `labels` and `rest` are, by position, the
     name of the queue and the typical time of the units after it [s]; `work` is that of the whole route. `follower`:
     the next tick of the session, which begins when this one has ended. `headroom`: whether a better tier would have
-    fitted with room to spare.
+    fitted with room to spare. `postponed`: by how much its deadline is, as its robot has used more than its share [s].
     """
 
     __slots__ = ('request', 'session', 'order', 'tier', 'route', 'position', 'flying', 'limit', 'key', 'labels', 'rest',
-                 'work', 'follower', 'headroom', 'admission', 'outcome')
+                 'work', 'follower', 'headroom', 'postponed', 'admission', 'outcome')
 
     def __init__(self, request: Request, session: SessionRecord, order: int) -> None:
         self.request, self.session, self.order = request, session, order
@@ -31,6 +31,7 @@ class Job:
         self.flying = False
         self.follower: Job | None = None
         self.headroom = False
+        self.postponed = 0.0
         self.admission: Admission | None = None
         self.outcome: Outcome | None = None
 
@@ -45,6 +46,11 @@ class Job:
         self.labels = tuple(unit.network if mixed_steps else _label(unit) for unit in route)
         self.rest = tuple(reversed(rest))
         self.work = rest[-1] + times[0]
+
+    @property
+    def account(self) -> Hashable:
+        """Whose share of the device's time it is served from."""
+        return self.request.session if self.request.account is None else self.request.account
 
     @property
     def begun(self) -> int:

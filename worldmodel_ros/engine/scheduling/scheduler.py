@@ -34,7 +34,7 @@ class Scheduler:
         planner = Planner(table, self._settings, self._overruns)
         self._arrivals = Arrivals()
         self._background = Background(table, planner, self._settings, self._arrivals)
-        self._ticks = Ticks(table, planner, policy, self._settings, self._give_up)
+        self._ticks = Ticks(table, planner, policy, self._settings, self._give_up, self._arrivals)
         self._sessions: dict[Hashable, SessionRecord] = {}
         self._jobs: dict[Hashable, Job] = {}
         self._flying: tuple[Batch, list[Job]] | None = None
@@ -97,6 +97,7 @@ class Scheduler:
     def finished(self, batch: Batch, now: float) -> None:
         """The device is done with the batch; its duration goes into the step table."""
         now = self._at(now)
+        self._charge(batch, now)
         for job in self._landed(batch):
             job.position += 1
             if job.position == len(job.route):
@@ -112,7 +113,7 @@ class Scheduler:
 
     def failed(self, batch: Batch, now: float, reason: str) -> None:
         """The batch came to nothing, and with it the requests in it; everything else goes on."""
-        self._at(now)
+        self._charge(batch, self._at(now))
         for job in self._landed(batch):
             self._end(job, Outcome.FAILED, reason)
 
@@ -144,6 +145,7 @@ class Scheduler:
         for job in reversed(list(record.jobs.values()) if record else []):
             self._end(job, Outcome.CANCELLED)
         self._arrivals.forget(session)
+        self._ticks.forget(session)
 
     def expect(self, session: Hashable, at: float) -> None:
         """Tell when the next tick of a session is expected [s, steady]: background work keeps out of its way."""
@@ -159,13 +161,13 @@ class Scheduler:
     def _admit(self, job: Job, now: float) -> Admission:
         request, session = job.request, job.session
         if session.sequence is not None and request.sequence <= session.sequence:
-            return Admission(Tier.REFUSED, reason=f'sequence {request.sequence} came after {session.sequence}')
+            return Admission(Tier.NONE, reason=f'sequence {request.sequence} came after {session.sequence}')
         self._arrivals.forget(request.session)
         session.sequence = request.sequence
         older = session.held or session.current
         if older and not older.begun:
             self._end(older, Outcome.SUPERSEDED, f'sequence {request.sequence} came before it was begun')
-        admission = self._ticks.admit(job, self._device(now))
+        admission = self._ticks.admit(job, self._device(now), now)
         self._background.answered(admission.admitted, now)
         return admission
 
@@ -186,6 +188,12 @@ class Scheduler:
             job.flying = False
         return [job for job in jobs if job.outcome is None]
 
+    def _charge(self, batch: Batch, now: float) -> None:
+        """Charge the robots in the batch that has ended with their parts of its typical time."""
+        if batch.kind is Kind.TICK and self._flying:
+            for job in self._flying[1]:
+                self._ticks.took(job, (batch.expected - batch.begun) / len(batch.entries), now)
+
     def _give_up(self, job: Job, reason: str) -> None:
         self._end(job, Outcome.GIVEN_UP, reason)
 
@@ -198,7 +206,7 @@ class Scheduler:
         self._completions.append(completion)
         del self._jobs[request.id], session.jobs[request.id]
         if request.kind is not Kind.TICK:
-            self._background.remove(job)
+            self._background.remove(job, self._now)
             return
         self._ticks.remove(job)
         if outcome in (Outcome.DONE, Outcome.GIVEN_UP, Outcome.FAILED):

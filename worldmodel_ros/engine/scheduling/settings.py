@@ -44,6 +44,9 @@ class Settings:
     is too short for it. `starving`: for so long ticks are refused and none is admitted before it may use all of it.
     `idle_patience`: an IDLE request older than this goes before a WHAT_IF whose deadline is
     later. `overdue`: for so long an expected tick that has not come is still waited for.
+
+    `share`: of the device's time that is each account's own (shares.py), 0 for equal parts; `share_period`: of which
+    time it may be saved up.
     """
 
     reserve: float = 0.001
@@ -55,9 +58,13 @@ class Settings:
     starving: float = 0.2
     idle_patience: float = 1.0
     overdue: float = 0.1
+    share: float = 0.0
+    share_period: float = 0.5
 
     def __post_init__(self) -> None:
         times = (self.reserve, self.headroom, self.blocking, self.background_share, self.starving,
-                 self.idle_patience, self.overdue)
-        if min(times) < 0.0 or self.recovery_ticks < 1 or any(size < 1 for size in self.max_batch.values()):
-            raise ValueError(f'settings: times must be at least 0, recovery_ticks and max_batch at least 1: {self}')
+                 self.idle_patience, self.overdue, self.share, self.share_period)
+        counts = (self.recovery_ticks, *self.max_batch.values())
+        if min(times) < 0.0 or self.share > 1.0 or min(counts) < 1:
+            raise ValueError(f'settings: times must be at least 0, share 0 to 1, recovery_ticks and max_batch at least '
+                             f'1: {self}')

@@ -2,14 +2,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
+from typing import Hashable
 
+from .arrivals import Arrivals
 from .jobs import Job, Place, dequeue
 from .plan import ROUNDING, Device, Plan, Planned, Planner, network_of
 from .settings import Policy, Settings
+from .shares import Shares
 from .step_table import StepTable
 from .tick_queues import TickQueues, lower_tier
 from .work import TIER_WORDS, Admission, Tier
+
+
+CLAIMED = 10  # ticks in a row that are to be admitted before a claim is over
+
+
+@dataclass
+class _Claim:
+    """
+    Of a session that was within its share of the device, and was refused: its next ticks have `lead` [s] from their
+    arrival to their limit, and need `work` [s] of that. It ends when `left` ticks have been admitted.
+    """
+
+    lead: float
+    work: float
+    left: int = CLAIMED
 
 
 class Ticks:
@@ -18,12 +37,18 @@ class Ticks:
     with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
 
     `give_up(job, reason)` is called to end a job that cannot be in time any more.
+
+    A tick of a robot that has used more than its share of the device (shares.py) is admitted with what the others
+    leave: it lowers the tiers of its like alone, and is refused where it would take the time of a robot that is within
+    its share, has been refused of late, and is expected to tick. What was admitted is never taken back for it.
     """
 
     def __init__(self, table: StepTable, planner: Planner, policy: Policy, settings: Settings,
-                 give_up: Callable[[Job, str], None]) -> None:
+                 give_up: Callable[[Job, str], None], arrivals: Arrivals) -> None:
         self._table, self._planner, self._policy, self._settings = table, planner, policy, settings
-        self._give_up = give_up
+        self._give_up, self._arrivals = give_up, arrivals
+        self._shares = Shares(settings.share, settings.share_period)
+        self._claims: dict[Hashable, _Claim] = {}  # by session
         self._waiting = TickQueues(table, policy, settings)
         self._plan = Plan()
 
@@ -32,7 +57,7 @@ class Ticks:
         """Whether there is a batch to draw once the device is free."""
         return bool(self._waiting.queues)
 
-    def admit(self, job: Job, device: Device) -> Admission:
+    def admit(self, job: Job, device: Device, now: float) -> Admission:
         """Choose the tier of a new job and let it wait, or refuse it. No older tick of its session is waiting."""
         request, session = job.request, job.session
         if not self._policy.ladder:
@@ -40,25 +65,43 @@ class Ticks:
             self._waiting.place(job)
             return Admission(job.tier)
         self.settle(device)
+        if self._policy.order == 'edf':
+            job.postponed = self._shares.postponement(job.account, now)
         tiers = session.tiers(request)
         reasons = [] if tiers[0] is min(request.routes) else [session.recovering()]
         for tier in tiers:
             self._waiting.take_tier(job, tier)
             plan, finish, reason = self._try(job, device)
+            if plan is None and not job.postponed:
+                plan = self._make_room(job, device, self._owing())
             if plan:
                 break
             reasons.append(reason)
         if plan is None:
-            plan = self._make_room(job, device)
+            plan = self._make_room(job, device, self._owing() if job.postponed else list(self._plan.ends))
             if plan is None:
                 session.refused(tier)
-                return Admission(Tier.REFUSED, finish, reason=', '.join(reasons))
+                if job.postponed:
+                    reasons.append(f'and this robot has used its share of the device for the next '
+                                   f'{job.postponed * 1e3:.0f} ms')
+                elif job.work <= job.limit - now:  # what no device could do is no claim
+                    self._claims[request.session] = _Claim(job.limit - now, job.work)
+                return Admission(Tier.NONE, finish, reason=', '.join(reasons))
             reasons.append('so others were lowered a tier')
         self._plan = plan
+        self._served(request.session)
         session.fell(tier)
         expected, finish = plan.ends[job]
         job.headroom = self._headroom(job, finish)
         return Admission(tier, finish, expected, ', '.join(reasons))
+
+    def forget(self, session: Hashable) -> None:
+        """A session has ended, or begins anew."""
+        self._claims.pop(session, None)
+
+    def took(self, job: Job, seconds: float, now: float) -> None:
+        """A unit of a job has used the device."""
+        self._shares.charge(job.account, seconds, now)
 
     def wait(self, job: Job) -> None:
         """Let a job wait for its next unit."""
@@ -112,15 +155,37 @@ class Ticks:
             plan = self._planner.plan(self._waiting.queues, device)
             finish = plan.ends[job][1]
             late = plan.late()
-            if not late:
+            taken = self._taken(finish, device.at) if job.postponed and not late else 0.0
+            if not late and taken <= 0.0:
                 plan.close()
                 return plan, finish, ''
             self._waiting.remove(job)
+            if taken > 0.0:
+                return None, finish, (f'{TIER_WORDS[job.tier]} would take {taken * 1e3:.1f} ms from the next tick of a '
+                                      f'robot that has had less')
             if finish <= job.limit:
                 over = (plan.ends[late[0]][1] - late[0].limit) * 1e3
                 return None, finish, (f'{TIER_WORDS[job.tier]} would make {len(late)} admitted answers late, the first '
                                       f'by {over:.1f} ms')
         return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
+
+    def _taken(self, finish: float, now: float) -> float:
+        """By how much a claim's tick would be late after work until `finish` [s]; 0 if none would."""
+        most = 0.0
+        for session, claim in list(self._claims.items()):
+            at = self._arrivals.of(session)
+            if at is None or at + self._settings.overdue < now:
+                del self._claims[session]  # it ticks no more
+            elif finish > at:
+                most = max(most, finish + claim.work - (at + claim.lead))
+        return most
+
+    def _served(self, session: Hashable) -> None:
+        claim = self._claims.get(session)
+        if claim:
+            claim.left -= 1
+            if claim.left == 0:
+                del self._claims[session]
 
     def _headroom(self, job: Job, finish: float) -> bool:
         routes = job.request.routes
@@ -193,12 +258,16 @@ class Ticks:
             job.session.fell(job.tier)
         return lower is not None
 
-    def _make_room(self, job: Job, device: Device) -> Plan | None:
+    def _owing(self) -> list[Job]:
+        """Admitted ticks of robots that had used more than their share of the device when these came."""
+        return [job for job in self._plan.ends if job.postponed and job.outcome is None]
+
+    def _make_room(self, job: Job, device: Device, others: list[Job]) -> Plan | None:
         """
-        Return a plan with a job that would be refused, in its lowest tier, at the cost of the tiers of others, or
-        None: the second step of one is worth less than any answer to another.
+        Return a plan with a job that would be refused, in its tier, at the cost of the tiers of `others`, or None: the
+        second step of one is worth less than any answer to another.
         """
-        lower = [(other, found) for other in self._plan.ends if other.outcome is None and (found := lower_tier(other))]
+        lower = [(other, found) for other in others if other.outcome is None and (found := lower_tier(other))]
         lowered: list[tuple[Job, Tier, int, float]] = []
         plan = None
         while lower and plan is None:

@@ -7,20 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Hashable, NamedTuple
 
-
-class Tier(enum.IntEnum):
-    """
-    What a tick is answered with, best first. SMALLER is a smaller model's one-step answer; REFUSED means none:
-    the robot goes on with its last plan, or stops.
-
-    TWO_STEP and ONE_STEP are the tiers of that name in engine.ladder.
-    """
-
-    TWO_STEP = 1
-    ONE_STEP = 2
-    SMALLER = 3
-    REFUSED = 4
-
+from ..ladder import Tier
 
 TIER_WORDS = {Tier.TWO_STEP: 'two steps', Tier.ONE_STEP: 'one step', Tier.SMALLER: 'the smaller model'}
 
@@ -56,7 +43,8 @@ class Request:
 
     `id` is unique for as long as the request is open. `sequence` increases within the ticks of a session; the
     other kinds may leave it 0. `arrival` [s] orders requests under FIFO. `routes` gives the units of each tier that
-    the caller can serve; WHAT_IF and IDLE take the best one. `deadline` may be infinite for IDLE.
+    the caller can serve; WHAT_IF and IDLE take the best one. `deadline` may be infinite for IDLE. `account`: whose
+    share of the device's time it is served from; None: its session's.
     """
 
     id: Hashable
@@ -66,11 +54,12 @@ class Request:
     arrival: float
     deadline: float
     routes: Mapping[Tier, Route]
+    account: Hashable = None
 
     def __post_init__(self) -> None:
-        if not self.routes or Tier.REFUSED in self.routes or not all(self.routes.values()):
+        if not self.routes or Tier.NONE in self.routes or not all(self.routes.values()):
             raise ValueError(f'request {self.id!r}: routes must give at least one tier, each with at least one unit, '
-                             f'and none for REFUSED; got {dict(self.routes)}')
+                             f'and none for NONE; got {dict(self.routes)}')
         if math.isnan(self.deadline) or not math.isfinite(self.arrival):
             raise ValueError(f'request {self.id!r}: arrival must be finite and deadline a number, '
                              f'got {self.arrival} and {self.deadline}')
@@ -83,7 +72,7 @@ class Admission:
     """
     What became of a request at its arrival. Times are steady [s].
 
-    `tier` REFUSED: it will not run, `reason` says why in words and numbers, and `finish` is when the last tier that
+    `tier` NONE: it is refused and will not run, `reason` says why in words and numbers, and `finish` is when the last tier that
     was tried would have been done. Otherwise `finish` is when it is done at the latest, as long as one batch at most
     exceeds its typical time, and `expected` when none does; both are None where nothing is promised (without a
     ladder, and for background work). `reason` of an admitted request says why its tier is not the best one.
@@ -96,7 +85,7 @@ class Admission:
 
     @property
     def admitted(self) -> bool:
-        return self.tier is not Tier.REFUSED
+        return self.tier is not Tier.NONE
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,58 @@
+"""What one robot may ask of a service that others use, too: how often, and how soon."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Hashable
+
+TICKS_SAVED, QUESTIONS_SAVED = 0.5, 4.0  # s of a quota that may come at once, after a pause
+_KEPT = 256                              # accounts, before those with full buckets are forgotten
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """
+    Of one robot; 0 is no limit. `ticks` and `questions`: as many a second. `shortest_due` [s]: a tick that is due
+    sooner after its arrival is refused, since a claim that nobody can keep is no deadline.
+
+    Its share of the device's time is the scheduler's: Settings.share.
+    """
+
+    ticks: float = 0.0
+    questions: float = 0.0
+    shortest_due: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no quota."""
+        for name, value in vars(self).items():
+            if not isfinite(value) or value < 0.0:
+                raise ValueError(f'{name} is {value}: it must be a number, 0 (no limit) or more')
+
+
+class TokenBuckets:
+    """A token bucket for each account: `rate` a second come into it, until there are as many as come in `saved` s."""
+
+    def __init__(self, rate: float, saved: float) -> None:
+        """`rate` 0: no limit."""
+        self.rate, self._full = rate, max(1.0, rate * saved)
+        self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and when there were so many
+
+    def take(self, account: Hashable, now: float) -> float:
+        """Take a token; return 0, or, where there is none, in how many s there will be."""
+        if not self.rate:
+            return 0.0
+        if account not in self._buckets and len(self._buckets) >= _KEPT:
+            self._buckets = {each: bucket for each, bucket in self._buckets.items()
+                             if self._tokens(bucket, now) < self._full}
+        tokens = self._tokens(self._buckets.get(account, (self._full, now)), now)
+        if tokens >= 1.0:
+            tokens -= 1.0
+            wait = 0.0
+        else:
+            wait = (1.0 - tokens) / self.rate
+        self._buckets[account] = tokens, now
+        return wait
+
+    def _tokens(self, bucket: tuple[float, float], now: float) -> float:
+        tokens, at = bucket
+        return min(self._full, tokens + self.rate * max(0.0, now - at))
