@@ -29,6 +29,7 @@ def main() -> int:
     from worldmodel_ros.bringup.environment import free_domain_id
     os.environ.setdefault('ROS_DOMAIN_ID', str(free_domain_id()))
     from scenarios import catalogue, model
+    from scenarios.checks import STOP_LATENCY
     from scenarios.supervised import SupervisedSystem
     from worldmodel_ros.machine import machine, versions
 
@@ -39,8 +40,11 @@ def main() -> int:
         try:
             for _ in range(options.kills):
                 try:
-                    latencies.append(round(1e3 * model.kill_while_driving(system.rigs[0]), 1))
+                    kill, stop = model.kill_while_driving(system.rigs[0])
+                    latencies.append(round(1e3 * (stop - kill), 1))
                     print(latencies[-1], file=sys.stderr, flush=True)
+                    if stop - kill > STOP_LATENCY:
+                        failures.append(f'told to stop after {latencies[-1]} ms')
                 except AssertionError as error:
                     failures.append(str(error))
                     print(f'failed: {error}', file=sys.stderr, flush=True)

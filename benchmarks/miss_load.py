@@ -57,7 +57,7 @@ class Robot:
 
     def replied(self, reply: Reply) -> None:
         tick = self.ticks[reply.sequence]
-        if reply.tier is Tier.REFUSED:
+        if reply.tier is Tier.NONE:
             tick.refused = self.arriving == (threading.get_ident(), reply.sequence)
         else:
             tick.tier, tick.finish = reply.tier, time.monotonic()

@@ -24,10 +24,12 @@ from pathlib import Path
 import numpy as np
 from ros_tick_node import ENGINE
 
+from worldmodel_ros.engine.ladder import Tier
+
 HERE = Path(__file__).resolve().parent
 SETTLING = 3.0  # s, after the first command
 MINUTE = 60.0
-NAMES = {1: 'two_step', 2: 'one_step', 3: 'replan', 4: 'stop', 0: 'none'}
+NAMES = {int(tier): tier.name.lower() for tier in Tier}
 VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
 
 

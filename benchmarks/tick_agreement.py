@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -99,17 +100,11 @@ def beside(engine: Engine, repeats: int) -> dict:
             'tick_ms_p99': round(1e3 * float(np.quantile(latencies, 0.99)), 3)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--presets', nargs='*', default=['tiny', 'base'])
-    parser.add_argument('--repeats', type=int, default=20, help='questions beside ticks')
-    parser.add_argument('--json', type=Path)
-    options = parser.parse_args()
+def rows(presets: list[str], repeats: int) -> Iterator[dict]:
+    """Yield, for each preset, precision and way of running it, how far it is from plain calls, or by what it failed."""
     on_gpu = torch.cuda.is_available()
     ways = {'graphs': {}, 'compiled': {'compiled': True}} if on_gpu else {'again': {}}
-    result = {'command': 'python benchmarks/tick_agreement.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'rows': []}
-    for preset in options.presets:
+    for preset in presets:
         for precision in (Precision.FP32, Precision.BF16) if on_gpu else (Precision.FP32,):
             reference = drive(engine_of(preset, precision, graphs=False))
             for way, how in ways.items():
@@ -118,15 +113,27 @@ def main() -> int:
                     engine = engine_of(preset, precision, **how)
                     row['difference'] = difference(drive(engine), reference)
                     with engine.backend.urgent():  # as a node's thread has it
-                        row['beside'] = beside(engine, options.repeats)
+                        row['beside'] = beside(engine, repeats)
                     row['agrees'] = max(row['difference'], row['beside']['difference']) <= TOLERANCE[precision]
                 except Exception as error:  # the other rows are worth having
                     row |= {'error': f'{type(error).__name__}: {error}', 'agrees': False}
-                result['rows'].append(row)
-                print(json.dumps(row), file=sys.stderr, flush=True)
-                if options.json:
-                    options.json.parent.mkdir(parents=True, exist_ok=True)
-                    options.json.write_text(json.dumps(result, indent=1) + '\n')
+                yield row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--presets', nargs='*', default=['tiny', 'base'])
+    parser.add_argument('--repeats', type=int, default=20, help='questions beside ticks')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    result = {'command': 'python benchmarks/tick_agreement.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
+              'versions': versions(), 'rows': []}
+    for row in rows(options.presets, options.repeats):
+        result['rows'].append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(result, indent=1) + '\n')
     print(json.dumps(result, indent=1))
     return 0 if all(row['agrees'] for row in result['rows']) else 1
 

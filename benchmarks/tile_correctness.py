@@ -102,20 +102,10 @@ def error(result: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected ** 2)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--width', type=int, default=LARGE.width, help='a multiple of the width of a head, 128')
-    parser.add_argument('--frames', type=int, default=LARGE.chunk_frames, help='of a chunk')
-    parser.add_argument('--json', type=Path)
-    options = parser.parse_args()
-    preset = replace(LARGE, width=options.width, heads=options.width // 128, chunk_frames=options.frames)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+def rows(preset: Preset = LARGE) -> Iterator[dict]:
+    """Yield, for each back end, its errors against the definitions, or by what it failed."""
     model, on_gpu = decided(build(preset, RandomWeights())), torch.cuda.is_available()
-    start, expected = time.perf_counter(), truth(model, preset)
-    result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': torch.cuda.get_device_name() if on_gpu else None,
-              **machine(), 'versions': versions(('torch', 'triton')), 'weights': 'random',
-              'definition_s': round(time.perf_counter() - start, 1), 'rows': []}
-    print(f'definitions: {result["definition_s"]} s', flush=True)
+    expected = truth(model, preset)
     for name, graphs in ((name, graphs) for name in LIMITS for graphs in ((False, True) if on_gpu else (False,))):
         row, start = {'backend': name, 'graphs': graphs, 'limit': LIMITS[name]}, time.perf_counter()
         try:
@@ -124,8 +114,23 @@ def main() -> int:
             row['kept'] = max(row['errors'].values()) <= row['limit']
         except Exception as failure:  # the others are worth having
             row |= {'failed': f'{type(failure).__name__}: {failure}', 'kept': False}
-        result['rows'].append(row | {'seconds': round(time.perf_counter() - start, 1)})
-        print(json.dumps(result['rows'][-1]), flush=True)
+        yield row | {'seconds': round(time.perf_counter() - start, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--width', type=int, default=LARGE.width, help='a multiple of the width of a head, 128')
+    parser.add_argument('--frames', type=int, default=LARGE.chunk_frames, help='of a chunk')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    preset = replace(LARGE, width=options.width, heads=options.width // 128, chunk_frames=options.frames)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    result = {'command': 'python ' + ' '.join(sys.argv),
+              'gpu': torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+              **machine(), 'versions': versions(('torch', 'triton')), 'weights': 'random', 'rows': []}
+    for row in rows(preset):
+        result['rows'].append(row)
+        print(json.dumps(row), flush=True)
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(result, indent=1) + '\n')

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from worldmodel_ros.engine.futures import OwnPlan
+from worldmodel_ros.engine.session_folder import SessionFileError
+
 SPEC = SimpleNamespace(
     name='fake', image_size=(64, 64), step_period=0.1, chunk_frames=4, actions=2,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
@@ -34,11 +37,13 @@ class FakeEngine:
     def __init__(self, sleep=lambda seconds: None, **costs: float) -> None:
         self.spec = SPEC
         self.sleep = sleep
-        self.costs = dict.fromkeys(('encode', 'commit', 'policy', 'denoise', 'decode', 'what_if'), 0.0)
+        self.costs = dict.fromkeys(('encode', 'commit', 'policy', 'denoise', 'decode', 'what_if', 'session'), 0.0)
         self.costs.update(costs)
         self.predicted = None
         self.sessions = []
         self.step_times = self
+        self.recorded = []
+        self.fingerprint = 'fake'
         self.failing = ''  # name of the call that raises
         self.failure = RuntimeError  # what it raises
         self.plan_value = (0.4, 0.1)
@@ -57,12 +62,26 @@ class FakeEngine:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
 
+    def prediction_rate(self, step_period: float) -> float:
+        return 1.0 / max(step_period, self.predict(1) + self.costs['decode'])
+
     def predict(self, steps: int) -> float:
         costs = self.predicted or self.costs
         return costs['encode'] + costs['commit'] + costs['policy'] + steps * costs['denoise']
 
     def quantile(self, part: str) -> float:
         return self.costs[part]
+
+    def typical(self, part: str) -> float:
+        return self.costs[part]
+
+    def record(self, part: str, seconds: float) -> None:
+        self.recorded.append((part, seconds))
+
+    def read_session(self, file, size):
+        if file.read() != b'session':
+            raise SessionFileError('it is not a saved session')
+        return SimpleNamespace(on_host=True, pieces=lambda: iter(()), close=lambda: None)
 
     def unit(self) -> float:
         return max(self.costs.values())
@@ -98,10 +117,11 @@ class FakeSession:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.timings = {}
+        self.spec = SPEC
         self.observed = []   # (mean of the frame, executed)
         self.imagined = []   # (actions, steps)
         self.asked = []      # steps of each branch
-        self.resets = 0
+        self.resets = self.restored = 0
         self.overlaps = self.busy = False
 
     def _run(self, network):
@@ -135,9 +155,15 @@ class FakeSession:
         future.frames = np.full((len(future.actions), *SPEC.image_size, 3), 128, np.uint8)
         return future.frames
 
-    def what_if(self, actions, steps=2):
+    def moment(self):
+        return len(self.observed)
+
+    def what_if(self, actions, steps=2, moment=None):
         self.asked.append(steps)
         yield
+        if isinstance(actions, OwnPlan):
+            actions = actions.actions(self._run('policy'))
+            yield
         for _ in range(len(actions)):
             self._run('what_if')
             yield
@@ -145,14 +171,15 @@ class FakeSession:
         self.decode(result)
         return result
 
-    def save(self, path) -> None:
+    def capture(self):
         if not self.observed:
             raise ValueError('the session has seen no frame yet: call observe first')
-        path.write_bytes(b'session')
+        self._run('session')
+        return SimpleNamespace(on_host=True, nbytes=7, pieces=lambda: iter(()), write=lambda file: file.write(b'session'))
 
-    def load(self, path) -> None:
-        if path.read_bytes() != b'session':
-            raise ValueError(f'{path} is not a saved session')
+    def restore(self, loaded) -> None:
+        self._run('session')
+        self.restored += 1
 
 
 def future(actions):

@@ -1,6 +1,8 @@
 """
 The deadline ladder on virtual time: never late, never beyond the plan, back to quality without flapping.
 """
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,13 +37,13 @@ def drive(ladder, plan, sequence):
         planned = begun + base + (0.1 if overruns else 0.0)
         if planned <= limit:
             plan.remember(PLAN, stamp)
-        at = {Tier.STOP: begun, Tier.REPLAN: planned}.get(decision.tier, planned + 2 * step)
+        at = {Tier.STOP: begun, Tier.PLAN_ONLY: planned, Tier.LAST_PLAN: planned}.get(decision.tier, planned + 2 * step)
         served = decision.tier
         if served is not Tier.STOP and at > limit:
             at = max(begun, limit)
             served = ladder.overrun(decision, at, plan.has_action(stamp)).tier
         ladder.finished(decision, planned if decision.tier is Tier.STOP else planned + 2 * step)
-        if served is Tier.REPLAN:
+        if served in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
             assert plan.rest(stamp) is not None
         yield decision, served, at, planned <= limit
 
@@ -58,7 +60,7 @@ def test_no_tier_is_chosen_whose_predicted_finish_is_past_the_limit(sequence):
 def test_a_plan_is_never_followed_beyond_its_end(sequence):
     in_a_row = 0
     for _, served, _, new_plan in drive(Ladder(SETTINGS), LastPlan(PERIOD), sequence):
-        in_a_row = in_a_row + 1 if served is Tier.REPLAN and not new_plan else 0
+        in_a_row = in_a_row + 1 if served in (Tier.PLAN_ONLY, Tier.LAST_PLAN) and not new_plan else 0
         assert in_a_row <= len(PLAN) - 1
 
 
@@ -95,10 +97,8 @@ def test_every_tick_is_served_by_its_limit_or_as_soon_as_it_is_begun(sequence):
 def test_the_tiers_follow_the_time_that_is_left():
     chosen = {}
     for wait in (0.0, 0.012, 0.025, 0.035):
-        decision = Ladder(SETTINGS).decide(wait, DEADLINE, times(0.01, 0.01), True)
-        chosen[wait] = decision.tier, decision.fresh
-    assert chosen == {0.0: (Tier.TWO_STEP, False), 0.012: (Tier.ONE_STEP, False), 0.025: (Tier.REPLAN, True),
-                      0.035: (Tier.REPLAN, False)}
+        chosen[wait] = Ladder(SETTINGS).decide(wait, DEADLINE, times(0.01, 0.01), True).tier
+    assert chosen == {0.0: Tier.TWO_STEP, 0.012: Tier.ONE_STEP, 0.025: Tier.PLAN_ONLY, 0.035: Tier.LAST_PLAN}
 
 
 def test_without_a_plan_what_does_not_fit_is_a_stop():
@@ -139,7 +139,8 @@ def test_a_stop_ends_when_plans_were_in_time_whatever_is_predicted(base):
         decision = ladder.decide(k * PERIOD, k * PERIOD + DEADLINE, times(base, 0.03), k > 0)
         ladder.finished(decision, k * PERIOD + 0.02)
         tiers.append(decision.tier)
-    assert tiers == [Tier.STOP] * 3 + [Tier.REPLAN] * 3
+    bridge = Tier.PLAN_ONLY if base < DEADLINE - SETTINGS.reserve else Tier.LAST_PLAN
+    assert tiers == [Tier.STOP] * 3 + [bridge] * 3
 
 
 def test_a_late_trial_does_not_count():
@@ -157,10 +158,10 @@ def test_reasons_name_the_time_that_is_missing():
     assert 'two steps would be ready 10.0 ms after the limit' in decision.reason
 
 
-def test_a_replan_that_was_foreseen_is_not_late():
+def test_a_last_plan_that_was_predicted_is_not_late():
     ladder = Ladder(SETTINGS)
     decision = ladder.decide(0.0, DEADLINE, times(0.05, 0.0), True)
-    assert decision.tier is Tier.REPLAN and not decision.fresh
+    assert decision.tier is Tier.LAST_PLAN
     assert ladder.overrun(decision, decision.limit, True) is decision
     assert ladder.counts.late == 0
     assert ladder.overrun(decision, decision.limit, False).tier is Tier.STOP
@@ -169,11 +170,11 @@ def test_a_replan_that_was_foreseen_is_not_late():
 
 def test_served_ticks_are_counted_by_tier():
     ladder = Ladder(SETTINGS)
-    for tier in (Tier.TWO_STEP, Tier.TWO_STEP, Tier.ONE_STEP, Tier.REPLAN, Tier.STOP, Tier.NONE):
+    for tier in (*Tier, Tier.TWO_STEP, Tier.LAST_PLAN):
         ladder.counts.served(tier)
     ladder.overrun(None, 0.0, True)
-    counts = ladder.counts
-    assert (counts.two_step, counts.one_step, counts.replan, counts.stop, counts.late) == (2, 1, 1, 1, 1)
+    assert asdict(ladder.counts) == {
+        'two_step': 2, 'one_step': 1, 'smaller': 1, 'plan_only': 1, 'last_plan': 2, 'stop': 1, 'late': 1}
 
 
 def test_the_last_plan_moves_on_with_the_stamps():

@@ -1,5 +1,6 @@
 """Networks: streaming equals the clip, committing frame by frame equals training's one pass, checkpoints are checked."""
 import json
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -144,6 +145,29 @@ def test_a_description_that_does_not_fit_is_refused_by_name(tmp_path, damage, me
     (folder / 'model.json').write_text(json.dumps(content))
     with pytest.raises(ModelError, match=message):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    ('heads', 0), ('patch', 0), ('depth', 2 ** 40), ('depth', 2000), ('width', 'wide'), ('width', 2.5), ('goals', 4),
+    ('action_low', [None, 0.0]), ('action_low', 'ab'), ('image_size', [64]), ('step_period', float('nan')),
+    ('vae_width', 2 ** 16), ('width', 2 ** 12), ('tile', [1, 2]), ('patterns', [[1, 'x', 2]]), ('chunk_frames', True)])
+def test_a_description_of_no_model_or_of_a_larger_one_than_the_weights_are_of_is_refused(tmp_path, name, value):
+    folder = small_checkpoint(tmp_path)
+    content = json.loads((folder / 'model.json').read_text())
+    content['preset'][name] = value
+    (folder / 'model.json').write_text(json.dumps(content))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError):
+        checkpoint.load(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+
+
+@pytest.mark.parametrize('text', ['[' * 100_000, '[]', '{"format": 1, "preset": [], "provenance": {}}'],
+    ids=['nested', 'list', 'no object'])
+def test_a_description_that_is_nested_absurdly_or_no_object_is_refused(tmp_path, text):
+    (tmp_path / 'model.json').write_text(text)
+    with pytest.raises(ModelError, match='does not describe a model'):
+        checkpoint.load(tmp_path)
 
 
 def test_a_truncated_weight_file_is_refused_by_name(tmp_path):

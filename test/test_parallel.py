@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from tiled_model import TILED
 from timed_backend import Listener
 
+from worldmodel_ros.engine import service_calibration
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.engine.parallel import supervisor
 from worldmodel_ros.engine.parallel.failure import RankFailure
@@ -179,7 +181,7 @@ class TestTwoProcessesThatShareTheWeights:
 
     def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
         table = StepTable()
-        for part in ('observe', 'denoise', 'decode', 'commit', 'snapshot'):
+        for part in ('observe', 'policy', 'denoise', 'decode', 'commit', 'snapshot'):
             table.record(f'{DIVIDED.name}/{part}', 1, 0.05)
         service = Service(two, settings=ServiceSettings(pictures=False), table=table)
         listener, (image,) = Listener(), images(1)
@@ -194,10 +196,62 @@ class TestTwoProcessesThatShareTheWeights:
         np.testing.assert_allclose(reply(1).plan, expected, atol=1e-5, rtol=0)
         os.kill(two.backend.processes.pids[0], signal.SIGKILL)
         lost = reply(2)
-        assert lost.failed and lost.tier is Tier.REFUSED and 'signal 9' in lost.reason
+        assert lost.failed and lost.tier is Tier.NONE and 'signal 9' in lost.reason
         wait_until_complete(two.backend)
         np.testing.assert_allclose(reply(3).plan, expected, atol=1e-5, rtol=0)  # of a session that begins anew
         service.stop()
+
+
+@contextmanager
+def compiling_now_and_then(pid, seconds):
+    """A process that does nothing for so long at a time [s], as one that compiles; in the end it goes on."""
+    over = threading.Event()
+
+    def stop_and_go():
+        while not over.wait(0.3):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(seconds)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(folder, monkeypatch):
+    with several(folder, 2, 'tensor') as engine:
+        engine.backend._patience = 0.1  # as on GPUs: a tick's period
+        pid, = engine.backend.processes.pids
+        with compiling_now_and_then(pid, 1.0):
+            engine.warm_up(ticks=3)
+        assert engine.backend.epoch == 0 and not engine.trouble and engine.backend.processes.pids == [pid]
+        service = Service(engine, settings=ServiceSettings(sessions=1))
+        monkeypatch.setattr(service_calibration, 'RUNS', 2)
+        with compiling_now_and_then(pid, 1.0):
+            service.calibrate()
+        assert engine.backend.epoch == 0 and not engine.trouble
+        engine.backend._patience = 2.0  # which a busy machine keeps
+        session = driven(engine, images(3))
+        session.imagine(CHUNK)
+        engine.backend._patience = 0.1
+        os.kill(pid, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(RankFailure, match='within 0.1 s'):
+            session.imagine(CHUNK)
+        assert time.monotonic() - start < 0.1 + 3.0  # on a busy machine
+
+
+def test_a_process_that_never_comes_out_of_its_warm_up_is_noticed_too(folder):
+    with several(folder, 2, 'tensor') as engine:
+        engine.backend._warm_up = 1.0
+        os.kill(engine.backend.processes.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankFailure, match='within 1 s|processes of the model were missing'):
+            engine.warm_up(ticks=3)
+        assert engine.backend.epoch or engine.trouble
 
 
 def test_fp8_is_rounded_in_the_same_places_by_two_processes_as_by_one(folder):

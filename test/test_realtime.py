@@ -30,3 +30,18 @@ def test_without_the_permission_the_remedy_is_told(monkeypatch):
     monkeypatch.setattr(os, 'sched_setscheduler', schedule)
     assert not realtime.apply(log, 20, all_threads=True)
     assert '@realtime - rtprio 20' in log.warnings[0] and not log.infos
+
+
+def test_a_thread_is_urgent_by_turns_if_it_was_so_at_first(monkeypatch):
+    scheduled = []
+    monkeypatch.setattr(os, 'sched_setscheduler', lambda *given: scheduled.append((*given[:2], given[2].sched_priority)))
+    monkeypatch.setattr(os, 'setpriority', lambda *given: None)
+    monkeypatch.setattr(realtime, 'priority_of', lambda process: 20)
+    urgency = realtime.Urgency()
+    for urgent in (True, False, False, True):
+        urgency.urgent = urgent
+    assert scheduled == [(0, os.SCHED_OTHER, 0), (0, os.SCHED_FIFO, 20)]
+    monkeypatch.setattr(realtime, 'priority_of', lambda process: 0)
+    urgency = realtime.Urgency()
+    urgency.urgent = False
+    assert len(scheduled) == 2 and not urgency.urgent

@@ -1,11 +1,13 @@
 """Weights by name: what a process reads or draws of a tensor is its part of the whole, and nothing is made twice."""
+import json
+
 import numpy as np
 import pytest
 import torch
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.checkpoint_description import ModelError, checksum
 from worldmodel_ros.model.weights import Part, RandomWeights, build
 
 HALF_OF_HEADS = Part(0, tuple((part * SMALL.width, part * SMALL.width + SMALL.width // 2) for part in range(3)))
@@ -65,5 +67,37 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, message):
     weights = load_file(file)
     change(weights)
     save_file(weights, file)
+    describe_again(folder)
     with pytest.raises(ModelError, match=message):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda file: file.write_bytes(flipped(file.read_bytes())), 'is damaged: its checksum'),
+    (lambda file: file.unlink(), 'is missing')])
+def test_weights_that_are_not_as_they_were_written_are_refused_by_name(tmp_path, damage, message):
+    folder = small_checkpoint(tmp_path)
+    file, = folder.glob('*.safetensors')
+    damage(file)
+    with pytest.raises(ModelError, match=f'{file.name} {message}'):
+        checkpoint.load(folder)
+
+
+def test_a_checkpoint_from_before_there_were_checksums_still_loads(tmp_path):
+    folder = small_checkpoint(tmp_path)
+    content = json.loads((folder / 'model.json').read_text())
+    del content['crc32']
+    (folder / 'model.json').write_text(json.dumps(content))
+    assert checkpoint.load(folder).preset == SMALL
+
+
+def flipped(data):
+    """One bit in the middle is another: no reader of safetensors notices."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 64]) + data[middle + 1:]
+
+
+def describe_again(folder):
+    content = json.loads((folder / 'model.json').read_text())
+    content['crc32'] = {file.name: checksum(file) for file in folder.glob('*.safetensors')}
+    (folder / 'model.json').write_text(json.dumps(content))

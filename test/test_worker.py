@@ -4,6 +4,8 @@ The worker on virtual time: who answers, what is never published late, and what 
 import math
 import sys
 import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from worldmodel_ros.engine.answers import Observation
 from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.engine.parallel.failure import RankFailure
 from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
 
@@ -136,7 +139,7 @@ def test_what_comes_after_the_limit_is_never_published_but_its_observation_is_ke
     rig.engine.predicted = dict(rig.engine.costs)
     rig.engine.costs.update(SLOW)
     answer = rig.tick()
-    assert (answer.tier, answer.verdict) == (Tier.REPLAN, Verdict.LATE)
+    assert (answer.tier, answer.verdict) == (Tier.LAST_PLAN, Verdict.LATE)
     assert len(answer.actions) == 3  # the first action of the plan was for the tick before
     assert answer.latency <= DEADLINE
     assert len([a for a, _ in rig.answers]) == 2
@@ -151,10 +154,10 @@ def test_a_model_that_is_suddenly_slow_is_bridged_to_the_end_of_the_plan_and_the
     tiers = []
     for _ in range(8):
         tiers.append(rig.tick().tier)
-    assert tiers[0] is Tier.REPLAN
+    assert tiers[0] is Tier.LAST_PLAN
     assert Tier.STOP in tiers[:5] and tiers[-1] is Tier.STOP
     for answer, at in rig.answers:
-        if answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.REPLAN):
+        if answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.PLAN_ONLY, Tier.LAST_PLAN):
             assert answer.latency <= DEADLINE - rig.responder.settings.reserve / 2
 
 
@@ -176,15 +179,58 @@ def test_the_monitor_falls_back_to_the_plan_of_the_same_frame_when_only_the_pred
     rig.engine.predicted = dict(rig.engine.costs)
     rig.engine.costs['denoise'] = 0.08
     answer = rig.tick()
-    assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.REPLAN, Verdict.LATE, 4)
+    assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.PLAN_ONLY, Verdict.LATE, 4)
 
 
 def test_when_no_prediction_fits_a_plan_that_does_is_still_made():
     rig = Rig(denoise=0.04)
     for _ in range(10):
         answer = rig.tick()
-        assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.REPLAN, Verdict.DEGRADED, 4)
+        assert (answer.tier, answer.verdict, len(answer.actions)) == (Tier.PLAN_ONLY, Verdict.DEGRADED, 4)
         assert answer.latency < 0.04
+
+
+def test_below_the_one_step_tier_every_tick_still_publishes_its_prediction():
+    rig = Rig(denoise=0.04)
+    for _ in range(10):
+        rig.tick()
+    assert len(rig.predictions) == 10
+    for prediction, at in rig.predictions:
+        assert (prediction.tier, prediction.command_tier) == (Tier.ONE_STEP, Tier.PLAN_ONLY)
+        assert 0.05 < at - prediction.observation.received < 0.1
+
+
+def test_a_prediction_that_the_model_finished_too_late_for_the_command_is_published():
+    rig = Rig()
+    rig.engine.predicted = dict(rig.engine.costs)
+    rig.engine.costs['denoise'] = 0.02
+    rig.tick()
+    (prediction, _), = rig.predictions
+    assert (prediction.tier, prediction.command_tier) == (Tier.TWO_STEP, Tier.PLAN_ONLY)
+
+
+def test_where_there_is_no_time_for_imagination_and_pictures_in_one_tick_they_take_turns():
+    rig = Rig(denoise=0.07, decode=0.05)
+    for _ in range(20):
+        rig.tick()
+    assert 8 <= len(rig.predictions) <= 12
+    assert {answer.tier for answer, _ in rig.answers} == {Tier.PLAN_ONLY}
+
+
+def test_pictures_that_never_fit_are_decoded_once_a_second():
+    rig = Rig(decode=0.12)
+    for _ in range(40):
+        rig.tick()
+    assert 3 <= len(rig.predictions) <= 5
+    assert sum(answer.tier is Tier.TWO_STEP for answer, _ in rig.answers) >= 30
+
+
+def test_without_a_goal_a_slow_model_goes_on_looking():
+    rig = Rig(denoise=0.06)
+    for _ in range(3):
+        rig.tick(goal='')
+    assert [prediction.command_tier for prediction, _ in rig.predictions] == [Tier.NONE] * 3
+    assert {answer.verdict for answer, _ in rig.answers} == {Verdict.IDLE}
 
 
 def test_a_fallback_that_is_itself_late_commands_nothing():
@@ -340,7 +386,7 @@ def test_a_refusal_from_elsewhere_is_bridged_while_the_last_plan_has_actions():
         observation, _ = rig.frame()
         bridged.append(rig.responder.bridge(observation, observation.due, 'no time'))
     assert bridged == [True, True, True, False]
-    assert [answer.tier for answer, _ in rig.answers[1:]] == [Tier.REPLAN] * 3
+    assert [answer.tier for answer, _ in rig.answers[1:]] == [Tier.LAST_PLAN] * 3
     assert 'no time; the last plan goes on' in rig.answers[-1][0].reason
 
 
@@ -376,6 +422,31 @@ def test_no_idle_work_is_begun_that_would_not_be_over_before_the_next_frame():
         rig.run(until=next_frame)
         assert rig.clock() <= next_frame
         rig.clock.now = next_frame
+    assert not asked.done()
+
+
+def test_between_the_images_of_a_slower_camera_longer_pieces_of_work_fit():
+    rig = Rig(what_if=0.12)
+    asked = None
+    for frame in range(12):
+        rig.frame()
+        if frame == 1:
+            asked = question(rig, 'forward', steps=4)
+        next_frame = rig.clock() + 0.2
+        rig.run(until=next_frame)
+        assert rig.clock() <= next_frame
+        rig.clock.now = next_frame
+    assert asked.done() and asked.result().complete
+
+
+def test_a_camera_that_becomes_faster_is_believed_at_once():
+    rig = Rig(what_if=0.12)
+    for period in (0.2, 0.2, 0.2, 0.2, 0.1):
+        rig.tick()
+        rig.clock.now += period - 0.1
+    asked = question(rig, 'forward', steps=4)
+    for _ in range(8):
+        assert rig.tick().latency == pytest.approx(0.020)
     assert not asked.done()
 
 
@@ -481,16 +552,37 @@ def test_an_exception_in_a_branch_ends_the_question_only():
     assert rig.tick().tier is Tier.TWO_STEP
 
 
+def next_to(work, function, *arguments):
+    """What a function gives that waits in another thread for what the worker does meanwhile."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(function, *arguments)
+        while not waiting.done():
+            work()
+            time.sleep(0.001)
+        return waiting.result()
+
+
 def test_sessions_are_saved_and_loaded_between_ticks(tmp_path):
-    rig = Rig()
-    saved = rig.worker.save(tmp_path / 's')
-    rig.run()
+    rig, folder = Rig(), SessionFolder(tmp_path)
     with pytest.raises(ValueError, match='no frame yet'):
-        saved.result(timeout=0)
+        next_to(rig.run, rig.worker.save, folder, 's.safetensors')
     rig.tick()
-    saved, loaded = rig.worker.save(tmp_path / 's'), rig.worker.load(tmp_path / 's')
+    next_to(rig.tick, rig.worker.save, folder, 's.safetensors')
+    next_to(rig.tick, rig.worker.load, folder, 's.safetensors')
+    assert rig.engine.sessions[0].restored == 1
     assert rig.tick().latency == pytest.approx(0.020)
-    assert saved.result(timeout=0) is None and loaded.result(timeout=0) is None
+
+
+def test_saving_is_given_the_time_that_was_measured_and_so_fits_next_to_long_ticks(tmp_path):
+    rig, folder = Rig(encode=0.03, commit=0.03, session=0.001), SessionFolder(tmp_path)
+    rig.tick()
+    rig.frame()
+    rig.run(until=rig.clock() + 0.09)  # 80 ms of the tick's 100
+    rig.engine.recorded.clear()
+    promise = rig.worker._call(lambda session: session.capture())
+    assert rig.worker.step() == 0.0 and promise.done(), '20 ms are left, and it takes one'
+    assert [part for part, _ in rig.engine.recorded] == ['session']
+    assert rig.engine.recorded[0][1] == pytest.approx(0.001)
 
 
 def test_halt_voids_the_tick_in_progress():
@@ -504,7 +596,7 @@ def test_halt_voids_the_tick_in_progress():
     assert rig.answers[-1][0].counts.stop == 1
 
 
-def test_the_thread_survives_everything_and_ends_when_told():
+def test_the_thread_survives_everything_and_ends_when_told(tmp_path):
     rig = Rig()
     rig.engine.sleep = lambda seconds: None
     broken = threading.Event()
@@ -522,7 +614,8 @@ def test_the_thread_survives_everything_and_ends_when_told():
     assert broken.wait(2.0)
     rig.worker.stop()
     assert threading.active_count() == before
-    assert rig.worker.save(None).cancelled()
+    with pytest.raises(CancelledError):
+        rig.worker.save(SessionFolder(tmp_path), 's.safetensors')
 
 
 def test_a_promise_is_not_left_hanging_when_the_thread_ends():
@@ -534,3 +627,29 @@ def test_a_promise_is_not_left_hanging_when_the_thread_ends():
     asked = question(rig, 'forward', steps=10**6)
     rig.worker.stop()
     assert asked.cancelled() or asked.exception(timeout=0)
+
+
+def test_pictures_and_questions_are_no_urgent_work_but_what_the_ladder_is_measured_by_is():
+    class Turns:
+        urgent = True
+
+    rig = Rig(denoise=0.04)
+    turns = rig.worker._urgency = Turns()
+    urgent = {}
+    sleep = rig.engine.sleep
+
+    def noting(seconds):
+        part = {value: part for part, value in rig.engine.costs.items()}[seconds]
+        urgent.setdefault(part, set()).add(turns.urgent)
+        sleep(seconds)
+    rig.engine.sleep = noting
+    rig.engine.costs.update(encode=0.002, commit=0.005, policy=0.001, denoise=0.04, decode=0.0051, what_if=0.0061)
+    promise = question(rig, 'left', 'right')
+    for _ in range(5):
+        rig.frame()
+        rig.run()
+        rig.clock.sleep(0.1)
+    assert promise.done() and rig.predictions
+    assert {answer.tier for answer, _ in rig.answers} == {Tier.PLAN_ONLY}
+    assert urgent == {'encode': {True}, 'commit': {True}, 'policy': {True}, 'denoise': {True}, 'decode': {False},
+                      'what_if': {False}}

@@ -12,9 +12,12 @@ from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.engine.maneuvers import NAMES, maneuver
 from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.evaluate.quality.horizons import finish
+
+pytestmark = pytest.mark.realtime
 
 DEADLINE = 1.0  # s; the machine may be busy
 
@@ -116,10 +119,10 @@ def test_what_if_in_one_step_imagines_what_the_session_does_in_one(driver):
 
 def test_a_session_survives_the_way_through_a_file(driver, tmp_path):
     driver.tick()
-    path = tmp_path / 'session.safetensors'
-    driver.worker.save(path).result(10.0)
-    driver.worker.load(path).result(10.0)
+    folder, name = SessionFolder(tmp_path), 'session.safetensors'
+    driver.worker.save(folder, name, 10.0)
+    driver.worker.load(folder, name, 10.0)
     assert driver.tick().tier is Tier.TWO_STEP
-    path.write_bytes(b'nonsense')
-    with pytest.raises(ValueError, match='not a saved session'):
-        driver.worker.load(path).result(10.0)
+    (tmp_path / name).write_bytes(b'nonsense')
+    with pytest.raises(SessionFileError, match='not a saved session'):
+        driver.worker.load(folder, name, 10.0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from fake_engine import FakeClock
@@ -35,7 +36,7 @@ class TimedBackend:
 
     def fill(self, table: StepTable) -> None:
         """What a calibration would measure."""
-        parts = {'observe': ('encode', 'commit', 'policy'), 'denoise': ('denoise', 'outcomes'), 'commit': ('commit',),
+        parts = {'observe': ('encode', 'commit', 'policy'), 'denoise': ('denoise', 'outcomes'), 'commit': ('commit',), 'policy': ('policy',),
                  'decode': ('decode',)}
         for size, _ in itertools.product(self.sizes, range(25)):
             for part, networks in parts.items():
@@ -64,7 +65,7 @@ class TimedBackend:
 
     def _encode(self, frame, state):
         # The latent tells which frame it is of.
-        return np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32), np.zeros(1)
+        return np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32), np.zeros(1, np.float32)
 
     def _commit(self, latents, actions, window, places):
         return np.zeros((len(latents), self.preset.tokens, self.preset.width), np.float32)
@@ -102,11 +103,11 @@ class Rig:
     def __init__(self, costs=None, sizes=(1,), smaller=None, sessions=8, share=0.1, **settings):
         self.clock = FakeClock()
         self.backend = TimedBackend(self.clock, costs, sizes, share)
-        engine = Engine(self.backend, None, sessions)
+        engine = Engine(self.backend, Path('timed'), sessions)
         if smaller:
             preset = replace(SMALL, name='smaller-test', image_size=(16, 16))
             self.small = TimedBackend(self.clock, smaller, sizes, share, preset)
-            smaller = Engine(self.small, None, sessions)
+            smaller = Engine(self.small, Path('timed'), sessions)
         table = StepTable(padded=len(sizes) > 1)
         for backend in (self.backend, self.small) if smaller else (self.backend,):
             backend.fill(table)

@@ -10,10 +10,10 @@ from worldmodel_ros.engine.scheduling import Batch, Kind
 
 from .tally import BIN
 
-POLICY_COLOURS = {'fifo': MUTED, 'edf': TIER_COLOURS['replan'], 'edf_ladder': MODEL}
+POLICY_COLOURS = {'fifo': MUTED, 'edf': TIER_COLOURS['last_plan'], 'edf_ladder': MODEL}
 POLICY_WORDS = {'fifo': 'first come, first served', 'edf': 'earliest deadline first', 'edf_ladder': 'EDF with ladder'}
 TIERS = {'two_step': ('two steps', TIER_COLOURS['two_step']), 'one_step': ('one step', TIER_COLOURS['one_step']),
-         'smaller': ('the smaller model', TRUTH), 'refused': ('refused', TIER_COLOURS['replan']), 'late': ('late', BAD)}
+         'smaller': ('the smaller model', TRUTH), 'refused': ('refused', TIER_COLOURS['last_plan']), 'late': ('late', BAD)}
 NETWORK_COLOURS = {'base/observe': GOOD, 'base/denoise': MODEL, 'base/decode': LINE,
                    'small/observe': '#f59e0b', 'small/denoise': '#fcd34d', 'small/decode': '#eceff2'}
 

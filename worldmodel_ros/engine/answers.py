@@ -68,10 +68,14 @@ class Prediction:
     """
     An imagined and decoded future, and where the time went [s]: queue, encode, commit, policy, denoise,
     decode, total and predicted.
+
+    `tier` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. `command_tier` is what the observation was answered
+    with; where that is none of these three, the command left before this was ready.
     """
 
     observation: Observation
     tier: Tier
+    command_tier: Tier
     future: Future
     timings: dict[str, float]
 

@@ -17,7 +17,7 @@ Result = TypeVar('Result')
 
 @dataclass(frozen=True)
 class Boundary:
-    """The unit that follows: observe, denoise (with its step), commit or decode."""
+    """The unit that follows: observe, policy, denoise (with its step), commit or decode."""
 
     unit: str
     step: int = 0

@@ -1,15 +1,20 @@
 """One loaded model: its back end, its measured step times and the sessions that are opened on it."""
 from __future__ import annotations
 
+import hashlib
+import json
 import time
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from .memory import Memory
 from .session import Session
-from .step_times import StepTimes
+from .session_file import Loaded, read
+from .step_times import SESSION, StepTimes
 
 if TYPE_CHECKING:
     from .onnx_backend import OnnxBackend
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s
+_PIECE = 2**20  # bytes that are read at a time
 
 
 class Engine:
@@ -35,18 +41,44 @@ class Engine:
 
         Raises OutOfPages when more sessions are open than the engine was made for and there is no room for another.
         """
-        return Session(self.backend, self.memory, self.step_times, seed)
+        return self._session(self.step_times, seed)
+
+    def _session(self, step_times: StepTimes, seed: int = 0) -> Session:
+        return Session(self.backend, self.memory, step_times, seed, lambda: self.fingerprint)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells models apart whose sessions do not fit each other: a digest of the preset and the files with the
+        weights, in hex. Of random weights, that of the preset. Takes seconds for a large model."""
+        digest = hashlib.sha256(json.dumps(self.spec.to_dict(), sort_keys=True).encode())
+        for path in sorted(self.folder.glob('weights-*.safetensors')):
+            with path.open('rb') as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+        return digest.hexdigest()
+
+    def read_session(self, file: BinaryIO, size: int) -> Loaded:
+        """A session from a file of ``size`` bytes, checked. From any thread. Raises SessionFileError."""
+        return read(file, size, self.spec, self.fingerprint, self.memory)
 
     @property
     def trouble(self) -> str:
         """Why it cannot look ahead at present; empty: it can."""
         return ''
 
+    def starting_up(self) -> AbstractContextManager[None]:
+        """A context in which no call has a tick's deadline: whatever compiles or captures does so now."""
+        return nullcontext()
+
     def close(self) -> None:
         """Ends what it runs beside this process; there is nothing, unless the model is on several GPUs."""
 
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
         """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
+        with self.starting_up():
+            self._warm_up(ticks)
+
+    def _warm_up(self, ticks: int) -> None:
         spec = self.spec
         rng = np.random.default_rng(0)
         # The first calls allocate, compile and capture: they would stay in the quantiles for minutes. A window that is
@@ -54,7 +86,7 @@ class Engine:
         young = spec.tile[0] if spec.tile else spec.window_frames
         first = 2 + young if self.backend.asynchronous else 2
         for step_times, count in ((StepTimes(), first), (self.step_times, ticks)):
-            session = Session(self.backend, self.memory, step_times)
+            session = self._session(step_times)
             for tick in range(count):
                 frame = rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
                 session.observe(frame, np.zeros(spec.actions, np.float32))
@@ -66,3 +98,7 @@ class Engine:
                 if step_times is not self.step_times and tick in (0, count - 1):
                     for _ in session.what_if(np.zeros((spec.chunk_frames + 1, spec.actions), np.float32)):
                         pass
+                if step_times is self.step_times and tick >= count // 2:
+                    start = time.perf_counter()
+                    session.capture()
+                    step_times.record(SESSION, time.perf_counter() - start)

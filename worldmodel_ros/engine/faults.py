@@ -14,12 +14,14 @@ class Faults:
     """
     May be changed at any time, from any thread.
 
-    `delay`: added to every network call [s]. `nan`: the policy gives NaN. `fail`: every network call raises.
+    `delay`: added to every network call [s]. `nan`: the policy gives NaN. `fail`: every network call raises. `cuda`: it
+    raises what PyTorch does for a CUDA error of that name, empty for none.
     """
 
     delay: float = 0.0
     nan: bool = False
     fail: bool = False
+    cuda: str = ''
 
 
 class InjectedFault(RuntimeError):
@@ -52,6 +54,8 @@ class FaultyBackend:
             time.sleep(self._faults.delay)
         if self._faults.fail:
             raise InjectedFault('fault_raise is set')
+        if self._faults.cuda:
+            raise RuntimeError(f'CUDA error: {self._faults.cuda}')
         outputs = run(network, batch)
         if self._faults.nan and network == 'policy':
             return [plans * np.float32(np.nan) for plans in outputs]  # arrays, or a device's tensors

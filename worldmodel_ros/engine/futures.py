@@ -27,13 +27,32 @@ class Future:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a session had seen by frame ``time``, whose latent is ``latent``. ``sinks``: latent (h, w, Z) and action (A,)
-    of each of the last `Preset.sink_frames`; the first frame of all stands for those that never were."""
+    """What a session had seen by frame ``time``, whose latent is ``latent`` and whose features (P, D) are ``features``.
+    ``sinks``: latent (h, w, Z) and action (A,) of each of the last `Preset.sink_frames`; the first frame of all stands
+    for those that never were."""
 
     cache: SequenceCache
     time: int
     latent: np.ndarray
     sinks: tuple[tuple[np.ndarray, np.ndarray], ...]
+    features: np.ndarray
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """Stands for the actions of a branch: the model's own plan for a goal, of which the last action goes on until
+    ``steps``."""
+
+    goal: str
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def actions(self, plan: np.ndarray) -> np.ndarray:
+        """Actions (steps, A) by the plan of a chunk."""
+        plan = plan[:self.steps]
+        return np.concatenate([plan, np.repeat(plan[-1:], self.steps - len(plan), 0)])
 
 
 @dataclass(frozen=True)

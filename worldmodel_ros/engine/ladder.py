@@ -18,14 +18,20 @@ NS = 1_000_000_000
 
 
 class Tier(enum.IntEnum):
-    """What an observation was answered with; the values are those of ActionChunk."""
+    """
+    What an observation was answered with, best first; the values are those of ActionChunk.
+
+    The first three have imagined the future of their plan before they answer. PLAN_ONLY is a plan of the observation
+    itself without that, LAST_PLAN the rest of an earlier one. NONE: nothing was commanded; of a server, refused.
+    """
 
     NONE = 0
     TWO_STEP = 1
     ONE_STEP = 2
-    REPLAN = 3
-    STOP = 4
-    SMALLER = 5  # by a server for several robots alone: its smaller model, one step
+    SMALLER = 3  # by a server for several robots alone: its smaller model, one step
+    PLAN_ONLY = 4
+    LAST_PLAN = 5
+    STOP = 6
 
 
 class Verdict(enum.IntEnum):
@@ -40,6 +46,7 @@ class Verdict(enum.IntEnum):
 
 
 STEPS = {Tier.TWO_STEP: 2, Tier.ONE_STEP: 1}  # denoising steps of the tiers that predict
+MODEL_TIERS = (*STEPS, Tier.SMALLER)  # that answer only once the future has been imagined
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,7 @@ class Settings:
 class Decision(NamedTuple):
     """
     `finish`: predicted time of the answer. `limit`: the answer must be out by then. `headroom`: whether the
-    next better tier would have fitted too, with room to spare. `fresh`, of a REPLAN: a plan of the
-    observation itself is expected in time, only no prediction with it.
+    next better tier would have fitted too, with room to spare.
     """
 
     tier: Tier
@@ -72,7 +78,6 @@ class Decision(NamedTuple):
     limit: float
     headroom: bool
     reason: str
-    fresh: bool = False
 
 
 @dataclass
@@ -81,10 +86,11 @@ class Counts:
 
     two_step: int = 0
     one_step: int = 0
-    replan: int = 0
+    smaller: int = 0
+    plan_only: int = 0
+    last_plan: int = 0
     stop: int = 0
     late: int = 0
-    smaller: int = 0
 
     def served(self, tier: Tier) -> None:
         if tier is not Tier.NONE:
@@ -96,10 +102,10 @@ class Ladder:
     """
     The state of the ladder is its best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
 
-    It goes down as soon as a tier does not fit, and up by one after `recovery_ticks` good ticks. REPLAN is no
-    state: it bridges a tick for which no prediction fits, with the plan of the observation itself if that is
-    in time, else with the last one; it ends with the first tick for which the one-step model fits, with
-    headroom. Not thread-safe.
+    It goes down as soon as a tier does not fit, and up by one after `recovery_ticks` good ticks. PLAN_ONLY
+    and LAST_PLAN are no states: they bridge a tick for which no prediction fits, with the plan of the observation
+    itself if that is in time, else with the last one; this ends with the first tick for which the one-step model
+    fits, with headroom. Not thread-safe.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -139,7 +145,7 @@ class Ladder:
         if missing <= 0.0:
             reason = f'one step would be ready only {-missing:.1f} ms before the limit'
         planned = now + predict(0)
-        return self._bridge(has_plan, min(planned, limit), limit, reason, fresh=planned <= limit)
+        return self._bridge(has_plan, min(planned, limit), limit, reason, in_time=planned <= limit)
 
     def relay(self, tier: Tier, now: float, due: float, reason: str) -> Decision:
         """
@@ -162,7 +168,7 @@ class Ladder:
         The model did at the time `at` what the answer needs or, for a STOP, what would have been enough to
         move: a plan.
         """
-        if decision.tier is Tier.REPLAN:
+        if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
             return
         good = decision.headroom and at <= decision.limit
         self._streak = self._streak + 1 if good else 0
@@ -172,7 +178,7 @@ class Ladder:
         The limit has come, and what was decided has not been done, or, None, nothing could be decided yet:
         choose what to answer instead, now.
         """
-        if decision and decision.tier is Tier.REPLAN and not decision.fresh and has_plan:
+        if decision and decision.tier is Tier.LAST_PLAN and has_plan:
             return decision
         self.counts.late += 1
         return self._bridge(has_plan, now, now, 'the model did not finish in time')
@@ -194,12 +200,12 @@ class Ladder:
         return f'{self._cause}; on time again for {self._streak} of {self.settings.recovery_ticks} ticks'
 
     def _bridge(self, has_plan: bool, finish: float, limit: float, reason: str,
-                fresh: bool = False) -> Decision:
-        if (has_plan or fresh) and self._best is not Tier.STOP:
+                in_time: bool = False) -> Decision:
+        """`in_time`: whether a plan of the observation itself is expected before the limit."""
+        if (has_plan or in_time) and self._best is not Tier.STOP:
             self._fall(Tier.ONE_STEP, reason)
             self._bridging = True
-            plan = 'a plan alone is in time' if fresh else 'the last plan goes on'
-            return Decision(Tier.REPLAN, finish, limit, False, f'{reason}; {plan}', fresh)
+            return Decision(Tier.PLAN_ONLY if in_time else Tier.LAST_PLAN, finish, limit, False, reason)
         if self._best is not Tier.STOP:
             reason += ', and no plan has an action left'
         self._fall(Tier.STOP, reason)
@@ -236,6 +242,10 @@ class LastPlan:
     def forget(self) -> None:
         """Drop the plan: it was for another goal, or another episode."""
         self._actions: np.ndarray | None = None
+
+    def is_of(self, stamp: int) -> bool:
+        """Tell whether it was made for the observation `stamp` [ns] itself."""
+        return self._actions is not None and stamp == self._stamp
 
     def has_action(self, stamp: int) -> bool:
         """Tell whether there is an action for the observation `stamp` [ns]."""

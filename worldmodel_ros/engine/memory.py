@@ -61,9 +61,19 @@ class Memory:
         """What new slabs are written to."""
         return self.pools[0]
 
+    @property
+    def guaranteed_pages(self) -> list[int]:
+        """How many pages of each pool a session holds at most."""
+        return [slabs * self.layout.tiles for slabs in self._guaranteed]
+
     def open(self) -> SequenceCache:
         """The cache of a new session. Raises OutOfPages when no window can be guaranteed any more."""
         return SequenceCache(self.layout, self.pools, self._guaranteed, self._preset.sink_slabs)
+
+    def stage(self) -> SequenceCache:
+        """An empty cache to be filled for a session to adopt. What it holds is not taken from it, so that a thread of
+        its own may write there."""
+        return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
         """Drops what has left the window of the frame after ``newest``, and lets complete slabs lie in fewer bits."""

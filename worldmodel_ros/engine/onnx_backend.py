@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -17,25 +18,30 @@ import onnxruntime
 
 from ..cache.layout import TileLayout
 from ..cache.storage import NumpyStorage
-from ..model.checkpoint_description import ModelError, read_description
+from ..model.checkpoint_description import ModelError, checksum, read_description, weight_files
 from ..model.rotary import rotary_angles
 from ..model.steps import FLOW
 from .cache_folder import cache_folder
 from .memory import Window
 
+_log = logging.getLogger(__name__)
+
 # Counts up when the exported graphs change, so that older files in a cache folder are not taken for them.
-EXPORT_VERSION = 5
+EXPORT_VERSION = 6
+_CHECKSUMS = 'checksums.json'
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
 def exported(folder: Path, quantised: bool) -> Path:
     """Folder with the graphs of a checkpoint, exported now if need be; safe against a second process doing the same."""
     digest = hashlib.sha256(json.dumps([EXPORT_VERSION, quantised, onnxruntime.__version__]).encode())
-    for file in (folder / 'model.json', *sorted(folder.glob('weights-*.safetensors'))):
+    for file in (folder / 'model.json', *weight_files(folder)):
         digest.update(file.read_bytes())
     target = cache_folder() / f'{folder.name}-{"int8" if quantised else "fp32"}-{digest.hexdigest()[:16]}'
     if target.is_dir():
-        return target
+        if not (damaged := _damaged(target)):
+            return target
+        _log.warning('%s is damaged: the graphs are exported again', damaged)
     from .onnx_export import export
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,13 +51,28 @@ def exported(folder: Path, quantised: bool) -> Path:
                          f'folder that can be written') from error
     try:
         export(folder, scratch, quantised)
+        checksums = {f'{name}.onnx': checksum(scratch / f'{name}.onnx') for name in GRAPHS}
+        (scratch / _CHECKSUMS).write_text(json.dumps(checksums))
+        if target.is_dir() and _damaged(target):
+            target.rename(scratch / 'damaged')
         scratch.rename(target)
+        shutil.rmtree(target / 'damaged', ignore_errors=True)
     except OSError:
         if not target.is_dir():  # else another process was faster, and its files are as good
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _damaged(folder: Path) -> Path | None:
+    """A file of exported graphs that is not as it was written; None: there is none."""
+    try:
+        written = json.loads((folder / _CHECKSUMS).read_text())
+        return next((folder / f'{name}.onnx' for name in GRAPHS
+                     if checksum(folder / f'{name}.onnx') != written[f'{name}.onnx']), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder
 
 
 class OnnxBackend:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from .answers import Answer, Listener, Observation
 from .ladder import STEPS, Counts, Decision, Ladder, LastPlan, Settings, Tier, Verdict
+
+_REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
 
 
 class Responder:
@@ -31,6 +34,8 @@ class Responder:
         self._finish = 0.0  # predicted, of the newest observation
         self._planned = 0.0  # when it had a plan
         self._decision: Decision | None = None  # on it, once it is being worked on
+        # Number and tier of the last answers.
+        self._served: deque[tuple[tuple[int, int], Tier]] = deque(maxlen=_REMEMBERED)
 
     @property
     def settings(self) -> Settings:
@@ -88,7 +93,7 @@ class Responder:
         Choose the tier for work that has `begun`, and answer at once where the model is not waited for.
 
         `predict` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
-        in, and nothing is predicted from it.
+        in, and nothing is predicted from it: it is stale, or a newer one has come.
         """
         with self._lock:
             limit = observation.due - self.settings.reserve
@@ -96,8 +101,9 @@ class Responder:
                 self._pass_over(observation)
                 if observation.stale:
                     return None
-                tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), None)
-                return tier and Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
+                # Nothing is commanded, so that nothing can be late: the future is imagined all the same.
+                tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), Tier.ONE_STEP)
+                return Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
             if not self._is_open(observation):
                 return None
             decision = self._ladder.decide(
@@ -114,16 +120,20 @@ class Responder:
         """
         with self._lock:
             self._remember(observation, plan)
-            if decision.tier is Tier.REPLAN:
+            if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
                 self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
 
-    def finished(self, observation: Observation, decision: Decision, plan: np.ndarray) -> bool:
-        """Answer with the plan of a model that has finished; return whether it was still wanted."""
+    def served(self, observation: Observation) -> Tier | None:
+        """What an observation was answered with; None where it has not been, or that was too long ago."""
+        with self._lock:
+            return next((tier for number, tier in reversed(self._served) if number == observation.number), None)
+
+    def finished(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
+        """Take note that the future of a plan has been imagined; answer with the plan where that was waited for."""
         with self._lock:
             verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
-            answered = self._answer(observation, decision.tier, verdict, decision.reason, plan)
+            self._answer(observation, decision.tier, verdict, decision.reason, plan)
             self._ladder.finished(decision, self._planned if decision.tier is Tier.STOP else self._clock())
-            return answered
 
     def relay(self, observation: Observation, tier: Tier, finish: float, reason: str, plan: np.ndarray) -> bool:
         """
@@ -215,13 +225,20 @@ class Responder:
             self._report(observation, Verdict.IDLE, 'no goal')
 
     def _answer(self, observation: Observation, tier: Tier, verdict: Verdict, reason: str,
-                plan: np.ndarray | None = None) -> bool:
+                plan: np.ndarray | None = None) -> None:
         if not self._is_open(observation):
-            return False
+            return
         self._open = None
-        actions = self._plan.rest(observation.stamp) if tier is Tier.REPLAN else plan
-        if tier is Tier.REPLAN and actions is None:
-            tier = Tier.STOP
+        actions = plan
+        if tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
+            # Decided was what was predicted; what is served, and said, is what is there.
+            actions = self._plan.rest(observation.stamp)
+            if actions is None:
+                tier = Tier.STOP
+            elif self._plan.is_of(observation.stamp):
+                tier, reason = Tier.PLAN_ONLY, f'{reason}; a plan alone is in time'
+            else:
+                tier, reason = Tier.LAST_PLAN, f'{reason}; the last plan goes on'
         # Half of the reserve is for the lateness of the fallback, the other half belongs to those who come
         # after.
         last = observation.due - self.settings.reserve / 2
@@ -230,8 +247,8 @@ class Responder:
             tier, verdict, actions = Tier.NONE, Verdict.LATE, None
             reason = 'even the fallback would have been late: the machine is overloaded; nothing is commanded'
         self._ladder.counts.served(tier)
+        self._served.append((observation.number, tier))
         self._report(observation, verdict, reason, tier, actions)
-        return tier is not Tier.NONE
 
     def _report(self, observation: Observation, verdict: Verdict, reason: str, tier: Tier = Tier.NONE,
                 actions: np.ndarray | None = None) -> None:

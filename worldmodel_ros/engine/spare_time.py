@@ -9,6 +9,7 @@ from concurrent.futures import Future as Promise
 from typing import TYPE_CHECKING, Any
 
 from .answers import Listener, Prediction
+from .step_times import SESSION
 from .what_if import Answer, Inquiry, Question, QuestionError
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
 _POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
-_JOB_TIME = 0.03  # s, that saving or loading a session is expected to take
+_STARVED = 1.0  # s without pictures, after which they need not fit before the next observation any more
+_JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quantile, which one interruption may decide
 
 Job = Callable[['Session'], Any]
 
@@ -25,7 +27,8 @@ Job = Callable[['Session'], Any]
 class SpareTime:
     """
     Work that can wait, most urgent first. A piece of it is begun only if, by the high quantile of what such
-    pieces took, it is over when the next observation comes; what never fits is never done. Where the device answers
+    pieces took, it is over when the next observation comes; what never fits is never done, but for one prediction's
+    pictures a second, since people and recordings are blind without. Where the device answers
     questions beside ticks, these need not fit. `expire` is to be called between any two pieces of work, ticks too: a
     question's time passes also where there is none to spare.
 
@@ -37,13 +40,24 @@ class SpareTime:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._step_times, self._period, self._listener, self._clock = step_times, step_period, listener, clock
         self._undecoded: Prediction | None = None
+        self._decoded_at = clock()  # s, when the last pictures were
         self._jobs: deque[tuple[Job, Promise]] = deque()
         self._questions: deque[tuple[Question, Promise]] = deque()
         self._asking = threading.Lock()  # held by who adds a question or looks through them
         self._inquiry: tuple[Inquiry, Promise] | None = None
 
+    @property
+    def undecoded(self) -> bool:
+        """Whether pictures wait to be decoded."""
+        return self._undecoded is not None
+
+    @property
+    def starved(self) -> bool:
+        """Whether it is so long since the last pictures that the next ones go first."""
+        return self._clock() - self._decoded_at > _STARVED
+
     def show(self, prediction: Prediction | None) -> None:
-        """Take the newest prediction to be decoded; older pictures are of no use to anyone."""
+        """Take the newest prediction to be decoded, in place of an older one; None: forget that."""
         self._undecoded = prediction
 
     def call(self, job: Job) -> Promise:
@@ -92,11 +106,13 @@ class SpareTime:
         `observed`: stamp of the session's newest observation [ns]. `expected`: when the next one comes
         (steady, s).
         """
-        if self._undecoded and self._fits(self._step_times.quantile('decode'), expected):
+        if self._undecoded and (self.starved or self._fits(self._step_times.quantile('decode'), expected)):
             self._decode(session)
-        elif self._jobs and self._fits(_JOB_TIME, expected):
+        elif self._jobs and self._fits(_JOB_EXCESS * self._step_times.typical(SESSION), expected):
             job, promise = self._jobs.popleft()
-            _fulfil(promise, lambda: job(session))
+            start = self._clock()
+            if _fulfil(promise, lambda: job(session)):
+                self._step_times.record(SESSION, self._clock() - start)
         elif self._inquiry and session.busy:
             return _POLL
         elif (self._questions or self._inquiry) and (
@@ -108,7 +124,7 @@ class SpareTime:
 
     def _decode(self, session: Session) -> None:
         prediction, self._undecoded = self._undecoded, None
-        start = self._clock()
+        start = self._decoded_at = self._clock()
         try:
             session.decode(prediction.future)
         except Exception as error:
@@ -152,10 +168,12 @@ class SpareTime:
         return max(_MARGIN, min(waiting) - self._clock()) if waiting else None
 
 
-def _fulfil(promise: Promise, function: Callable[[], Any]) -> None:
+def _fulfil(promise: Promise, function: Callable[[], Any]) -> bool:
+    """Whether the function was called at all."""
     if not promise.set_running_or_notify_cancel():
-        return
+        return False
     try:
         promise.set_result(function())
     except Exception as error:
         promise.set_exception(error)
+    return True

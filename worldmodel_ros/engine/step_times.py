@@ -9,6 +9,7 @@ import numpy as np
 QUANTILE = 0.95
 HISTORY = 100
 BEFORE_DENOISING = ('encode', 'commit', 'policy')
+SESSION = 'session'  # what saving or loading one takes of the engine's thread at a time; no network call
 
 
 class StepTimes:
@@ -43,9 +44,18 @@ class StepTimes:
         """Time (s) from a frame at hand to its plan, checked by an imagined chunk of ``steps`` steps."""
         return self._typical(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
 
+    def prediction_rate(self, step_period: float) -> float:
+        """Highest rate (Hz) of one-step futures, imagined and decoded, where a frame comes every ``step_period`` s."""
+        work = self._typical(1) + self._quantile('decode', 0.5, self._times.get('decode', ()))
+        return 1.0 / max(step_period, work)
+
     def unit(self) -> float:
         """Time (s) of the longest single network call: the quantum that cannot be interrupted."""
-        return max((self.quantile(part) for part in self._times), default=0.0)
+        return max((self.quantile(part) for part in self._times if part != SESSION), default=0.0)
+
+    def typical(self, part: str) -> float:
+        """Median (s) of a part; 0.0 when it was never measured."""
+        return self._quantile(part, 0.5, self._times.get(part, ()))
 
     def _typical(self, steps: int) -> float:
         median = {part: self._quantile(part, 0.5, self._times.get(part, ())) for part in (*BEFORE_DENOISING, 'denoise')}

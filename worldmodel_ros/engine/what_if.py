@@ -5,13 +5,14 @@ between.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cache.allocator import OutOfPages
+from .futures import OwnPlan
 
 if TYPE_CHECKING:
     from .session import Future, Session
@@ -87,33 +88,62 @@ class Inquiry:
                                 f'({stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
         self.question = question
         self.answer = Answer(stamp)
-        self._running = [
-            (branch.name, session.what_if(resolve(branch, question.goal, session), question.denoising_steps))
-            for branch in question.branches]
-        for _, units in self._running:
-            _next(units)  # forks the session; the network calls begin with the second one
+        self._session, self._distinct = session, distinct(question, session.spec.goals)
+        try:
+            self._moment = session.moment()
+        except OutOfPages as error:
+            raise _no_memory(error) from error
+        self._units: Generator[None, None, Future] | None = None  # of the first branch that is not finished
+        self._futures: dict[int, Future] = {}
 
     def advance(self) -> bool:
-        """Do one unit of work, a network call; return whether the answer is complete."""
-        name, units = self._running[0]
-        future = _next(units)
+        """Fork the session for a branch, or do one unit of its work, a network call; return whether the answer is
+        complete."""
+        index = len(self._futures)
+        if self._units is None:
+            branch = self._distinct.branches[index]
+            self._units = self._session.what_if(actions_of(branch, self.question.goal), self.question.denoising_steps,
+                                                self._moment)
+        future = _next(self._units)
         if future is not None:
-            self.answer.branches.append((name, future))
-            del self._running[0]
-        self.answer.complete = not self._running
+            self._futures[index], self._units = future, None
+            self.answer.branches = self._distinct.answered(self._futures)
+        self.answer.complete = len(self._futures) == len(self._distinct.branches)
         return self.answer.complete
 
 
-def resolve(branch: Branch, goal: str, session: Session) -> np.ndarray:
-    """Return the actions of a branch, those of the model's own plan where it gives none; raises QuestionError."""
-    if branch.actions is not None:
-        return branch.actions
-    if not goal:
-        raise QuestionError(
-            f'branch {branch.name!r} is the plan for a goal, and there is none: set goal in the request')
-    plan = session.plan(goal)[:branch.steps]
-    # A plan is as long as a chunk; beyond it, its last action goes on.
-    return np.concatenate([plan, np.repeat(plan[-1:], branch.steps - len(plan), 0)])
+@dataclass(frozen=True)
+class Distinct:
+    """The different branches of a question: what the model's own plan leads to is imagined once, however often it is
+    asked for. `places`: which of them each branch of the question is, with its name."""
+
+    branches: tuple[Branch, ...]
+    places: tuple[tuple[str, int], ...]
+
+    def answered(self, futures: Mapping[int, Future]) -> list[tuple[str, Future]]:
+        """The branches of the question that are finished, by what is known of the different ones."""
+        return [(name, futures[place]) for name, place in self.places if place in futures]
+
+
+def distinct(question: Question, goals: Sequence[str]) -> Distinct:
+    """Return the different branches of a question; raises QuestionError where a plan has no goal that is known."""
+    different: dict[object, Branch] = {}
+    places = []
+    for index, branch in enumerate(question.branches):
+        if branch.actions is None and not question.goal:
+            raise QuestionError(
+                f'branch {branch.name!r} is the plan for a goal, and there is none: set goal in the request')
+        if branch.actions is None and question.goal not in goals:
+            raise QuestionError(f'unknown goal {question.goal!r}; this model knows {", ".join(goals)}')
+        key = index if branch.actions is not None else ('plan', branch.steps)
+        different.setdefault(key, branch)
+        places.append((branch.name, list(different).index(key)))
+    return Distinct(tuple(different.values()), tuple(places))
+
+
+def actions_of(branch: Branch, goal: str) -> np.ndarray | OwnPlan:
+    """Return the actions of a branch, or what stands for the model's own plan where it gives none."""
+    return OwnPlan(goal, branch.steps) if branch.actions is None else branch.actions
 
 
 def _next(units: Generator[None, None, Future]) -> Future | None:
@@ -122,5 +152,9 @@ def _next(units: Generator[None, None, Future]) -> Future | None:
     except StopIteration as end:
         return end.value
     except OutOfPages as error:
-        raise QuestionError(f'no memory is left to imagine in: {error}') from error
+        raise _no_memory(error) from error
     return None
+
+
+def _no_memory(error: OutOfPages) -> QuestionError:
+    return QuestionError(f'no memory is left to imagine in: {error}')

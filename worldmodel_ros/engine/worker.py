@@ -3,25 +3,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..realtime import Urgency
 from .answers import Listener, Observation, Prediction
-from .ladder import STEPS, Decision
+from .ladder import STEPS, Decision, Tier
 from .parallel.failure import RankFailure
 from .responder import Responder
 from .session import LookAhead
+from .session_folder import SessionFolder
+from .session_transfer import PATIENCE, Transfer
 from .spare_time import SpareTime
 from .what_if import Question
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .session import Session
+
+
+_ARRIVALS = 4     # of the newest observations, which tell how fast the camera is
+_CLEARLY = 1.2    # periods between observations; what is less is jitter
 
 
 class OutputError(RuntimeError):
@@ -45,6 +53,8 @@ class Worker:
         self._spare_time = SpareTime(engine.step_times, engine.spec.step_period, listener, clock)
         self._wake = threading.Condition()
         self._slot: Observation | None = None
+        self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)  # steady times in s
+        self._urgency: Urgency | None = None  # of the thread
         self._expected: float | None = None  # when the next observation comes, steady time in s
         self._news = False  # something was handed in since the last look
         self._running = False
@@ -92,9 +102,16 @@ class Worker:
         self._responder.open(observation)
         with self._wake:
             dropped, self._slot = self._slot is not None, observation
-            self._expected = observation.received + self._engine.spec.step_period
+            self._arrivals.append(observation.received)
+            self._expected = observation.received + self._interval()
             self._stir()
         return dropped
+
+    def _interval(self) -> float:
+        """Return after how long the next observation is expected [s]; a camera slower than the model leaves spare time."""
+        period = self._engine.spec.step_period
+        least = min((later - earlier for earlier, later in pairwise(self._arrivals)), default=0.0)
+        return least if least > _CLEARLY * period else period
 
     def forget(self) -> None:
         """Begin anew with the next observation: what came before it was seen by somebody else."""
@@ -105,26 +122,38 @@ class Worker:
         """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
         return self._enqueue(lambda: self._spare_time.ask(question))
 
-    def save(self, path: Path) -> Promise:
-        """Have the session written to a file."""
-        return self._enqueue(lambda: self._spare_time.call(lambda session: session.save(path)))
+    def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        """
+        Write the session to a file, in the calling thread; return what it took, in words. `patience`: for each part
+        of the engine's thread [s].
 
-    def load(self, path: Path) -> Promise:
-        """Have the session replaced by one from a file. The promise raises ValueError if it does not fit."""
-        def load(session: Session) -> None:
-            session.load(path)
-            self._responder.forget_plan()
-        return self._enqueue(lambda: self._spare_time.call(load))
+        Raises SessionFileError, and CancelledError where the worker is stopped.
+        """
+        return Transfer(self._engine, self._call, patience).save(folder, name)
+
+    def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        """Replace the session by one from a file; as `save`. Where it raises, nothing was changed."""
+        def adopt(restore: Callable[[Session], None]) -> Promise:
+            def and_forget_plan(session: Session) -> None:
+                restore(session)
+                self._responder.forget_plan()
+            return self._call(and_forget_plan)
+        return Transfer(self._engine, self._call, patience).load(folder, name, adopt)
 
     def step(self) -> float | None:
         """Do the most urgent piece of work; return how long there is none [s], None for until woken."""
         with self._wake:
             observation, self._slot, self._news = self._slot, None, False
         self._spare_time.expire(self._committed)
+        self._is_urgent(observation is not None)
         if observation is None:
             return self._spare_time.step(self._session, self._committed, self._expected)
         self._tick(observation)
         return 0.0
+
+    def _is_urgent(self, urgent: bool) -> None:
+        if self._urgency:
+            self._urgency.urgent = urgent
 
     def _run(self) -> None:
         backend = self._engine.backend
@@ -132,12 +161,14 @@ class Worker:
             self._work()
 
     def _work(self) -> None:
+        self._urgency = Urgency()
         while self._running:
             try:
                 patience = self.step()
             except Exception as error:  # whatever it is, the robot needs its next answer
                 self._listener.failed(f'{type(error).__name__}: {error}', error, False)
                 continue
+            self._is_urgent(True)  # to be woken at once
             with self._wake:
                 if self._running and not self._news and patience != 0.0:
                     self._wake.wait(patience)
@@ -145,6 +176,9 @@ class Worker:
     def _stir(self) -> None:
         self._news = True
         self._wake.notify()
+
+    def _call(self, function: Callable[[Session], Any]) -> Promise:
+        return self._enqueue(lambda: self._spare_time.call(function))
 
     def _enqueue(self, hand_in: Callable[[], Promise]) -> Promise:
         with self._wake:
@@ -158,7 +192,6 @@ class Worker:
 
     def _tick(self, observation: Observation) -> None:
         begun = self._clock()
-        self._spare_time.show(None)
         try:
             self._begin(observation)
             decision = self._responder.decide(observation, begun, self._engine.step_times.predict)
@@ -173,31 +206,42 @@ class Worker:
         with self._wake:
             anew, self._anew = self._anew or observation.episode != self._episode, False
         if anew:
+            self._spare_time.show(None)
             self._session.reset()
             self._episode, self._committed = observation.episode, None
 
     def _look_ahead(self, observation: Observation, decision: Decision, begun: float) -> None:
         start = self._clock()
-        # Below the one-step tier this is a trial: without measuring it, it could not be found fast enough
-        # again.
-        ahead = self._ahead(observation.goal, STEPS.get(decision.tier, 1))
+        # Below the one-step tier the command leaves before its future is imagined, which is shown when it is ready.
+        # Measured it must be in any case: the tier could not be found fast enough again otherwise.
+        tier = decision.tier if decision.tier in STEPS else Tier.ONE_STEP
+        ahead = self._ahead(observation.goal, STEPS[tier])
         plan = ahead.plan()
         _require_finite(plan, 'the plan')
         planned = self._clock()
         if observation.goal:
             self._responder.planned(observation, decision, plan)
-        if self._slot is not None:
+        if self._has_no_time_to_imagine(decision):
             return
         future = ahead.future()
         _require_finite(future.collision_risk, 'the collision risk')
         imagined = self._clock()
-        if not observation.goal or self._responder.finished(observation, decision, plan):
-            measured = self._session.timings
-            self._spare_time.show(Prediction(observation, decision.tier, future, {
-                'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
-                'commit': measured.get('commit', 0.0), 'policy': planned - start,
-                'denoise': imagined - planned, 'total': imagined - observation.received,
-                'predicted': decision.finish - observation.received}))
+        if observation.goal:
+            self._responder.finished(observation, decision, plan)
+        measured = self._session.timings
+        command_tier = self._responder.served(observation) or Tier.NONE
+        self._spare_time.show(Prediction(observation, tier, command_tier, future, {
+            'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
+            'commit': measured.get('commit', 0.0), 'policy': planned - start,
+            'denoise': imagined - planned, 'total': imagined - observation.received,
+            'predicted': decision.finish - observation.received}))
+
+    def _has_no_time_to_imagine(self, decision: Decision) -> bool:
+        if self._slot is not None:
+            return not self._spare_time.starved
+        # The command is out. Where pictures still wait from the tick before, the time that is left is theirs: a host on
+        # which it does not suffice for both shows every other future, and not none.
+        return decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN) and self._spare_time.undecoded
 
     def _ahead(self, goal: str, steps: int) -> LookAhead:
         """What is planned, and imagined of it; without a goal, of standing still."""

@@ -2,16 +2,20 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 
-from .checkpoint_description import FORMAT, ModelError, read_description
+from .checkpoint_description import FORMAT, ModelError, checksum, read_description, weight_files
 from .weights import PartOf, StoredWeights, build
 from .world_model import WorldModel
 
 MAX_FILE_BYTES = 15 * 1024 * 1024
+_UNSTORED = 2 ** 20  # numbers of a model that are computed
 
 
 def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -30,9 +34,12 @@ def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype =
             size = 0
         shards[-1][name] = tensor
         size += tensor.nbytes
+    checksums = {}
     for index, shard in enumerate(shards):
-        save_file(shard, str(folder / f'weights-{index + 1:02d}.safetensors'))
-    description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance}
+        file = folder / f'weights-{index + 1:02d}.safetensors'
+        save_file(shard, str(file))
+        checksums[file.name] = checksum(file)
+    description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance, 'crc32': checksums}
     (folder / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
 
 
@@ -45,7 +52,13 @@ def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype =
     """
     preset = read_description(folder).preset
     with StoredWeights(folder, device) as weights:
-        model = build(preset, weights, device, layers, part)
+        try:
+            with _Bounded(weights):
+                model = build(preset, weights, device, layers, part)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f'no model can be made of preset {preset.name!r} in {folder}: {error}') from error
         state = model.state_dict()
         if unknown := weights.names() - set(state):
             raise ModelError(f'weights in {folder} do not fit preset {preset.name!r}: they have '
@@ -54,6 +67,22 @@ def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype =
             if name in state:
                 buffer.copy_(weights.take(name, buffer.shape, None))
     return model
+
+
+class _Bounded(TorchFunctionMode):
+    """Refuses to make more numbers than weights have: a damaged description may ask for any size of tensor."""
+
+    def __init__(self, weights: StoredWeights) -> None:
+        super().__init__()
+        self._left = 2 * weights.count() + _UNSTORED
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.empty, torch.zeros, torch.ones, torch.randn):
+            self._left -= math.prod(args[0] if isinstance(args[0], Sequence) else args)
+            if self._left < 0:
+                raise ModelError('model.json describes a larger model than the weights are of: restore it from the release, or '
+                                 'train again')
+        return func(*args, **(kwargs or {}))
 
 
 def start_from(model: WorldModel, folder: Path) -> list[str]:
@@ -78,7 +107,7 @@ def start_from(model: WorldModel, folder: Path) -> list[str]:
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint, floating-point ones as float32."""
     state: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob('weights-*.safetensors')):
+    for file in weight_files(folder):
         try:
             state.update(load_file(str(file)))
         except Exception as error:  # safetensors raises its own and OS errors; each means the same here

@@ -1,9 +1,14 @@
 """Sizes of the models: everything that a checkpoint must agree on with the code that loads it."""
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from typing import Any
 
 POLICIES = ('regression', 'flow')
+_LARGEST = 2 ** 16  # of any whole number that a description may have: what is computed from them must stay finite
+_DEEPEST = 2 ** 10  # layers
 
 
 @dataclass(frozen=True)
@@ -132,11 +137,52 @@ class Preset:
 
     @classmethod
     def from_dict(cls, values: dict) -> Preset:
+        if not isinstance(values, dict):
+            raise ValueError(f'preset: {values!r} is no object of names and values')
         known = {f.name for f in fields(cls)}
         missing = {f.name for f in fields(cls) if f.default is MISSING} - set(values)
         if missing or set(values) - known:
             raise ValueError(f'preset: unknown fields {sorted(set(values) - known)}, missing {sorted(missing)}')
-        return cls(**{key: _tuples(value) for key, value in values.items()})
+        given = {key: _tuples(value) for key, value in values.items()}
+        for field in fields(cls):
+            if field.name in given and not _FORMS[field.type](given[field.name], _smallest(field)):
+                raise ValueError(f'preset: {field.name} is {given[field.name]!r}, and must be {field.type}, whole numbers '
+                                 f'from {_smallest(field)} to {_LARGEST}')
+        if given['depth'] > _DEEPEST:
+            raise ValueError(f'preset: depth is {given["depth"]}, {_DEEPEST} layers are allowed')
+        return cls(**given)
+
+
+def _smallest(field: Field) -> int:
+    """Return the smallest whole number that a field may have: 0 where that stands for nothing."""
+    return 0 if field.default in (0, ()) else 1
+
+
+def _whole(value: Any, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= _LARGEST
+
+
+def _real(value: Any, _: int = 0) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _words(value: Any, _: int = 0) -> bool:
+    return isinstance(value, str)
+
+
+def _tuple(item: Callable[[Any, int], bool], length: int | None = None) -> Callable[[Any, int], bool]:
+    def check(value: Any, smallest: int) -> bool:
+        return (isinstance(value, tuple) and len(value) == (length or len(value))
+                and all(item(each, smallest) for each in value))
+    return check
+
+
+# What a description's value must be, by the type of the field that it is for.
+_FORMS: dict[str, Callable[[Any, int], bool]] = {
+    'int': _whole, 'float': _real, 'str': _words, 'tuple[str, ...]': _tuple(_words), 'tuple[float, ...]': _tuple(_real),
+    'tuple[int, int]': _tuple(_whole, 2),
+    'tuple[int, int, int] | None': lambda value, smallest: value is None or _tuple(_whole, 3)(value, smallest),
+    'tuple[tuple[int, int, int], ...]': _tuple(_tuple(_whole, 3))}
 
 
 def _tuples(value: object) -> object:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .checkpoint_description import ModelError
+from .checkpoint_description import ModelError, weight_files
 from .presets import Preset
 from .world_model import WorldModel
 
@@ -57,7 +57,7 @@ class StoredWeights:
         self._files: dict[str, object] = {}  # by tensor
 
     def __enter__(self) -> StoredWeights:
-        for file in sorted(self._folder.glob('weights-*.safetensors')):
+        for file in weight_files(self._folder):
             try:
                 opened = self._stack.enter_context(safe_open(str(file), 'pt', device=self._device))
             except (OSError, SafetensorError) as error:
@@ -72,6 +72,10 @@ class StoredWeights:
 
     def names(self) -> set[str]:
         return set(self._files)
+
+    def count(self) -> int:
+        """How many numbers there are in all of them."""
+        return sum(math.prod(file.get_slice(name).get_shape()) for name, file in self._files.items())
 
     def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
         if name not in self._files:

@@ -1,7 +1,10 @@
 """The engine of a model that runs in several processes."""
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from ..engine import Engine
+from ..step_times import StepTimes
 from .leader import LeadingBackend
 from .session import RestoringSession
 
@@ -11,12 +14,15 @@ class ParallelEngine(Engine):
 
     backend: LeadingBackend
 
-    def open_session(self, seed: int = 0) -> RestoringSession:
-        return RestoringSession(self.backend, self.memory, self.step_times, seed)
+    def _session(self, step_times: StepTimes, seed: int = 0) -> RestoringSession:
+        return RestoringSession(self.backend, self.memory, step_times, seed, lambda: self.fingerprint)
 
     @property
     def trouble(self) -> str:
         return self.backend.trouble
+
+    def starting_up(self) -> AbstractContextManager[None]:
+        return self.backend.starting_up()
 
     def close(self) -> None:
         """Ends the other processes; they would end with this one, too."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import numpy as np
@@ -29,6 +30,7 @@ from .supervisor import LOOK_S, Supervisor
 
 TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
 PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
+WARM_UP_S = 600.0  # in which a pass must be over while the model starts up: with a cold cache each process compiles
 BEGINNING_S = 5.0  # who takes longer to begin a pass compiles or captures it, and holds no graph of another one
 NO_FEATURES = (None,)  # of a commit while processes are missing
 
@@ -42,15 +44,17 @@ class LeadingBackend(DividedBackend):
 
     storage_type = LedPages
 
-    def __init__(self, source: Source, kind: str, count: int, patience: float | None = None):
+    def __init__(self, source: Source, kind: str, count: int, patience: float | None = None,
+                 warm_up: float = WARM_UP_S):
         """``kind``: how the model is divided, one of `loading.PARALLEL_KINDS`; ``patience``: s, in which a pass must be
-        over, unless it is the first of its shapes; a tick's period on GPUs, if not given. Raises ModelError, and
-        ValueError for what cannot be divided."""
+        over, unless it is the first of its shapes; a tick's period on GPUs, if not given; ``warm_up``: the same while
+        it starts up. Raises ModelError, and ValueError for what cannot be divided."""
         check(source.preset, kind, count)
         if dist.is_initialized():
             raise ValueError('this process works with others already, and can for one model only: close that first')
         self._count = count
         self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
+        self._warm_up, self._starting = warm_up, 0  # how many are in `starting_up`
         self._opened: list[OpenStorage] = []
         self._known: set[Pass] = set()  # which have been compiled, and captured
         self._beginning = threading.Lock()  # held while a pass is begun
@@ -88,6 +92,16 @@ class LeadingBackend(DividedBackend):
     def require_complete(self) -> None:
         """Raises RankFailure while processes are missing."""
         self._supervisor.require()
+
+    @contextmanager
+    def starting_up(self) -> Iterator[None]:
+        """No pass that is begun in this context has a tick's deadline: another process may be compiling what this one
+        has compiled already, also in a pass that is not the first of its shapes."""
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
 
     def close(self) -> None:
         """Ends the other processes. They would end with this one, too."""
@@ -127,7 +141,7 @@ class LeadingBackend(DividedBackend):
         with self._beginning:
             epoch, started, first = self.epoch, Started(), order not in self._known
             self._supervisor.tell(order)
-            self._supervisor.expect(epoch, started, START_UP.total_seconds() if first else self._patience)
+            self._supervisor.expect(epoch, started, self._allowed(first))
             try:
                 outputs = self._together(key, partial(self.passes.run, network, storages), columns)
                 self._newest = started.event = self.mark() if self.device.type == 'cuda' else OVER
@@ -135,6 +149,12 @@ class LeadingBackend(DividedBackend):
                 raise self._supervisor.failed(epoch, error) from error
             self._known.add(order)
         return outputs
+
+    def _allowed(self, first: bool) -> float:
+        """How long a pass may take [s]."""
+        if self._starting:
+            return self._warm_up
+        return START_UP.total_seconds() if first else self._patience
 
     def _start(self) -> tuple[dist.TCPStore, Processes]:
         store = Link.listen(self._count)

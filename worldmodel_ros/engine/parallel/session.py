@@ -8,7 +8,9 @@ import numpy as np
 
 from ...cache.sequence import SequenceCache
 from ..calls import Calls
+from ..futures import OwnPlan
 from ..session import Moment, Session
+from ..session_file import Loaded
 from .failure import RankFailure
 from .leader import NO_FEATURES
 
@@ -32,15 +34,15 @@ class RestoringSession(Session):
         self._epoch = self._backend.epoch
         super().reset()
 
-    def load(self, path) -> None:
-        super().load(path)
+    def restore(self, loaded: Loaded) -> None:
+        super().restore(loaded)
         self._recent, self._epoch = [], self._backend.epoch
 
     def moment(self) -> EpochMoment:
         moment = super().moment()
-        return EpochMoment(moment.cache, moment.time, moment.latent, moment.sinks, self._epoch)
+        return EpochMoment(moment.cache, moment.time, moment.latent, moment.sinks, moment.features, self._epoch)
 
-    def _branching(self, actions: np.ndarray, steps: int, moment: Moment | None = None) -> Calls[tuple]:
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None) -> Calls[tuple]:
         epoch = moment.epoch if isinstance(moment, EpochMoment) else self._epoch
         calls, outputs = super()._branching(actions, steps, moment), None
         try:

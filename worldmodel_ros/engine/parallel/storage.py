@@ -21,6 +21,16 @@ class HeadsOfPages(TorchStorage):
 
     group: Group
 
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.on_host = False  # every process takes part
+
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+            heads = HEADS - 1  # of a page
+            return *shape[:heads], shape[heads] * self.group.count, *shape[heads + 1:]
+        return {name: (whole(shape), dtype) for name, (shape, dtype) in super().forms().items()}
+
     def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         own = {name: torch.from_numpy(array).to(self.device) for name, array in super().dump(ids).items()}
         return {name: self.group.gather(array, HEADS).contiguous().cpu().numpy() for name, array in own.items()}

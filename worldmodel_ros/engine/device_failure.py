@@ -1,0 +1,57 @@
+"""Errors of a device after which nothing works in this process any more: it has to be started again."""
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from ..exit_codes import DEVICE_LOST
+from .parallel.failure import RankFailure
+
+_STANDARD_ERROR = 2  # by its number: a node's host may have replaced sys.stderr by what is no file
+# CUDA's own, of <driver_types.h>: those of which it says that the process must be terminated and relaunched, and those of
+# a device that has gone. Out of memory, invalid arguments and the like are not among them.
+_CODES = frozenset((46, 214, 220, 221, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999))
+# What they say, where the error has no code (before torch 2.8, and from libraries).
+_WORDS = ('illegal memory access', 'device-side assert', 'launch timed out', 'hardware stack error', 'illegal instruction',
+          'misaligned address', 'operation not supported on global/shared address space', 'invalid program counter',
+          'unspecified launch failure', 'uncorrectable ecc', 'uncorrectable nvlink', 'device has been lost',
+          'gpu is lost', 'device(s) is/are busy or unavailable')
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came of, is of a kind after which every later call to the device fails."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        # Of another process's device: that process is replaced. What it came of may be this one's.
+        if isinstance(error, RuntimeError) and not isinstance(error, RankFailure):
+            text = str(error).lower()
+            code = getattr(error, 'error_code', None)
+            if isinstance(code, int) and code in _CODES:
+                return True
+            if ('cuda' in text or 'device' in text) and any(words in text for words in _WORDS):
+                return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def end_if_lost(error: BaseException) -> None:
+    """
+    End this process with DEVICE_LOST, and the reason on its standard error, where an error `is_lost`; else return.
+
+    At once, without cleaning up: what would be cleaned up is on the device, and the libraries that own it abort, or wait,
+    when they are told to let go. The gate stops the robot, and who watches the process starts it again.
+    """
+    if not is_lost(error):
+        return
+    story = ''.join(traceback.format_exception(error))
+    # Not by a logger: it may be one that publishes, or hands its lines to a thread that is never to run again.
+    os.write(_STANDARD_ERROR, f'{story}the device is lost to this process, in which every later call would fail: it ends '
+                              f'with exit code {DEVICE_LOST}, to be started again\n'.encode(errors='replace'))
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
+    os._exit(DEVICE_LOST)
+
