@@ -126,7 +126,7 @@ class Onlooker(Node):
 @contextmanager
 def robot(directory, remappings=None, **parameters):
     """Run a robot in a namespace of its own; yield its process and an onlooker that sees its pictures."""
-    node = NodeDescription('sim_robot', 'worldmodel_ros', 'sim_robot', parameters=parameters,
+    node = NodeDescription('sim_robot', 'worldmodel_ros', 'sim_robot', parameters={'allow_faults': True, **parameters},
                            remappings=remappings or {})
     namespace = f'robot{next(_numbers)}'
     context = rclpy.Context()

@@ -48,16 +48,16 @@ def picture(content):
 def samples():
     """One message of each type with a value of its own in every kind of field."""
     future = PredictedFuture(
-        episode_id=1, sequence=2 ** 63, tier=ActionChunk.TIER_ONE_STEP, step_period=0.1,
-        frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
+        episode_id=1, sequence=2 ** 63, tier=ActionChunk.TIER_ONE_STEP,
+        command_tier=ActionChunk.TIER_PLAN_ONLY, age=0.0625, step_period=0.1, frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
         collision_risk=[0.0, 0.75], progress=-0.125, goal='red',
         timings=Timings(queue=0.001, total=0.03125, predicted=0.03))
     future.header.stamp.sec, future.header.frame_id = 12, 'camera_optical_frame'
     return [
         chunk(), Timings(encode=0.005, commit=0.004, policy=0.003, denoise=0.012, decode=0.006), future,
-        DeadlineStatus(tier=ActionChunk.TIER_REPLAN, verdict=DeadlineStatus.DEGRADED, budget=0.05,
+        DeadlineStatus(tier=ActionChunk.TIER_LAST_PLAN, verdict=DeadlineStatus.DEGRADED, budget=0.05,
                        latency=0.0375, observation_age=0.04, predicted=0.0625, reason='no time for one step',
-                       replan=4, late=1),
+                       last_plan=4, late=1),
         CommandStatus(state=CommandStatus.STOPPED, reason='no chunk', first_reason='no chunk', age=0.25,
                       passed=9, refused_order=2, stops=1, latched=True),
         WhatIfBranch(name='left', actions=chunk(tier=ActionChunk.TIER_NONE), frames=[picture(b'jpeg')],
@@ -87,8 +87,9 @@ def test_the_generated_class_has_the_fields_of_the_definition(definition):
 
 def test_tiers_count_down_from_the_best_to_the_stop():
     c = ActionChunk
-    tiers = [c.TIER_NONE, c.TIER_TWO_STEP, c.TIER_ONE_STEP, c.TIER_REPLAN, c.TIER_STOP]
-    assert tiers == [0, 1, 2, 3, 4]
+    tiers = [c.TIER_NONE, c.TIER_TWO_STEP, c.TIER_ONE_STEP, c.TIER_SMALLER, c.TIER_PLAN_ONLY, c.TIER_LAST_PLAN,
+             c.TIER_STOP]
+    assert tiers == list(range(7))
 
 
 def test_the_tiers_of_the_messages_are_those_of_the_ladder():

@@ -135,7 +135,8 @@ def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path
     folder.mkdir(parents=True)
     runs = tmp_path / 'runs'
     for name, code in (('refusing', 2), ('crashing', 3)):
-        (folder / name).write_text(f"import sys\nprint({name!r}, file=open({str(runs)!r}, 'a'))\nsys.exit({code})\n")
+        (folder / name).write_text(f"#!/usr/bin/env python3\nimport sys\nprint({name!r}, file=open({str(runs)!r}, 'a'))\nsys.exit({code})\n")
+        (folder / name).chmod(0o755)
     monkeypatch.setenv('AMENT_PREFIX_PATH', str(tmp_path))
     service = launch.LaunchService()
     for name in ('refusing', 'crashing'):
@@ -147,6 +148,43 @@ def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path
         launch.actions.TimerAction(period=2.0, actions=[launch.actions.Shutdown()])]))
     assert service.run() == 0
     assert runs.read_text().count('refusing') == 1 and runs.read_text().count('crashing') > 2
+
+
+def test_the_server_runs_in_the_environment_that_is_activated_not_in_that_of_launch(tmp_path, monkeypatch):
+    launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
+    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    environment = tmp_path / 'venv' / 'bin'
+    environment.mkdir(parents=True)
+    ran = tmp_path / 'ran'
+    (environment / 'python3').write_text(f'#!/bin/sh\necho "$@" >> {ran}\nexec {sys.executable} "$@"\n')
+    (environment / 'python3').chmod(0o755)
+    monkeypatch.setenv('PATH', f"{environment}{os.pathsep}{os.environ['PATH']}")
+    node = NodeDescription('engine_server', 'worldmodel_ros', 'engine_server', shared=True,
+                           parameters={'model': 'nonsense', 'socket': str(tmp_path / 'engine.sock')})
+    service = launch.LaunchService()
+    service.include_launch_description(launch.LaunchDescription([ros_launch._shared_action(node, {})]))
+    assert service.run() == 0
+    script, *options = ran.read_text().split()
+    assert script.endswith('lib/worldmodel_ros/engine_server') and '--model=nonsense' in options
+
+
+def test_what_waits_for_the_model_does_not_start_when_its_activation_is_interrupted(tmp_path):
+    """An interrupted client ends with 0, as one that has succeeded does; here the node that it waits for has died."""
+    launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
+    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    interrupted, started = tmp_path / 'interrupted', tmp_path / 'started'
+    client = [sys.executable, '-c', f"""if True:
+        import pathlib, signal
+        assert signal.sigwait({{signal.SIGINT}}) == signal.SIGINT
+        pathlib.Path({str(interrupted)!r}).touch()
+    """]
+    node = launch.actions.ExecuteProcess(cmd=['sleep', '2'])
+    player = launch.actions.ExecuteProcess(cmd=['touch', str(started)])
+    service = launch.LaunchService()
+    service.include_launch_description(launch.LaunchDescription([
+        *ros_launch._bring_to_active(NodeDescription('model', 'worldmodel_ros', 'model'), client, node, [player]), node]))
+    assert service.run() == 0
+    assert interrupted.exists() and not started.exists()
 
 
 def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):

@@ -1,13 +1,16 @@
 """Diagnostics and the count of refused messages."""
 
 import threading
+from types import SimpleNamespace
 
+import pytest
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
 from worldmodel_ros.nodes.diagnostics import WARN, Diagnostics, Refusals, Report
+from worldmodel_ros.nodes.world_model_statistics import Statistics
 
 
 def test_reports_arrive_under_the_name_of_the_node_with_readable_values():
@@ -61,3 +64,15 @@ def test_refusals_from_several_threads_all_count():
     for thread in threads:
         thread.join()
     assert refusals.total == 8000
+
+
+@pytest.mark.parametrize('rate', [10, 60])
+def test_the_rate_of_predictions_is_right_at_any_rate_of_ticks_and_few_are_told(rate):
+    statistics = Statistics()
+    for tick in range(5 * rate):
+        now = tick / rate
+        statistics.image(SimpleNamespace(received=now, stamp=tick * 10**9 // rate, episode=1), 0.0)
+        statistics.predicted(now)
+    assert statistics.values(now, 1.0 / rate)['predictions_rate'] == pytest.approx(rate, rel=0.02)
+    assert statistics.few_predictions(now, rate) == ''
+    assert 'predictions come at 0.0 Hz' in statistics.few_predictions(now + 4.0, rate)

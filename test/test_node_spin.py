@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import interrupts
 import pytest
 
 pytestmark = pytest.mark.ros
@@ -170,3 +172,12 @@ def test_an_unknown_executor_is_refused_by_name():
     process = start(executor='threads')
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 2 and 'WORLDMODEL_EXECUTOR' in output and 'events, single' in output
+
+
+@pytest.mark.parametrize('name', ['command_gate', 'engine_server', 'sim_robot', 'world_model_node'])
+def test_a_node_that_is_interrupted_while_it_is_imported_ends_with_code_0(name):
+    for moment in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8):
+        process = interrupts.start(sys.executable, ROOT / 'scripts' / name)
+        time.sleep(moment)
+        returned, words, _ = interrupts.interrupt(process)
+        assert returned == 0 and 'Traceback' not in words, f'interrupted after {moment} s: {words}'

@@ -1,4 +1,5 @@
 """The recorder: a bag that others open, with the definitions of our messages, whatever ends it."""
+import errno
 import resource
 import signal
 import subprocess
@@ -136,6 +137,17 @@ def test_a_bag_without_a_message_opens_too(tmp_path):
     BagWriter(tmp_path / 'bag').close()
     with Reader(tmp_path / 'bag') as reader:
         assert reader.message_count == 0
+
+
+def test_a_file_that_the_disk_did_not_take_is_not_called_complete(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, 'Input/output error')
+
+    writer = BagWriter(tmp_path / 'bag')
+    monkeypatch.setattr('os.fsync', fail)
+    with pytest.raises(OSError, match='Input/output error'):
+        writer.close()
+    assert not (tmp_path / 'bag' / 'metadata.yaml').exists()
 
 
 class Robot:

@@ -20,6 +20,8 @@ from worldmodel_ros.nodes.sim_robot_futures import ACTION_NAMES
 from worldmodel_ros.sim.world import World
 from worldmodel_ros.srv import WhatIf
 
+pytestmark = pytest.mark.ros
+
 
 def roomy_seed(start=1_000_000):
     """A room in which the robot can drive 1 m straight on from its start."""

@@ -87,12 +87,17 @@ def test_commands_are_judged_by_the_age_of_what_they_answer():
     tally = judge.tally()
     assert tally[:4] == (4, 1, 0, 1)
     assert tally.window == pytest.approx([0.03, 0.0501, 0.02])
+    assert tally.late_ones == [(10.0, 10.0501)]
+    assert not judge.tally().late_ones
 
 
 def test_an_answer_to_no_known_observation_is_late():
     judge = CommandJudge(deadline=0.05)
     judge.received(3_000, now=10.0)
-    assert judge.tally()[:4] == (1, 0, 1, 1)
+    tally = judge.tally()
+    assert tally[:4] == (1, 0, 1, 1)
+    ((captured, received),) = tally.late_ones
+    assert np.isnan(captured) and received == 10.0
 
 
 def test_a_jump_of_ros_time_does_not_change_the_judgement():

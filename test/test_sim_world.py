@@ -306,10 +306,13 @@ def test_a_missing_graphics_library_is_named_with_its_package():
 @pytest.mark.parametrize('backend', ['osmesa', 'egl'])
 def test_triton_can_be_loaded_after_a_picture_was_drawn(backend):
     # Mesa and Triton both bring LLVM along: in the wrong order the process dies of a segmentation fault.
-    code = 'from worldmodel_ros.sim.world import World; World(seed=1).render(); import triton.language'
     surroundings = {key: value for key, value in os.environ.items() if key != 'PYOPENGL_PLATFORM'}  # MuJoCo's choice
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
-                          env={**surroundings, 'MUJOCO_GL': backend})
-    if done.returncode == 1 and backend == 'egl':
-        pytest.skip('EGL draws nothing here: ' + done.stderr.strip().splitlines()[-1])
+
+    def run(code):
+        return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
+                              env={**surroundings, 'MUJOCO_GL': backend})
+    draw = 'from worldmodel_ros.sim.world import World; World(seed=1).render()'
+    if backend == 'egl' and (drawn := run(draw)).returncode:
+        pytest.skip('EGL draws nothing here: ' + drawn.stderr.strip().splitlines()[-1])
+    done = run(f'{draw}; import triton.language')
     assert done.returncode == 0, done.stderr

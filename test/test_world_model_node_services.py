@@ -18,8 +18,10 @@ pytestmark = pytest.mark.ros
 
 
 @pytest.fixture(scope='module')
-def node():
-    with active(goal='red') as subject:
+def node(tmp_path_factory):
+    sessions = tmp_path_factory.mktemp('home') / 'sessions'
+    with active(goal='red', session_directory=str(sessions)) as subject:
+        subject.sessions = sessions
         subject.film(0.3)
         yield subject
 
@@ -112,21 +114,19 @@ def test_an_engine_that_is_never_idle_lets_a_deadline_pass_and_says_what_to_do(n
     assert 'after 0 of 1 branches' in answer.message and 'lower the load or the rate of the camera' in answer.message
 
 
-def test_a_save_that_was_not_begun_is_told_from_one_that_is_not_finished(node, tmp_path, monkeypatch):
+def test_a_save_that_was_not_begun_is_told_from_one_that_is_not_finished(node, monkeypatch):
     monkeypatch.setattr(world_model_services, '_FILE_TIMEOUT', 0.2)
-    request = SessionFile.Request(path=str(tmp_path / 's.safetensors'))
+    request = SessionFile.Request(path='slow.safetensors')
     with busy(node, 0.13):
         answer = node.call(SessionFile, 'save_session', request)
     assert not answer.success and 'has not begun' in answer.message
 
-    def slow(path):
-        path.write_bytes(b'session')
-        time.sleep(0.4)
     node.film(0.3)
-    monkeypatch.setattr(node.engine.sessions[-1], 'save', slow)
+    monkeypatch.setitem(node.engine.costs, 'session', 0.4)
     answer = node.call(SessionFile, 'save_session', request)
     assert not answer.success and 'it has begun' in answer.message
-    wait_for(lambda: not list(tmp_path.iterdir()), 'the unfinished file to be removed')
+    assert not list(node.sessions.glob('*slow*'))
+    time.sleep(0.4)
     node.film(0.3)
 
 
@@ -165,35 +165,44 @@ def test_explicit_actions_are_limited_to_what_the_robot_can_do(node):
     assert list(answer.branches[0].actions.values) == pytest.approx([0.6, -1.5])
 
 
-def test_a_session_is_saved_to_a_file_and_loaded_again(node, tmp_path):
-    path = tmp_path / 'a' / 'session.safetensors'
-    saved = node.call(SessionFile, 'save_session', SessionFile.Request(path=str(path)))
-    assert saved.success and saved.message == str(path), saved.message
-    assert [p.name for p in path.parent.iterdir()] == ['session.safetensors']
-    assert node.call(SessionFile, 'load_session', SessionFile.Request(path=str(path))).success
+def test_a_session_is_saved_to_a_file_and_loaded_again(node):
+    saved = node.call(SessionFile, 'save_session', SessionFile.Request(path='session.safetensors'))
+    assert saved.success and saved.message == 'session.safetensors', saved.message
+    assert [p.name for p in node.sessions.iterdir()] == ['session.safetensors']
+    assert node.call(SessionFile, 'load_session', SessionFile.Request(path=saved.message)).success
 
 
-def test_relative_paths_are_in_the_session_directory(tmp_path):
-    with active(session_directory=str(tmp_path), namespace='alone') as subject:
-        subject.film(0.2)
-        saved = subject.call(SessionFile, 'save_session', SessionFile.Request(path='s.safetensors'))
-        assert saved.success and (tmp_path / 's.safetensors').is_file()
+@pytest.mark.parametrize('service', ['save_session', 'load_session'])
+@pytest.mark.parametrize('path', ['', 'session', '.safetensors', '../up.safetensors', '~/home.safetensors', 'a/b.safetensors',
+                                  'a\0.safetensors', 'a.safetensors\n', '{home}/absolute.safetensors'])
+def test_only_names_in_the_session_directory_are_taken(node, service, path):
+    home = node.sessions.parent
+    before = sorted(home.rglob('*'))
+    answer = node.call(SessionFile, service, SessionFile.Request(path=path.format(home=home)))
+    assert not answer.success and 'without a folder' in answer.message and 'a-z, A-Z, 0-9' in answer.message
+    assert sorted(home.rglob('*')) == before
 
 
-@pytest.mark.parametrize('path', ['', 'session', '/tmp/.safetensors', 'a\0.safetensors'])
-def test_files_must_be_named_as_what_they_are(node, path):
-    answer = node.call(SessionFile, 'save_session', SessionFile.Request(path=path))
-    assert not answer.success and '.safetensors' in answer.message
-
-
-def test_a_file_that_is_not_there_or_is_no_session_changes_nothing(node, tmp_path):
-    broken = tmp_path / 'x.safetensors'
-    for text in ('does not exist', 'not a saved session'):
-        answer = node.call(SessionFile, 'load_session', SessionFile.Request(path=str(broken)))
+def test_a_file_that_is_not_there_or_is_no_session_changes_nothing(node):
+    broken = node.sessions / 'x.safetensors'
+    for text in ('there is no session', 'not a saved session'):
+        answer = node.call(SessionFile, 'load_session', SessionFile.Request(path=broken.name))
         assert not answer.success and text in answer.message
         broken.write_bytes(b'nonsense')
     node.film(0.3)
     assert node.messages()[-1].tier in MOTION
+
+
+def test_as_many_sessions_are_saved_as_the_parameters_allow(node):
+    def save(name):
+        return node.call(SessionFile, 'save_session', SessionFile.Request(path=name))
+    count = len(list(node.sessions.glob('*.safetensors')))
+    assert node.subject.set_parameters([Parameter('session_files_max', value=count + 1)])[0].successful
+    assert save('one_more.safetensors').success and save('one_more.safetensors').success
+    refused = save('too_many.safetensors')
+    assert not refused.success and 'session_files_max' in refused.message
+    assert not (node.sessions / 'too_many.safetensors').exists()
+    assert node.subject.set_parameters([Parameter('session_files_max', value=32)])[0].successful
 
 
 def test_services_of_an_inactive_node_say_what_to_do():

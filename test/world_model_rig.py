@@ -34,7 +34,8 @@ DEADLINE = 20.0  # s, for anything to happen on a busy machine
 TRANSITIONS = {'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
                'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
 # Tiers that move the robot: which of them depends on what else the machine does.
-MOTION = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP, ActionChunk.TIER_REPLAN)
+MOTION = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP, ActionChunk.TIER_PLAN_ONLY,
+          ActionChunk.TIER_LAST_PLAN)
 # The shares of the tiny model on one core.
 TINY = {'encode': 0.002, 'commit': 0.004, 'policy': 0.001, 'denoise': 0.005, 'decode': 0.004,
         'what_if': 0.005}
@@ -72,7 +73,7 @@ class Rig:
         self.context = Context()
         rclpy.init(context=self.context)
         self.engine = FakeEngine(time.sleep, **TINY)
-        overrides = [Parameter(name, value=value) for name, value in parameters.items()]
+        overrides = [Parameter(name, value=value) for name, value in {'allow_faults': True, **parameters}.items()]
         self.subject = WorldModelNode(
             load_engine or (lambda **chosen: self.engine), context=self.context,
             parameter_overrides=overrides, namespace=namespace)

@@ -39,7 +39,8 @@ def tables() -> str:
              'has that unit.', 'Fixed ones are read when the node starts.']
     for node, params in NODES:
         lines += ['', f'## {node}', '', '| parameter | default | allowed | fixed | meaning |', '|---|---|---|---|---|']
-        lines += [f'| `{p.name}` | {default(p)} | {allowed(p)} | {"yes" if p.read_only else ""} | {p.description} |'
+        lines += [f'| `{p.name}` | {default(p)} | {allowed(p)} | {"yes" if p.read_only else ""} | '
+                  f'{p.description}{" (with `allow_faults` alone)" if p.fault else ""} |'
                   for p in params]
     return '\n'.join(lines) + '\n'
 

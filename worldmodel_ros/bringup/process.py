@@ -26,17 +26,21 @@ _PROGRESS_PERIOD = 30.0  # s, between two reports that something is still waited
 # without, the nodes outlive a supervisor that is killed.)
 _DIE_WITH_PARENT = ['setpriv', '--pdeathsig', 'INT', '--'] if shutil.which('setpriv') else []
 # A shell that starts a command in the background has it ignore SIGINT, and so would a node until it has a handler of
-# its own. (coreutils since 8.31; without it, a node that is stopped while it starts is killed after the grace time.)
-_HEED_INTERRUPT = ['env', '--default-signal=INT']
+# its own. (Without it, a node that is stopped while it starts is killed after the grace time.)
+_HEED_INTERRUPT = '--default-signal=INT'
+# SIGINT waits until the process unblocks it; else one while the interpreter starts would leave a traceback.
+HOLD_INTERRUPT = '--block-signal=INT'
 
 
 @functools.cache
-def _heeding() -> list[str]:
+def signal_prefix(option: str) -> list[str]:
+    """Return what goes before a command to start it with that option of `env`; nothing before coreutils 8.31."""
+    prefix = ['env', option]
     try:
-        works = subprocess.run([*_HEED_INTERRUPT, 'true'], stderr=subprocess.DEVNULL).returncode == 0
+        works = subprocess.run([*prefix, 'true'], stderr=subprocess.DEVNULL).returncode == 0
     except OSError:
         works = False
-    return _HEED_INTERRUPT if works else []
+    return prefix if works else []
 
 
 def activation_command(node: str, timeout: float) -> list[str]:
@@ -145,8 +149,8 @@ class NodeProcess:
         with self.log_file.open('ab') as log:
             # A session of its own: Ctrl-C reaches the supervisor alone, which stops the nodes in order.
             return subprocess.Popen(
-                [*_heeding(), *_DIE_WITH_PARENT, *command], env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True)
+                [*signal_prefix(_HEED_INTERRUPT), *_DIE_WITH_PARENT, *command], env=self._environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def _watch(self, spawned: threading.Event) -> None:
         # Processes are started in this thread: the kernel takes the end of that for the end of the parent.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from importlib.util import find_spec
 from typing import Callable
 
@@ -21,7 +20,7 @@ from worldmodel_ros.bringup import fleet
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import Description, NodeDescription, absolute_namespace, load
 from worldmodel_ros.bringup.paths import find_executable
-from worldmodel_ros.bringup.process import activation_command
+from worldmodel_ros.bringup.process import HOLD_INTERRUPT, activation_command, signal_prefix
 from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
@@ -113,8 +112,10 @@ def _ros2_bag_play(replay: Replay, namespace: str) -> ExecuteProcess:
 
 
 def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess:
+    # By its own first line, as launch_ros starts the nodes and `ros2 run` anything: `env python3` is the virtual
+    # environment's that was activated, with torch in it. launch itself runs in the system's.
     return ExecuteProcess(
-        cmd=[sys.executable, str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
+        cmd=[str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
         respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen',
         on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
@@ -156,11 +157,14 @@ def _bring_to_active(node: NodeDescription, command: list[str], action: Lifecycl
 
     def start(event: ProcessStarted, context: LaunchContext) -> ExecuteProcess:
         clients.append(ExecuteProcess(
-            cmd=command, name=f'activate_{node.name}', output='screen', on_exit=follow))
+            # Ctrl-C reaches it too, perhaps before it is there: an end that was asked for is none to complain of.
+            cmd=[*signal_prefix(HOLD_INTERRUPT), *command, '--zero-when-interrupted'],
+            name=f'activate_{node.name}', output='screen', on_exit=follow))
         return clients[-1]
 
     def follow(event: ProcessExited, context: LaunchContext) -> list[Action]:
-        due = list(afterwards) if event.returncode == 0 else []
+        # 0 may also be the code of one that was interrupted, as `end` does, or Ctrl-C: the launch is then over.
+        due = list(afterwards) if event.returncode == 0 and event.action in clients else []
         del afterwards[:len(due)]
         return due
 

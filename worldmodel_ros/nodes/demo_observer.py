@@ -110,7 +110,7 @@ class DemoObserver(Node):
         if self._recording and message.frames:
             frames = tuple(frame.data.tobytes() for frame in message.frames)
             stamp = nanoseconds(message.header.stamp)
-            self.recording.futures.append(Future(stamp, message.step_period, frames, message.tier))
+            self.recording.futures.append(Future(stamp, message.step_period, frames, message.tier, message.age))
 
     def _on_deadline(self, message: DeadlineStatus) -> None:
         if self._recording:

@@ -4,6 +4,20 @@ import argparse
 import signal
 import sys
 import time
+from types import FrameType
+
+from worldmodel_ros.exit_codes import exit_when_interrupted
+
+ZERO_WHEN_INTERRUPTED = '--zero-when-interrupted'
+
+
+def _interrupted_code() -> int:
+    # From the bare words: an interrupt may come before they are parsed.
+    return 0 if ZERO_WHEN_INTERRUPTED in sys.argv else 128 + signal.SIGINT
+
+
+if __name__ == '__main__':
+    exit_when_interrupted(_interrupted_code())  # the imports below take long
 
 import rclpy
 from lifecycle_msgs.msg import Transition
@@ -46,6 +60,7 @@ class LifecycleClient:
 
     def __init__(self, node: Node, target: str) -> None:
         self._target = target
+        self._context = node.context
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(node)
         self._get_state = node.create_client(GetState, f'{target}/get_state')
@@ -60,12 +75,15 @@ class LifecycleClient:
         """
         Take the transitions that lead from the present state to `goal`, one of GOALS.
 
-        :raises LifecycleError: if a transition fails, none leads there, or `timeout` seconds have passed.
+        :raises LifecycleError: if a transition fails, none leads there, `timeout` seconds have passed, or the node's
+            context is shut down meanwhile.
         """
         began = told = time.monotonic()
         state = None
         step: tuple[str, Future] | None = None  # from which state a transition was asked for, and its answer to come
         while (left := began + timeout - time.monotonic()) > 0:
+            if not self._context.ok():
+                raise LifecycleError(f'shut down before {self._target} was {goal}')
             answer = self.state(min(_QUERY_TIMEOUT, left))
             state = answer or state
             if state == goal:
@@ -120,26 +138,46 @@ class LifecycleClient:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; return 0 when the node is in the wanted state, else 1."""
+    """
+    Run the command line; return 0 when the node is in the wanted state, else 1.
+
+    Interrupted by SIGINT it returns 130, or 0 where that was asked for.
+    """
     parser = argparse.ArgumentParser(prog='lifecycle_client', description=__doc__)
     parser.add_argument('node', help='full name, such as /robot1/world_model_node')
     parser.add_argument('goal', choices=GOALS)
     parser.add_argument('--timeout', type=float, default=60.0, help='seconds (default: %(default)s)')
+    parser.add_argument(ZERO_WHEN_INTERRUPTED, action='store_true',
+                        help='end with 0 after SIGINT, not 130: for launch, which takes any other code for a crash')
     options = parser.parse_args(args)
-    # Ends by an exception wherever it stands, so that a supervisor need not wait for a call's timeout.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    # rclpy's own handler shuts the context down, which ends every wait at once; an exception could come anywhere, and rclpy
+    # does not clean up after one of these while it is being set up.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        node = Node('lifecycle_client', start_parameter_services=False, enable_rosout=False)
-        LifecycleClient(node, options.node).bring_to(options.goal, options.timeout)
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.SIGINT)
+        client = LifecycleClient(
+            Node('lifecycle_client', start_parameter_services=False, enable_rosout=False), options.node)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        client.bring_to(options.goal, options.timeout)
         return 0
-    except LifecycleError as error:
+    except Exception as error:
+        if interrupted:
+            return _interrupted_code()
+        if not isinstance(error, LifecycleError):
+            raise
         print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
         return 1
     finally:
         rclpy.try_shutdown()
+        # A terminal and a launcher both send SIGINT; the second one may come while the interpreter ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == '__main__':

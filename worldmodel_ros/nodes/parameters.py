@@ -25,7 +25,8 @@ class Param:
 
     `default` is a value, or a `Parameter.Type` for a parameter that may stay unset and then reads as None
     (the only way to an empty array: rclpy cannot tell the type of one). `low` and `high` are inclusive.
-    `check` maps a value to the reason for refusing it, or None. A parameter whose name ends in a unit (`_s`,
+    `check` maps a value to the reason for refusing it, or None. A `fault` is there only with ALLOW_FAULTS. A parameter
+    whose name ends in a unit (`_s`,
     `_hz`, `_m`) has that unit.
     """
 
@@ -37,6 +38,7 @@ class Param:
     choices: tuple = ()
     read_only: bool = False
     check: Callable[[Any], str | None] | None = None
+    fault: bool = False
 
     def descriptor(self) -> ParameterDescriptor:
         """Return what `ros2 param describe` shows."""
@@ -68,6 +70,10 @@ class Param:
         return f'{self.name}: {reason}' if reason else None
 
 
+ALLOW_FAULTS = Param('allow_faults', False, 'for tests: declare the parameters that give the node faults, which anybody on '
+                     'the network can then set', read_only=True)
+
+
 class Parameters(Mapping):
     """
     The parameters of a node (plain or lifecycle), read by name: `parameters['deadline_s']`. Arrays read as
@@ -79,6 +85,9 @@ class Parameters(Mapping):
     parameters that depend on each other are changed together with `set_parameters_atomically`. Do not keep it
     in `node._parameters`: that is rclpy's.
 
+    Of the parameters that are a `fault` none is declared unless ALLOW_FAULTS, which must come before them, is true: they
+    cannot be set then, and read as their defaults.
+
     Raises ParameterError where a value that the node is started with is refused.
     """
 
@@ -86,11 +95,15 @@ class Parameters(Mapping):
         self, node: Node, params: Iterable[Param], on_change: Callable[[str, Any], None] | None = None, *,
         consistent: Callable[[Mapping[str, Any]], str | None] | None = None,
     ) -> None:
-        self._params = {param.name: param for param in params}
+        self._params: dict[str, Param] = {}
         self._on_change = on_change
         self._consistent = consistent
         self._values: dict[str, Any] = {}
-        for param in self._params.values():
+        for param in params:
+            if param.fault and not self._values[ALLOW_FAULTS.name]:
+                self._values[param.name] = _default(node, param)
+                continue
+            self._params[param.name] = param
             self._values[param.name] = _declare(node, param)
         reason = consistent(self._values) if consistent else None
         if reason:
@@ -123,6 +136,13 @@ class Parameters(Mapping):
         if self._on_change:
             for name, value in values.items():
                 self._on_change(name, value)
+
+
+def _default(node: Node, param: Param) -> Any:
+    if param.name in node._parameter_overrides:  # rclpy tells of what is given for a declared parameter alone
+        raise ParameterError(f'{param.name} is given, and faults are not allowed: leave it out, or start the node with '
+                             f'{ALLOW_FAULTS.name}:=true')
+    return param.default
 
 
 def _declare(node: Node, param: Param) -> Any:

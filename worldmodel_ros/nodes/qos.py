@@ -10,6 +10,9 @@ CAMERA = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=Reliab
 # A newer command replaces an older one that has not been read.
 COMMAND = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE)
 
+# Best effort goes with every publisher. Several may share the topic, an arm's and a gripper's: none may hide another.
+JOINT_STATES = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=8, reliability=ReliabilityPolicy.BEST_EFFORT)
+
 STATUS = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 # For what is set once and must reach a node that starts later.

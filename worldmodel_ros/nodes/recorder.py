@@ -70,6 +70,7 @@ class Recorder(Node):
         self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
         self._recorded: dict[str, _Recorded] = {}
         self._refused: dict[str, str] = {}  # topic -> why it, or some of its messages, cannot be recorded
+        self._types: dict[str, set[str]] = {}  # of the publishers of a topic, at the last look
         self._began = time.monotonic()
         self._complained = False
         self._failure = ''
@@ -103,7 +104,11 @@ class Recorder(Node):
             if have is not None:
                 self._follow(topic, have, publishers)
             elif publishers and topic not in self._refused:
-                self._begin(topic, publishers, _subscription_qos(publishers))
+                types = {publisher.topic_type for publisher in publishers}
+                # Discovery tells of one publisher after the other: those of a moment later count as well.
+                if self._types.get(topic) == types:
+                    self._begin(topic, publishers, _subscription_qos(publishers))
+                self._types[topic] = types
         missing = self._missing()
         if missing and not self._complained:
             self._complained = True

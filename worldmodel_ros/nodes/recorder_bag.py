@@ -115,6 +115,8 @@ class BagWriter:
         own = yaml.safe_dump(self._information([file]), sort_keys=False)
         file.writer.add_metadata('rosbag2', {'serialized_metadata': own})
         file.writer.finish()
+        file.stream.flush()
+        os.fsync(file.stream.fileno())  # complete is what the disk has: its failure is reported now or never
         file.stream.close()
 
     def _open_channel(self, topic: TopicDescription) -> int:

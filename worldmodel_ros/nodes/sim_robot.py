@@ -8,6 +8,7 @@ tells the truth about the world: ground truth, objects, and what follows from an
 import math
 import threading
 import time
+from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import Twist, TwistStamped
@@ -52,7 +53,7 @@ PARAMETERS = (
     Param('cmd_vel_timeout_s', 0.5, 'Brake when no command has come for this long; 0: never.', low=0.0,
           high=10.0),
     Param('deadline_s', 0.05, 'A command that answers an older observation counts as late.', low=0.001,
-          high=10.0, read_only=True),
+          high=10.0),
     Param('snapshots', 100, 'How many observations ~/what_if can branch from.', low=1, high=10000,
           read_only=True),
     Param('what_if_horizon_s', 1.6, 'Horizon of ~/what_if when a request leaves it open.', low=0.1, high=10.0,
@@ -75,7 +76,7 @@ class SimRobot(Node):
     def __init__(self) -> None:
         super().__init__('sim_robot')
         self.refusals = diagnostics.Refusals()
-        self._settings = Parameters(self, PARAMETERS)
+        self._settings = Parameters(self, PARAMETERS, self._on_change)
         prefix, slash, _ = self._settings['base_frame'].rpartition('/')
         self._frame_prefix = prefix + slash
         self._judge = CommandJudge(self._settings['deadline_s'])
@@ -106,6 +107,10 @@ class SimRobot(Node):
         self._stop.set()
         self._futures.stop()
         self._thread.join()
+
+    def _on_change(self, name: str, value: Any) -> None:
+        if name == 'deadline_s':
+            self._judge.deadline = value
 
     def _make_publishers(self) -> None:
         self._image = self.create_publisher(Image, 'camera/image_raw', qos.CAMERA)
@@ -266,6 +271,7 @@ class SimRobot(Node):
             'unknown_observation': tally.unknown, 'deadline_ms': self._judge.deadline * 1e3,
             'latency_p50_ms': p50, 'latency_p99_ms': p99, 'latency_max_ms': greatest,
             # Of every command since the last report, for whoever wants the whole distribution.
+            'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
             'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
             'brakings': self._brakings, **self.refusals.values()})
 

@@ -93,7 +93,8 @@ class TrueFutures:
         self._observations = observations
         axes = LIMITS.axes()
         self._askable = Askable(
-            STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon)
+            STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon,
+            max_branches=MAX_STEPS)
         self._reset = reset
         # Without the global arguments: they would give it the robot's name.
         self._node = Node(

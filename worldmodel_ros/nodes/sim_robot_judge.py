@@ -1,10 +1,14 @@
 """Measures what the simulated robot receives: how old the observation is that each command answers."""
 
+import math
 import threading
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
 import numpy as np
+
+
+FEW = 100  # late commands of which the times are told
 
 
 class Tally(NamedTuple):
@@ -16,6 +20,8 @@ class Tally(NamedTuple):
     late: int                 # above the deadline, those to unknown observations included
     window: np.ndarray        # (n,) latencies of the last commands, oldest first
     fresh: np.ndarray         # (m,) latencies since the last tally
+    late_ones: list[tuple[float, float]]  # since the last tally, the first FEW: steady times of capture (NaN: of none
+    #                                       that is remembered) and of receipt [s]
 
 
 class CommandJudge:
@@ -33,6 +39,7 @@ class CommandJudge:
         self._captured: OrderedDict[int, float] = OrderedDict()
         self._window: deque[float] = deque(maxlen=window)
         self._fresh: list[float] = []
+        self._late_ones: list[tuple[float, float]] = []
         self._received = self._unstamped = self._unknown = self._late = 0
         self._lock = threading.Lock()
 
@@ -53,17 +60,24 @@ class CommandJudge:
             captured = self._captured.get(stamp)
             if captured is None:
                 self._unknown += 1
-                self._late += 1
+                self._count_late(math.nan, now)
                 return
             latency = now - captured
-            self._late += latency > self.deadline
+            if latency > self.deadline:
+                self._count_late(captured, now)
             self._window.append(latency)
             if len(self._fresh) < self._window.maxlen:
                 self._fresh.append(latency)
 
+    def _count_late(self, captured: float, now: float) -> None:
+        self._late += 1
+        if len(self._late_ones) < FEW:
+            self._late_ones.append((captured, now))
+
     def tally(self) -> Tally:
-        """Return the counts and latencies, and begin a new list of fresh ones."""
+        """Return the counts and latencies, and begin new lists of fresh and of late ones."""
         with self._lock:
             fresh, self._fresh = np.array(self._fresh), []
-            return Tally(
-                self._received, self._unstamped, self._unknown, self._late, np.array(self._window), fresh)
+            late_ones, self._late_ones = self._late_ones, []
+            return Tally(self._received, self._unstamped, self._unknown, self._late, np.array(self._window), fresh,
+                         late_ones)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from worldmodel_ros.nodes.parameters import ParameterError
 EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
 EXECUTORS = ('events', 'single')
 _LOG_INTERVAL = 5.0  # s, between two reports of the same exception
+_GUARD_PERIOD = 0.02  # s, between two looks at the wall clock
+_SET_BACK = 0.005  # s; a clock that is slewed differs by less between two looks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
 
 
@@ -67,6 +70,37 @@ class _Contained:
             self._reported[kind] = now
             story = ''.join(traceback.format_exception(error))
             self._node.get_logger().error(f'a callback failed and was abandoned, the node goes on:\n{story}')
+
+
+class _ClockGuard:
+    """
+    Notices, by the steady clock, when the machine's wall clock is set back; `set_back` then, and the executor returns.
+
+    The wheels of rclpy and rmw are built for an old C library, where a wait for a while is one until an instant of the wall
+    clock. One that has begun when that is set back by an hour lasts for an hour: no timer would run, not even the gate's
+    watchdog, and no signal be heeded. Only an executor that is made afterwards has no such wait in any of its threads.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.set_back, self._over = executor, False, False
+        self._thread = threading.Thread(target=self._watch, name='clock guard', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = time.time() - time.monotonic()
+        while not self._over:
+            time.sleep(_GUARD_PERIOD)
+            now = time.time() - time.monotonic()
+            if now < before - _SET_BACK:
+                self.set_back = True
+            if self.set_back:  # until it is heeded
+                self.executor.wake()
+            before = now
 
 
 def make_executor(kind: str | None = None) -> Executor:
@@ -131,10 +165,14 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
 
 def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
     contained = _Contained(node)
+    guard = _ClockGuard(executor)
     executor.add_node(node)
     try:
         # One callback at a time: an exception ends neither the loop nor the callbacks queued behind it.
         while not signals.stop and rclpy.ok():
+            if guard.set_back:
+                guard.executor = executor = _replaced(executor, node)
+                guard.set_back = False
             try:
                 executor.spin_once(timeout_sec=_POLL_PERIOD)
             except Exception as error:
@@ -145,8 +183,18 @@ def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
             except Exception as error:
                 contained.report(error)
     finally:
+        guard.stop()
         executor.remove_node(node)
         executor.shutdown()
+
+
+def _replaced(executor: Executor, node: Node) -> Executor:
+    executor.remove_node(node)
+    executor.shutdown()
+    replacement = SingleThreadedExecutor() if isinstance(executor, SingleThreadedExecutor) else make_executor('events')
+    replacement.add_node(node)
+    node.get_logger().warning('the wall clock of this machine was set back: timers go on by the steady clock')
+    return replacement
 
 
 def _say_goodbye(node: Node) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.engine.maneuvers import NAMES, maneuver
-from worldmodel_ros.engine.what_if import Branch
+from worldmodel_ros.engine.what_if import MAX_BRANCHES, Branch
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.srv import WhatIf
 
 BASE = ('linear.x', 'angular.z')  # the action names that the named sequences are for
 POLICY = 'policy'
+_SHOWN = 60  # characters of what somebody sent
 
 
 class RequestError(ValueError):
@@ -25,7 +26,8 @@ class Askable:
     What can be asked of somebody.
 
     `step_period` [s]; `action_names`, and the lowest and highest action (A,) that is executed [SI units];
-    `goals`; `max_steps` that a branch of a given horizon may have; `horizon` [s] where a request leaves it open.
+    `goals`; `max_steps` that a branch of a given horizon may have; `horizon` [s] where a request leaves it open;
+    `max_branches` of a request.
     """
 
     step_period: float
@@ -35,6 +37,7 @@ class Askable:
     goals: Sequence[str]
     max_steps: int
     horizon: float
+    max_branches: int = MAX_BRANCHES
 
 
 def branches(request: WhatIf.Request, askable: Askable) -> tuple[Branch, ...]:
@@ -44,10 +47,13 @@ def branches(request: WhatIf.Request, askable: Askable) -> tuple[Branch, ...]:
     Named sequences last for the horizon, explicit ones as long as they are, but no longer than a horizon that is
     given.
     """
-    found = tuple(_branches(request, askable))
-    if not found:
+    count = len(request.names) + len(request.actions)
+    if not count:
         raise RequestError(f'no branch: give names ({", ".join(NAMES)}, {POLICY}) or explicit actions')
-    return found
+    if count > askable.max_branches:  # before any is made
+        raise RequestError(f'too long: {count} branches, and at most {askable.max_branches} of {askable.max_steps} steps '
+                           'are imagined')
+    return tuple(_branches(request, askable))
 
 
 def goal(request: WhatIf.Request, askable: Askable, default: str = '') -> str:
@@ -78,27 +84,32 @@ def _branches(request: WhatIf.Request, askable: Askable) -> Iterator[Branch]:
             yield Branch(name, steps)
         elif name not in NAMES:
             raise RequestError(
-                f'name {name!r} is unknown: use one of {", ".join(NAMES)}, {POLICY}, or give explicit actions')
+                f'name {name[:_SHOWN]!r} is unknown: use one of {", ".join(NAMES)}, {POLICY}, or give explicit actions')
         elif tuple(askable.action_names) != BASE:
             raise RequestError(f'name {name!r} is for a base ({", ".join(BASE)}), and here the actions are '
                                f'{", ".join(askable.action_names)}: give explicit ones')
         else:
             yield Branch(name, steps, maneuver(name, steps))
     for number, chunk in enumerate(request.actions):
-        actions = _explicit(chunk, askable, f'actions[{number}]')
-        actions = actions[:steps] if request.horizon else actions
+        actions = _explicit(chunk, askable, f'actions[{number}]', steps if request.horizon else math.inf)
         yield Branch(f'explicit_{number}', len(actions), actions)
 
 
-def _explicit(chunk: ActionChunk, askable: Askable, where: str) -> np.ndarray:
+def _explicit(chunk: ActionChunk, askable: Askable, where: str, steps: float) -> np.ndarray:
+    """The first `steps` rows of a chunk at most."""
     names = list(askable.action_names)
-    if list(chunk.names) != names:
-        raise RequestError(f'{where}: names are {list(chunk.names)}: they must be {names}')
+    if len(chunk.names) != len(names) or list(chunk.names) != names:
+        shown = [name[:_SHOWN] for name in chunk.names[:len(names) + 1]]
+        raise RequestError(f'{where}: names are {shown}: they must be {names}')
     if not math.isclose(chunk.step_period, askable.step_period, rel_tol=1e-6):
         raise RequestError(f'{where}: step_period is {chunk.step_period} s: it must be {askable.step_period} s')
     values, width = np.frombuffer(chunk.values, np.float32), len(names)
     if not len(values) or len(values) % width:
         raise RequestError(f'{where}: {len(values)} values: give rows of {width}, at least one')
+    rows = min(len(values) // width, steps)
+    if rows > askable.max_steps:
+        raise RequestError(f'too long: {where} has {rows} steps, and at most {askable.max_steps} are imagined')
+    values = values[:rows * width]
     if not np.isfinite(values).all():
         raise RequestError(f'{where}: values must be finite')
     # As the robot would: it does not go faster than it can either.

@@ -11,6 +11,7 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.engine.answers import Answer, Prediction
+from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.ladder import NS, Counts, Tier, Verdict
 from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.nodes.diagnostics import Refusals
@@ -92,7 +93,8 @@ class Activation:
         if sound:
             self._camera_timer.arm(self._settings['camera_timeout_s'])
         if self._intake.frozen:
-            self._suffer('the camera is frozen: the same picture again and again although the robot moves')
+            self._suffer('the camera is frozen: it repeats one image although the robot moves, or although its images '
+                         'have differed by noise before')
         if observation is None:
             return
         self.trouble = observation.stale
@@ -125,10 +127,12 @@ class Activation:
 
     def predicted(self, prediction: Prediction) -> None:
         """Publish a predicted future."""
+        self.statistics.predicted(time.monotonic())
         self._outputs.prediction(prediction, self.camera_frame)
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Report a failure of the engine; it has been contained."""
+        """Report a failure of the engine; it has been contained. Does not return where the GPU is lost."""
+        end_if_lost(error)
         self._refusals.count(f'engine: {type(error).__name__}')
         self._node.get_logger().error(
             f'the engine failed: {reason}\n{"".join(traceback.format_exception(error))}',

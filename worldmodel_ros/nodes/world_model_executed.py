@@ -9,7 +9,7 @@ from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 
 from worldmodel_ros.engine.answers import Answer
-from worldmodel_ros.inputs.executed import ExecutedActions
+from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
 from worldmodel_ros.nodes.diagnostics import Refusals
 from worldmodel_ros.nodes.qos import COMMAND
 from worldmodel_ros.nodes.what_if_request import BASE
@@ -94,7 +94,7 @@ class ExecutedTopic:
         action = (twist.linear.x, twist.angular.z)
         # A gate that has stopped the robot falls silent after a while, and without a time-out only changes are told.
         self._since, self._last_word = None, not any(action) or not self._timeout
-        if not all(map(math.isfinite, action)):
+        if not is_usable(action):
             self._refusals.count('executed action: not finite')
             return
         now = self._node.get_clock().now().nanoseconds

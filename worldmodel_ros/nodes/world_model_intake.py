@@ -2,6 +2,8 @@
 Makes observations of images: finds the ticks, refuses what is broken, watches the age, numbers the episodes.
 """
 
+import itertools
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +22,10 @@ from worldmodel_ros.nodes.world_model_messages import nanoseconds
 from worldmodel_ros.nodes.world_model_parameters import frame_settings
 
 _LOG_INTERVAL = 2.0  # s
+
+# Of this process, counted from a random number: no two processes share one, whatever the clock of the host does. Of so
+# many bits that a reader in JavaScript does not round it.
+_EPISODES = itertools.count(secrets.randbits(48))
 
 
 class Taken(NamedTuple):
@@ -53,7 +59,7 @@ class Intake:
 
     @property
     def frozen(self) -> bool:
-        """Whether the camera shows the same picture again and again although the robot moves."""
+        """Whether the camera repeats one image although images should differ: the robot moves, or they are noisy."""
         return self._frames.frozen
 
     @property
@@ -111,8 +117,7 @@ class Intake:
             self.goal, stale if age > deadline else ''))
 
     def _begin_episode(self) -> None:
-        # From the clock, so that they rise across restarts too: the gate refuses those of the past.
-        self.episode = max(time.time_ns(), self.episode + 1)
+        self.episode = next(_EPISODES)
         self._sequence = 0
 
     def _refuse(self, kind: str, text: str) -> Taken:

@@ -1,6 +1,7 @@
 """What the engine answers, as messages."""
 
 import math
+import time
 from array import array
 
 import numpy as np
@@ -55,7 +56,8 @@ def deadline_status(answer: Answer, age: float, frame_id: str) -> DeadlineStatus
         header=header(answer.stamp, frame_id), episode_id=answer.episode, sequence=answer.sequence,
         tier=int(answer.tier), verdict=int(answer.verdict), budget=answer.budget, latency=answer.latency,
         observation_age=age, predicted=answer.predicted, reason=answer.reason, two_step=counts.two_step,
-        one_step=counts.one_step, smaller=counts.smaller, replan=counts.replan, stop=counts.stop, late=counts.late)
+        one_step=counts.one_step, smaller=counts.smaller, plan_only=counts.plan_only, last_plan=counts.last_plan,
+        stop=counts.stop, late=counts.late)
 
 
 def frames(pictures: np.ndarray, stamp: int, step_period: float, frame_id: str) -> list:
@@ -73,7 +75,8 @@ def predicted_future(prediction: Prediction, names: list[str], step_period: floa
     observation, future = prediction.observation, prediction.future
     return PredictedFuture(
         header=header(observation.stamp, camera_frame), episode_id=observation.episode,
-        sequence=observation.sequence, tier=int(prediction.tier), step_period=step_period,
+        sequence=observation.sequence, tier=int(prediction.tier), command_tier=int(prediction.command_tier),
+        age=time.monotonic() - observation.received, step_period=step_period,
         frames=frames(future.frames, observation.stamp, step_period, camera_frame),
         actions=ActionChunk(
             header=header(observation.stamp, base_frame), episode_id=observation.episode,

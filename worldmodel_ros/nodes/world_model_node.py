@@ -7,7 +7,6 @@ as have the pictures and the services that take a while.
 
 import functools
 import gc
-import os
 import sys
 import time
 import traceback
@@ -21,7 +20,9 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
+from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
+from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.nodes import diagnostics
 from worldmodel_ros.nodes.parameters import Parameters
@@ -51,6 +52,7 @@ def _contained(transition: Callable) -> Callable:
             return transition(node, state)
         except Exception as error:
             node.get_logger().error(f'{transition.__name__[3:]} failed: {error}\n{traceback.format_exc()}')
+            end_if_lost(error)
         node.release(keep_engine=transition.__name__ in ('on_activate', 'on_deactivate'))
         gc.collect()  # a session's memory is wanted by the next attempt; only now, for the traceback kept it alive
         return FAILURE
@@ -109,9 +111,11 @@ class WorldModelNode(LifecycleNode):
         undo.callback(self._outputs.destroy)
         self._subscribe()
         two, one = (engine.step_times.predict(steps) * 1e3 for steps in (2, 1))
+        rate = engine.step_times.prediction_rate(spec.step_period)
         self.get_logger().info(
             f'model {spec.name} on {engine.backend.name}: loaded in {loaded - start:.1f} s, warmed up in '
-            f'{self._warm_up:.1f} s; a tick takes {two:.1f} ms with two steps, {one:.1f} ms with one; goals: '
+            f'{self._warm_up:.1f} s; a tick takes {two:.1f} ms with two steps, {one:.1f} ms with one; predictions at '
+            f'up to {rate:.1f} Hz; goals: '
             f'{", ".join(spec.goals)}')
         return super().on_configure(state)
 
@@ -219,11 +223,12 @@ class WorldModelNode(LifecycleNode):
         engine, activation, settings = self._engine, self._activation, self._settings
         if activation is None:
             return None
-        ros_home = Path(os.environ.get('ROS_HOME') or Path.home() / '.ros')
+        folder = settings['session_directory']
         return Context(
             activation.worker, engine.spec, activation.goal, activation.camera_frame, settings['base_frame'],
             settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
-            Path(settings['session_directory'] or ros_home / 'worldmodel_sessions'))
+            SessionFolder(Path(folder).expanduser() if folder else default_folder(), settings['session_files_max'],
+                          settings['session_disk_mb']))
 
     def _report(self) -> diagnostics.Report:
         engine, activation = self._engine, self._activation
@@ -232,6 +237,9 @@ class WorldModelNode(LifecycleNode):
         backend = activation.worker.backend if activation else engine.backend.name
         values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
                   'messages_skipped': self._outputs.skipped,
+                  'tick_two_step_ms': engine.step_times.predict(2) * 1e3,
+                  'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
+                  'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
                   **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
         level, text = judge(engine, activation) if activation else (diagnostics.STALE, 'not active')
         return diagnostics.Report(level, text, values)

@@ -6,10 +6,11 @@ from typing import Any
 
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.ladder import Settings
+from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.inputs import executed
 from worldmodel_ros.inputs.frames import FrameSettings
-from worldmodel_ros.nodes.parameters import Param
+from worldmodel_ros.nodes.parameters import ALLOW_FAULTS, Param
 from worldmodel_ros.transport.address import AddressError, socket_path
 
 TRANSPORTS = ('raw', 'compressed')
@@ -76,11 +77,16 @@ _CHANGEABLE = (
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
     Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper pictures; 1 takes a quarter '
           'less time, and tells commands apart a little better', low=1, high=2),
-    Param('session_directory', '', 'folder for relative paths in ~/save_session and ~/load_session; empty: '
-          'worldmodel_sessions in $ROS_HOME or ~/.ros'),
-    Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0),
-    Param('fault_nan', False, 'for tests: the plan is NaN'),
-    Param('fault_raise', False, 'for tests: every network call fails'),
+    Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
+          'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
+    Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),
+    Param('session_disk_mb', float(MAX_MB), 'MB that all of them may have together', low=1.0, high=1e7),
+    ALLOW_FAULTS,
+    Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0, fault=True),
+    Param('fault_nan', False, 'for tests: the plan is NaN', fault=True),
+    Param('fault_raise', False, 'for tests: every network call fails', fault=True),
+    Param('fault_cuda_error', '', 'for tests: every network call raises the CUDA error of that name, such as "an illegal '
+          'memory access was encountered"', fault=True),
     Param('realtime_priority', 0, 'SCHED_FIFO priority of the threads that receive and answer, 0 for none',
           low=0, high=99, read_only=True),
 )
@@ -120,7 +126,7 @@ def inconsistency(values: Mapping[str, Any]) -> str | None:
 def set_faults(faults: Faults, values: Mapping[str, Any]) -> None:
     """Make the engine as faulty as the parameters say."""
     faults.delay = values['fault_delay_ms'] / 1e3
-    faults.nan, faults.fail = values['fault_nan'], values['fault_raise']
+    faults.nan, faults.fail, faults.cuda = values['fault_nan'], values['fault_raise'], values['fault_cuda_error']
 
 
 def ladder_settings(values: Mapping[str, Any]) -> Settings:

@@ -21,6 +21,9 @@ def judge(engine: Any, activation: Activation) -> tuple[bytes, str]:
         warnings.append(unheard)
     if misfit := activation.statistics.misfit(engine.spec.step_period):
         warnings.append(misfit)
+    if few := activation.statistics.few_predictions(
+            time.monotonic(), engine.step_times.prediction_rate(engine.spec.step_period)):
+        warnings.append(few)
     if activation.best is not Tier.TWO_STEP:
         warnings.append(f'degraded to {activation.best.name.lower()}')
     if warnings:

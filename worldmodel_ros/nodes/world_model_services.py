@@ -7,13 +7,11 @@ between two ticks.
 """
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -21,16 +19,16 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 
 from worldmodel_ros.engine.maneuvers import path
-from worldmodel_ros.engine.what_if import MAX_BRANCHES, MAX_STEPS, Answer, Question, QuestionError
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
+from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes import what_if_request, world_model_messages as messages
 from worldmodel_ros.nodes.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.srv import SessionFile, WhatIf
 
-_FILE_TIMEOUT = 5.0      # s
+_FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
 _GRACE = 0.2             # s, for the engine to hand over the finished branches of a question whose time is over
-_SUFFIX = '.safetensors'
 
 
 class _NotYet(Exception):
@@ -52,7 +50,7 @@ class Context:
     horizon: float
     timeout: float
     denoising_steps: int
-    directory: Path
+    sessions: SessionFolder
 
 
 class SlowServices:
@@ -94,7 +92,7 @@ class SlowServices:
                     raise RequestError(
                         'the node is not active: ros2 lifecycle set NODE configure, then activate')
                 answer(context, request, response)
-            except (RequestError, QuestionError) as error:
+            except (RequestError, QuestionError, SessionFileError) as error:
                 response.success, response.message = False, str(error)
             except CancelledError:
                 response.success, response.message = False, 'the node was deactivated meanwhile'
@@ -130,25 +128,14 @@ class SlowServices:
         response.elapsed = time.monotonic() - start
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        target = _file(context, request.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f'.{target.name}.part')
-        promise = context.worker.save(unfinished)
-        try:
-            _wait(promise)
-            os.replace(unfinished, target)
-        except Exception:
-            # Once nobody writes to it any more, which is now or when a save that is under way has ended.
-            promise.add_done_callback(lambda done: unfinished.unlink(missing_ok=True))
-            raise
-        response.success, response.message = True, str(target)
+        took = context.worker.save(context.sessions, request.path, _FILE_TIMEOUT)
+        self._node.get_logger().info(f'session {request.path} saved: {took}')
+        response.success, response.message = True, request.path
 
     def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        source = _file(context, request.path)
-        if not source.is_file():
-            raise RequestError(f'{source} does not exist: give the path that ~/save_session answered')
-        _wait(context.worker.load(source))
-        response.success, response.message = True, str(source)
+        took = context.worker.load(context.sessions, request.path, _FILE_TIMEOUT)
+        self._node.get_logger().info(f'session {request.path} loaded: {took}')
+        response.success, response.message = True, request.path
 
 
 def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
@@ -159,8 +146,6 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
     goal = what_if_request.goal(request, askable, context.goal)
     allowed = what_if_request.allowed_time(request)
     branches = what_if_request.branches(request, askable)
-    if len(branches) > MAX_BRANCHES or any(branch.steps > MAX_STEPS for branch in branches):
-        raise RequestError(f'too long: at most {MAX_BRANCHES} branches of {MAX_STEPS} steps')
     return Question(branches, goal, now + (allowed or context.timeout),
                     messages.nanoseconds(request.observation_stamp), context.denoising_steps)
 
@@ -178,12 +163,6 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str) 
     return branch
 
 
-def _file(context: Context, name: str) -> Path:
-    if not name.endswith(_SUFFIX) or name.endswith('/' + _SUFFIX) or '\0' in name:
-        raise RequestError(f'path is {name!r}: it must name a file that ends in {_SUFFIX}')
-    return (context.directory / Path(name).expanduser()).absolute()
-
-
 def _result(promise: Promise, timeout: float) -> Any:
     """Return the result of a promise, or raise what it raises; _NotYet after `timeout` s."""
     try:
@@ -192,15 +171,3 @@ def _result(promise: Promise, timeout: float) -> Any:
         if promise.done():  # the work itself may have met with a time-out, of a network's disk, say
             return promise.result()
         raise _NotYet from None
-
-
-def _wait(promise: Promise) -> None:
-    try:
-        _result(promise, _FILE_TIMEOUT)
-    except _NotYet:
-        if promise.cancel():
-            raise RequestError(f'the engine had no time between two images for {_FILE_TIMEOUT:g} s, and has not begun: '
-                               'try again with a lower load, or while the camera is off') from None
-        raise RequestError(
-            f'it has begun, and was not finished within {_FILE_TIMEOUT:g} s: look for a slow disk, or a shared engine '
-            'that is never idle. What is saved is discarded; what is loaded takes effect when it is there') from None

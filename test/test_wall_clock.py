@@ -1,0 +1,64 @@
+"""The wall clock of the machine is set back while a node waits: by its library's clock, since the real one is everybody's."""
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import rclpy
+from faults.shim import Shim, no_compiler
+from rclpy.qos import QoSProfile
+
+from worldmodel_ros.bringup.paths import config_directory, find_executable
+from worldmodel_ros.msg import CommandStatus
+from worldmodel_ros.nodes.spin import EXECUTOR_VARIABLE, EXECUTORS
+
+HOUR = 3600.0  # s
+PERIOD = 0.1   # s, of the gate's status, by a timer on the steady clock
+PATIENCE = 60.0  # s, for the gate to start on a busy machine
+
+pytestmark = [pytest.mark.ros, pytest.mark.skipif(bool(no_compiler()), reason=no_compiler() or 'gcc is there')]
+
+
+@pytest.fixture
+def heard():
+    """Spins for a while; returns how many statuses of the gate came."""
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node, received = rclpy.create_node('listener', context=context), []
+    node.create_subscription(CommandStatus, 'command_status', received.append, QoSProfile(depth=100))
+    executor = rclpy.executors.SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+
+    def during(seconds):
+        received.clear()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            executor.spin_once(timeout_sec=0.02)
+        return len(received)
+    yield during
+    executor.shutdown()
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('offset', [HOUR, -HOUR], ids=['ahead', 'back'])
+def test_the_gates_timers_go_on(heard, tmp_path, executor, offset):
+    shim = Shim(tmp_path / 'shim')
+    gate = subprocess.Popen(
+        [sys.executable, find_executable('worldmodel_ros', 'command_gate'), '--ros-args', '--params-file',
+         config_directory() / 'command_gate.yaml', '-p', 'realtime_priority:=0'],
+        env={**os.environ, **shim.environment, EXECUTOR_VARIABLE: executor})
+    try:
+        end = time.monotonic() + PATIENCE
+        while not heard(0.5):
+            assert time.monotonic() < end, 'the gate was not heard'
+        shim.set_wall_clock(offset)
+        assert heard(3.0) >= 0.5 * 3.0 / PERIOD, 'the timers have stopped with the wall clock'
+        gate.terminate()
+        assert gate.wait(10.0) == 0
+    finally:
+        gate.kill()
+        gate.wait()
+        shim.close()
