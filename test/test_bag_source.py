@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mcap_forms import FORMS, write_mcap
 from rosbags.rosbag2 import StoragePlugin, Writer
 
+from worldmodel_ros.evaluate.bag.mcap_records import read_records
 from worldmodel_ros.evaluate.bag.problems import BagError, MessageError
 from worldmodel_ros.evaluate.bag.source import open_bag
 
@@ -218,6 +219,28 @@ def test_no_damage_does_more_than_be_reported(drive, tmp_path, storage, data):
         assert str(broken) in str(error)
 
 
+def sqlite_bag(drive, tmp_path, *statements):
+    """A bag in SQLite, after some statements; its file."""
+    file = bag_file(write_bag(tmp_path / 'bag', drive, storage='sqlite3'))
+    with sqlite3.connect(file) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+    return file
+
+
+@pytest.mark.parametrize('change', ["name = x'00ff'", "type = x'07'"])
+def test_a_topic_that_has_no_words_for_a_name_or_type_costs_its_own_messages_only(drive, tmp_path, change):
+    found, problems = records(sqlite_bag(drive, tmp_path, f"UPDATE topics SET {change} WHERE name = '/goal'"))
+    assert {topic for topic, *_ in found} == {'/camera/image_raw/compressed', '/cmd_vel'}
+
+
+def test_a_file_that_turns_out_to_have_nothing_while_it_is_read_is_told_of(drive, tmp_path):
+    # Opening it, rosbags counts rows; that no row has bytes shows only when they are read.
+    found, problems = records(sqlite_bag(drive, tmp_path, "UPDATE messages SET data = 'words'"))
+    assert not found and problems == ['unreadable file']
+
+
 @pytest.mark.parametrize('storage', STORAGES)
 @pytest.mark.parametrize('seconds', [-1.5, -30.0])
 def test_what_was_recorded_while_time_was_set_back_is_read_in_the_order_of_recording(drive, tmp_path, storage, seconds):
@@ -282,6 +305,11 @@ def test_what_is_no_bag_is_refused_with_what_to_do(tmp_path, make, words):
     with pytest.raises(BagError) as refusal:
         open_bag(make(tmp_path))
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_zeros_that_a_chunk_is_full_of_are_no_records():
+    contents = read_records(bytes(9_000_000))
+    assert contents == ([], [], False, False)
 
 
 def test_memory_does_not_grow_with_the_bag(tmp_path):

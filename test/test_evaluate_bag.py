@@ -125,7 +125,7 @@ def test_without_actions_there_is_no_prediction_and_the_rest_is_there():
 def test_pictures_that_come_late_cost_the_deadline():
     held = evaluated(late(simulated_drive(2.0), 0.020), 'late')  # 25 ms in all: 13 are left, one step takes 13.2
     assert held.deadline.delay == pytest.approx(0.025) and held.deadline.tiers[Tier.TWO_STEP] == 0
-    assert 'all by the last plan' in ' '.join(judge(held).remarks)
+    assert 'all by a plan alone' in ' '.join(judge(held).remarks)
 
 
 def test_what_is_left_of_a_broken_bag_is_evaluated(tmp_path):

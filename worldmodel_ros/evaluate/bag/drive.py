@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...inputs.executed import ExecutedActions
+from ...inputs.executed import ExecutedActions, is_usable
 from ...inputs.frames import Frames, FrameSettings
 from ...inputs.images import ImageError
 from ...inputs.ticks import NS, Pace
@@ -159,7 +159,7 @@ class _Reading:
             self._seen.append(_Seen(stamp, log, image, pace is Pace.NEW_EPISODE, self._goal))
 
     def _take_action(self, action: tuple[float, ...], log: int) -> None:
-        if not all(map(math.isfinite, action)):
+        if not is_usable(action):
             self._health.not_finite(log)
             return
         self._health.action(action, log)

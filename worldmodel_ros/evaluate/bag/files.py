@@ -1,7 +1,6 @@
 """Finds the storage files of a bag, by its metadata.yaml or without it."""
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -11,6 +10,7 @@ import yaml
 import zstandard
 
 from .problems import BagError, Problem
+from .unpacking import TooLarge, unpack_file
 
 _SUFFIXES = ('.mcap', '.db3')
 _PACKED = ('.zstd', '.zst')
@@ -93,10 +93,12 @@ def _check_kind(path: Path) -> None:
 
 def _unpack(path: Path, folder: Path, problems: list[Problem]) -> Path:
     target = folder / path.stem
-    with path.open('rb') as packed, target.open('wb') as unpacked:
-        try:
-            shutil.copyfileobj(zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True), unpacked)
-        except zstandard.ZstdError as error:
-            problems.append(Problem('damaged', f'{path} cannot be unpacked to its end ({error}): what comes before '
-                                    'is read. Copy the recording again'))
+    try:
+        unpack_file(path, target)
+    except zstandard.ZstdError as error:
+        problems.append(Problem('damaged', f'{path} cannot be unpacked to its end ({error}): what comes before is '
+                                'read. Copy the recording again'))
+    except TooLarge as error:
+        problems.append(Problem('too large', f'{path} is not unpacked to its end ({error}): what comes before is read. '
+                                f'If it is a recording, `zstd -d {path}` where there is room, and give what comes of it'))
     return target

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-import lz4.frame
 import zstandard
 from mcap.opcode import Opcode
+
+from .unpacking import TooLarge, unpack_chunk
 
 MAGIC = b'\x89MCAP0\r\n'
 RECORD = struct.Struct('<BQ')      # opcode, length
 _FOOTER = struct.Struct('<BQQQI8s')
 _MESSAGE = struct.Struct('<HIQQ')  # channel, sequence, time of receipt, time of publication
+_LENGTH = struct.Struct('<Q')
 _CHUNK = struct.Struct('<QQQII')   # first and last time, size and checksum of the contents, length of 'zstd'
 
 
@@ -29,11 +31,15 @@ def has_index(path: Path) -> bool:
 
 
 class Contents(NamedTuple):
-    """`messages`: channel, time of receipt [ns], data. `others`: opcode and payload of schemas and channels."""
+    """
+    `messages`: channel, time of receipt [ns], data. `others`: opcode and payload of schemas and channels.
+    `refused`: it was not unpacked, being too large.
+    """
 
     messages: list[tuple[int, int, bytes]]
     others: list[tuple[int, bytes]]
     whole: bool
+    refused: bool = False
 
 
 def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
@@ -42,7 +48,7 @@ def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
     while position + RECORD.size <= len(data):
         opcode, length = RECORD.unpack_from(data, position)
         start, end = position + RECORD.size, position + RECORD.size + length
-        if end > len(data):
+        if end > len(data) or opcode == 0:  # which is none: a megabyte of zeros would be 100,000 records
             break
         if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
             channel, _, time, _ = _MESSAGE.unpack_from(data, start)
@@ -62,21 +68,14 @@ def read_chunk(record: bytes) -> Contents:
         first, last, size, checksum, name_length = _CHUNK.unpack_from(record, RECORD.size)
         position = RECORD.size + _CHUNK.size
         compression = record[position:position + name_length].decode()
-        data = _decompress(record[position + name_length + 8:], compression)
+        position += name_length
+        packed = record[position + _LENGTH.size:][:_LENGTH.unpack_from(record, position)[0]]
+        data = unpack_chunk(packed, compression, size)
+    except TooLarge:
+        return Contents([], [], False, refused=True)
     except (struct.error, UnicodeDecodeError, zstandard.ZstdError, RuntimeError, KeyError):
         return Contents([], [], False)
     if len(data) == size and checksum and crc32(data) != checksum:
         return Contents([], [], False)
     contents = read_records(data, first, last)
     return contents._replace(whole=contents.whole and len(data) == size)
-
-
-def _decompress(data: bytes, compression: str) -> bytes:
-    """Return the contents of a chunk, as far as they go where it is cut off."""
-    if compression == 'zstd':
-        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    if compression == 'lz4':
-        return lz4.frame.LZ4FrameDecompressor().decompress(data)
-    if compression:
-        raise KeyError(compression)
-    return data

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
+from mcap.reader import make_reader
 from mcap.records import Channel, Schema
 from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefinition, MessageDefinitionFormat
 from rosbags.rosbag2.metadata import parse_qos
@@ -19,6 +20,7 @@ from .mcap_records import MAGIC, RECORD, Contents, has_index, read_chunk, read_r
 from .merge import Stream, merge
 from .problems import Problem
 from .recovery import Recovered, Unreadable
+from .unpacking import LARGEST_CHUNK
 
 _LOOSE = 2 ** 20  # bytes of messages outside of chunks that are read at once
 _FORMATS = {'ros2msg': MessageDefinitionFormat.MSG, 'ros2idl': MessageDefinitionFormat.IDL,
@@ -44,21 +46,28 @@ class RecoveredMcap(Recovered):
         self._channels: dict[int, Channel] = {}
         counts: Counter[int] = Counter()
         self._cut_at: int | None = None
-        chunks = damaged = 0
+        chunks = damaged = refused = 0
         for offset, length, is_chunk in self._scan():
             contents = self._read(offset, length)
             chunks += is_chunk
-            damaged += is_chunk and not contents.whole and self._cut_at is None
+            refused += contents.refused
+            damaged += is_chunk and not contents.whole and not contents.refused and self._cut_at is None
             for channel, time, _ in contents.messages:
                 counts[channel] += 1
                 self._note_time(channel, time)
             if contents.messages:
                 self._segments.append(_Segment(min(time for _, time, _ in contents.messages), offset, length))
+        self._read_summary(path)
         self.connections = [self._connection(channel, counts[channel.id]) for channel in self._channels.values()]
         if not self._segments:
             self.close()
             raise Unreadable('it is an MCAP file, but not one message in it is whole: record again')
         self._note_problems(path, chunks, damaged)
+        if refused:
+            self.problems.append(Problem(
+                'too large', f'{path}: {refused} of {chunks} chunks are not read, because they unpack to more than they '
+                f'say, or than {LARGEST_CHUNK} bytes, as no recording of rosbag2 does: the others are read. Copy the '
+                f'recording again; record with smaller chunks (`--storage-config-file` with chunkSize)', refused))
 
     def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
         """Yield messages as `Recovered.messages` says."""
@@ -111,6 +120,8 @@ class RecoveredMcap(Recovered):
     def _read(self, offset: int, length: int) -> Contents:
         """Return the messages of a segment; schemas and channels on the way are kept."""
         self._stream.seek(offset)
+        if length > 2 * LARGEST_CHUNK:
+            return Contents([], [], False, refused=True)
         data = self._stream.read(length)
         contents = (read_chunk if data[0] == Opcode.CHUNK else read_records)(data)
         for opcode, payload in contents.others:
@@ -119,6 +130,16 @@ class RecoveredMcap(Recovered):
                 record = kind.read(ReadDataStream(BytesIO(payload)))
                 known.setdefault(record.id, record)
         return contents
+
+    def _read_summary(self, path: Path) -> None:
+        """Schemas and channels are in the first chunks, which may be the damaged ones, and once more at the end."""
+        with suppress(Exception):
+            if has_index(path):
+                self._stream.seek(0)
+                summary = make_reader(self._stream).get_summary()
+                for known, there in ((self._schemas, summary.schemas), (self._channels, summary.channels)):
+                    for number, record in there.items():
+                        known.setdefault(number, record)
 
     def _connection(self, channel: Channel, count: int) -> Connection:
         schema = self._schemas.get(channel.schema_id)

@@ -7,6 +7,7 @@ Reads rosbag2 recordings without ROS: folders and single files, MCAP and SQLite,
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from .files import BagFiles, find_files
 from .merge import Stream, merge
 from .problems import BagError, MessageError, Problem
 from .storage import StorageFile
+from .unpacking import TooLarge, unpack_message
 
 _ZSTD = b'\x28\xb5\x2f\xfd'  # no CDR message begins so: its first byte is 0
 
@@ -80,9 +82,15 @@ class Bag:
         """
         wanted = self.topics if names is None else {name: self.topics[name] for name in names if name in self.topics}
         streams = [Stream(s.start_ns, lambda s=s: s.messages(wanted)) for s in self._storages if s.start_ns is not None]
+        refused: Counter[str] = Counter()
         for connection, log_ns, raw in merge(streams, lambda message: message[1]):
             if raw[:4] == _ZSTD:
-                raw = zstandard.ZstdDecompressor().decompress(raw)
+                try:
+                    raw = unpack_message(raw)
+                except (TooLarge, zstandard.ZstdError) as error:
+                    refused[connection.topic] += 1
+                    self._note_packed(connection.topic, refused[connection.topic], error)
+                    continue
             yield Record(wanted[connection.topic], raw, log_ns)
 
     def deserialize(self, topic: Topic, raw: bytes) -> Any:
@@ -96,6 +104,17 @@ class Bag:
             raise
         except Exception as error:  # whatever the bytes make the decoder stumble over
             raise MessageError(f'{topic.name}: {len(raw)} bytes are no {topic.type} ({error})') from error
+
+    def _note_packed(self, topic: str, count: int, error: Exception) -> None:
+        """Note messages of a topic that cannot be unpacked, as many as in the pass that met with most."""
+        known = next((index for index, problem in enumerate(self.problems)
+                      if problem.kind == 'packed message' and problem.text.startswith(f'{topic}: ')), None)
+        if known is None:
+            self.problems.append(Problem(
+                'packed message', f'{topic}: messages that are compressed cannot be unpacked ({error}): they are left '
+                'out, and the others read. Copy the recording again'))
+        elif count > self.problems[known].count:
+            self.problems[known] = replace(self.problems[known], count=count)
 
     def close(self) -> None:
         """Close the files."""

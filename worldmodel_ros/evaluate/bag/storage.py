@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rosbags.interfaces import Connection
-from rosbags.rosbag2 import Reader
+from rosbags.rosbag2 import Reader, storage_mcap
 
 from . import steps_back
 from .mcap_records import has_index
@@ -15,6 +15,11 @@ from .problems import Problem
 from .recovery import Recovered, Unreadable
 from .recovery_mcap import RecoveredMcap
 from .recovery_sqlite import RecoveredSqlite
+from .unpacking import unpack_chunk
+
+# The library's own unpack whatever there is, and compare its size with what was said only then.
+storage_mcap.DECOMPRESSORS.update(
+    zstd=lambda data, size: unpack_chunk(data, 'zstd', size), lz4=lambda data, size: unpack_chunk(data, 'lz4', size))
 
 Message = tuple[Connection, int, bytes]  # with the time of receipt [ns]
 
@@ -36,7 +41,7 @@ class StorageFile:
         try:
             self._open()
         except Unreadable as error:
-            problems.append(Problem('unreadable file', f'{path} cannot be read: {error}'))
+            self._note_unreadable(error)
             return
         for connection in self._reader.connections:
             if connection not in self.connections:
@@ -80,7 +85,11 @@ class StorageFile:
         except Exception:  # on damaged files, the libraries raise anything
             if isinstance(self._reader, Recovered):
                 raise
-        self._recover()
+        try:
+            self._recover()
+        except Unreadable as error:
+            self._note_unreadable(error)
+            return
         yield from position.skip_passed(self._select(topics))
 
     def close(self) -> None:
@@ -100,6 +109,7 @@ class StorageFile:
             in_order = not (steps_back.in_mcap if is_mcap else steps_back.in_sqlite)(self._path).count
             reader = Reader(self._path)
             reader.open()
+            _require_text(reader.connections)
         except Exception:  # on damaged files, the libraries raise anything
             return self._recover()
         self._opened.append(reader)
@@ -110,6 +120,9 @@ class StorageFile:
         recovered = (RecoveredMcap if self._path.suffix == '.mcap' else RecoveredSqlite)(self._path)
         self._opened.append(recovered)
         self._problems += recovered.problems
+
+    def _note_unreadable(self, error: Unreadable) -> None:
+        self._problems.append(Problem('unreadable file', f'{self._path} cannot be read: {error}'))
 
     def _note_journal(self) -> None:
         journal = self._path.with_name(f'{self._path.name}-wal')
@@ -122,6 +135,13 @@ class StorageFile:
     def _select(self, topics: Mapping[str, _Typed]) -> Iterator[Message]:
         wanted = [c for c in self.connections if c.topic in topics and topics[c.topic].type == c.msgtype]
         return self._reader.messages(wanted) if wanted else iter(())
+
+
+def _require_text(connections: list[Connection]) -> None:
+    """Raise TypeError where a topic has no name or type in words: SQLite keeps anything in any column."""
+    for connection in connections:
+        if not (isinstance(connection.topic, str) and isinstance(connection.msgtype, str)):
+            raise TypeError(f'topic {connection.topic!r} of type {connection.msgtype!r}')
 
 
 class _Position:
