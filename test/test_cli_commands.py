@@ -12,9 +12,10 @@ import pytest
 import rclpy
 from builtin_interfaces.msg import Time
 from rclpy.executors import SingleThreadedExecutor
-from scenarios.speed import needs_two_steps
+from scenarios.speed import USUAL_TICK, measured
 from sensor_msgs.msg import CompressedImage, Image
 
+from worldmodel_ros.exit_codes import TOO_SLOW
 from worldmodel_ros.nodes.images import to_jpeg
 from worldmodel_ros.nodes.qos import CAMERA
 from worldmodel_ros.nodes.sim_robot_messages import image
@@ -76,13 +77,14 @@ def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_
 
 @pytest.mark.ros
 @pytest.mark.slow
-@needs_two_steps
 def test_demo_drives_judges_and_draws(tmp_path):
+    slow = measured().tick_s > USUAL_TICK
     done = run('demo', '--seconds', '8', '--out', str(tmp_path), timeout=180)
     summary = json.loads((tmp_path / 'summary.json').read_text())
     late = summary['late_commands_published']
-    # A test machine may be busy, and then a command can be late: the demo has to say so, by its exit code.
-    assert done.returncode == (0 if late == 0 else 1), done.stdout + done.stderr
+    # A test machine may be busy, and then a command can be late: the demo has to say so, by its exit code. And on one
+    # that is slower than usual, whether the model is fast enough.
+    assert done.returncode in ([1] if late else [0, TOO_SLOW] if slow else [0]), done.stdout + done.stderr
     assert 8.0 <= summary['seconds'] < 8.5
     assert 60 <= summary['ticks'] <= 90 and 8.0 <= summary['rate_hz'] <= 11.0
     latency = summary['camera_to_command_ms']

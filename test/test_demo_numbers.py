@@ -13,8 +13,10 @@ from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, Command, Recording, Tick
 from worldmodel_ros.demo.summary import Kill, Run, summarise
-from worldmodel_ros.demo.verdict import judge, worked
+from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
+from worldmodel_ros.engine.ladder import Tier
 from worldmodel_ros.evaluate.pictures import PSNR_CAP_DB, psnr
+from worldmodel_ros.exit_codes import TOO_SLOW
 
 RUN = Run(seconds=4.0, deadline=0.05, late_commands=0, start_up={'processes': 3.2})
 
@@ -147,7 +149,8 @@ def test_diagnostics_become_numbers_where_they_are():
 
 def test_summary_has_what_is_promised():
     summary = summary_of(drive())
-    assert summary['tiers'] == {'two_step': 36, 'one_step': 4, 'replan': 0, 'stop': 0}
+    assert summary['tiers'] == {
+        'two_step': 36, 'one_step': 4, 'smaller': 0, 'plan_only': 0, 'last_plan': 0, 'stop': 0}
     assert (summary['ticks'], summary['rate_hz'], summary['deadline_ms']) == (40, 10.0, 50.0)
     assert summary['late_commands_published'] == 0 and summary['goal_reached'] is True
     assert summary['goals'][0]['took_s'] == 2.1 and summary['goals'][1]['took_s'] is None
@@ -159,7 +162,7 @@ def test_summary_of_a_run_in_which_nothing_came_is_empty_and_fails():
     summary = summary_of(Recording())
     assert summary['camera_to_command_ms']['p99'] is None and summary['goal_reached'] is False
     checks = judge(summary)
-    assert not worked(checks) and all('nan' not in str(c) for c in checks)
+    assert exit_code(checks) == 1 and all('nan' not in str(c) for c in checks)
 
 
 def test_what_if_is_compared_with_the_simulator_on_moving_branches():
@@ -173,7 +176,7 @@ def test_what_if_is_compared_with_the_simulator_on_moving_branches():
 def test_a_good_run_passes_and_says_its_numbers():
     checks = judge(summary_of(drive()))
     by_claim = {str(c) for c in checks if c.passed}
-    assert worked(checks)
+    assert exit_code(checks) == 0
     assert any('p99 30 ms (budget 50 ms)' in c for c in by_claim)
     assert any('red in 2.1 s' in c for c in by_claim)
     assert any(c.startswith('FAIL') and '90.0%' in c for c in map(str, checks))  # of two-step ticks
@@ -181,11 +184,11 @@ def test_a_good_run_passes_and_says_its_numbers():
 
 @pytest.mark.parametrize('late, passes', [(0, True), (1, False), (None, False)])
 def test_a_late_command_or_an_unknown_count_of_them_fails_the_run(late, passes):
-    assert worked(judge(summary_of(drive(), replace(RUN, late_commands=late)))) is passes
+    assert exit_code(judge(summary_of(drive(), replace(RUN, late_commands=late)))) == (0 if passes else 1)
 
 
 def test_a_robot_that_did_not_move_fails_the_run():
-    assert not worked(judge(summary_of(drive(moving=False))))
+    assert exit_code(judge(summary_of(drive(moving=False)))) == 1
 
 
 def test_a_robot_that_turns_in_place_has_moved():
@@ -194,20 +197,53 @@ def test_a_robot_that_turns_in_place_has_moved():
                  for i, pose in enumerate(rec.poses)]
     summary = summary_of(rec)
     assert summary['robot']['distance_m'] == 0.0 and summary['robot']['turned_rad'] == pytest.approx(3.9)
-    assert worked(judge(summary))
+    assert exit_code(judge(summary)) == 0
 
 
 def test_slow_but_punctual_commands_do_not_fail_the_run_yet_are_named():
     checks = judge(summary_of(drive(latency=0.06)))
-    assert worked(checks)
+    assert exit_code(checks) == 0
     assert any(str(c).startswith('FAIL') and 'p99 60 ms' in str(c) for c in checks)
+
+
+def without_predictions(rec):
+    rec.futures.clear()
+
+
+def without_imagination(rec):
+    rec.ticks = [replace(tick, tier=int(Tier.PLAN_ONLY)) for tick in rec.ticks]
+
+
+def with_old_predictions(rec):
+    rec.futures = [replace(future, age=0.11) for future in rec.futures]
+
+
+@pytest.mark.parametrize('spoil', [without_predictions, without_imagination, with_old_predictions])
+def test_a_safe_run_without_predictions_in_time_fails_by_a_code_and_words_of_its_own(spoil):
+    rec = drive()
+    rec.model |= {'tick_two_step_ms': '58.4', 'tick_one_step_ms': '43.1', 'predictions_possible_hz': '9.5'}
+    spoil(rec)
+    summary = summary_of(rec)
+    checks = judge(summary)
+    assert exit_code(checks) == TOO_SLOW
+    words = conclusion(checks, summary)
+    assert 'safe, but the model is too slow' in words and '58 ms' in words and '9.5 Hz' in words
+    late = replace(RUN, late_commands=1)
+    assert exit_code(judge(summary_of(rec, late))) == 1
+
+
+def test_without_diagnostics_of_the_model_the_conclusion_has_no_numbers():
+    rec = drive()
+    without_predictions(rec)
+    summary = summary_of(rec)
+    assert 'A tick takes' not in conclusion(judge(summary), summary)
 
 
 @pytest.mark.parametrize('stop, driving, passes', [
     (0.09, 6.0, True), (0.3, 6.0, False), (0.09, None, False), (None, 6.0, False)])
 def test_a_killed_model_must_lead_to_a_stop_in_time_and_to_driving_again(stop, driving, passes):
     run = replace(RUN, kills=[Kill(at=1.0, stop=stop, driving=driving)])
-    assert worked(judge(summary_of(drive(), run))) is passes
+    assert exit_code(judge(summary_of(drive(), run))) == (0 if passes else 1)
 
 
 def test_two_step_share_is_not_asked_for_under_load():

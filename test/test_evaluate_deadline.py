@@ -29,7 +29,7 @@ def tiers(result):
 
 
 @pytest.mark.parametrize('scale, expected', [
-    (1.0, {'TWO_STEP': 100}), (2.0, {'ONE_STEP': 100}), (3.0, {'REPLAN': 100}), (20.0, {'STOP': 100})])
+    (1.0, {'TWO_STEP': 100}), (2.0, {'ONE_STEP': 100}), (3.0, {'PLAN_ONLY': 100}), (20.0, {'STOP': 100})])
 def test_slower_machines_get_lower_tiers(scale, expected):
     assert tiers(replay(TINY, arrivals(), times(scale), BUDGET)) == expected
 

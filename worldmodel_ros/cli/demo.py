@@ -16,7 +16,9 @@ examples:
   ROS_DOMAIN_ID=7 worldmodel demo             on a domain of your choice, to look on with RViz or Foxglove
 
 Three processes are started and stopped: sim_robot, world_model_node and command_gate. This one looks on.
-The exit code is 0 only if the run really worked: the robot moved, commands came, and none of them was late.
+The exit code is 0 only if the run worked: the robot moved, commands came, none of them was late, and the model
+predicted in time. It is 3 where the robot was safe but the model too slow on this machine (few predictions in time, or
+most commands without), and 1 where the run did not work.
 """
 
 

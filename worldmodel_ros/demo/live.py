@@ -13,6 +13,7 @@ from worldmodel_ros.demo.summary import camera_to_command, tier_counts
 
 RECENT = 5.0  # the rate is that of the last few seconds [s]
 RECENT_COMMANDS = 50
+_SHORT = {'two_step': 'two', 'one_step': 'one', 'smaller': 'small', 'plan_only': 'plan', 'last_plan': 'last', 'stop': 'stop'}
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def view(recording: Recording, elapsed: float, total: float, deadline: float, di
 
 def as_line(v: View) -> str:
     """One line for a log."""
-    tiers = ' '.join(f'{name} {share:.0%}' for name, share in _shares(v).items())
+    tiers = ' '.join(f'{name} {share:.0%}' for name, share in _shares(v).items() if share)
     latency = f'camera-to-command p50 {v.p50 * 1e3:.0f} p99 {v.p99 * 1e3:.0f} ms, over budget {v.late}'
     goal = f'goal {v.goal} {v.distance:.2f} m ({v.reached} reached)'
     return f'{v.elapsed:5.1f} s  {v.rate:4.1f} Hz  {latency}  {tiers}  {goal}  {_quality(v)}'
@@ -74,7 +75,7 @@ def as_table(v: View) -> list[str]:
     """Lines of the table for a terminal of at least 78 columns."""
     done = min(1.0, v.elapsed / v.total) if v.total else 1.0
     bar = '█' * round(40 * done) + '░' * (40 - round(40 * done))
-    tiers = '   '.join(f'{name} {share:4.0%}' for name, share in _shares(v).items())
+    tiers = '  '.join(f'{_SHORT[name]} {share:.0%}' for name, share in _shares(v).items())
     return [
         f'  {bar}  {v.elapsed:5.1f} of {v.total:.0f} s',
         f'  rate               {v.rate:5.1f} Hz   command  {v.speed[0]:+.2f} m/s  {v.speed[1]:+.2f} rad/s',

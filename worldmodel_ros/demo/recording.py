@@ -12,8 +12,10 @@ from operator import attrgetter
 
 import numpy as np
 
+from worldmodel_ros.engine.ladder import Tier
+
 NS = 1_000_000_000
-TIERS = {1: 'two_step', 2: 'one_step', 3: 'replan', 4: 'stop'}  # ActionChunk.TIER_* by name
+TIERS = {int(tier): tier.name.lower() for tier in Tier if tier is not Tier.NONE}
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ class Future:
     stamp: int                  # of the observation [ns]
     step: float                 # time between frames [s]
     frames: tuple[bytes, ...]   # encoded images; frame k is for stamp + (k + 1) * step
-    tier: int = 1
+    tier: int = int(Tier.TWO_STEP)
+    age: float = 0.0            # when it was published, since the observation's receipt [s]
+
+    @property
+    def in_time(self) -> bool:
+        """Whether it was published before the time that its first frame shows."""
+        return self.age < self.step
 
     def target(self, k: int) -> int:
         """Stamp that frame `k` is for [ns]."""

@@ -21,7 +21,7 @@ from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording
 from worldmodel_ros.demo.summary import Run, summarise
-from worldmodel_ros.demo.verdict import judge, worked
+from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
 
 REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
 MODEL_NODE = 'world_model_node'
@@ -41,7 +41,7 @@ class Options:
 
 
 def run_demo(options: Options) -> int:
-    """Run the demo; returns the exit code: 0 if the run really worked, 1 if not, 130 if interrupted."""
+    """Run the demo; returns the exit code: that of the verdict, 1 if it could not run, 130 if interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
     recording = Recording()
     scorer = PredictionScorer(recording)
@@ -96,11 +96,9 @@ def _conclude(options: Options, recording: Recording, scorer: PredictionScorer, 
     path = write_summary(options.out, summary)
     pictures = draw_all(options.out, recording, scorer, summary)
     checks = judge(summary)
-    good = worked(checks)
     print('\n' + '\n'.join(f'  {check}' for check in checks))
-    print(f'\n{"The run worked." if good else "The run did not work: see the failed lines."} '
-          f'{path} and {", ".join(p.name for p in pictures)} have the details.')
-    return 0 if good else 1
+    print(f'\n{conclusion(checks, summary)} {path} and {", ".join(p.name for p in pictures)} have the details.')
+    return exit_code(checks)
 
 
 def _interrupt(*_) -> None:

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure  # noqa: E402
 
 INK, MUTED, LINE, PAPER = '#1f2933', '#66727f', '#d5dae0', '#ffffff'
 MODEL, TRUTH, GOOD, BAD = '#2563eb', '#0f766e', '#15803d', '#dc2626'
-TIER_COLOURS = {'two_step': '#2563eb', 'one_step': '#7dd3fc', 'replan': '#f59e0b', 'stop': '#dc2626'}
+TIER_COLOURS = {'two_step': '#2563eb', 'one_step': '#7dd3fc', 'smaller': '#a78bfa',
+                'plan_only': '#facc15', 'last_plan': '#f59e0b', 'stop': '#dc2626'}
 GOAL_COLOURS = {'red': '#dc2626', 'green': '#16a34a', 'blue': '#2563eb', 'yellow': '#ca9a04'}
 
 _RC = {

@@ -13,7 +13,8 @@ from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
 from worldmodel_ros.evaluate.pictures import psnr
 
-MODEL_KEYS = ('model', 'backend', 'warmup_s')  # of the model node's diagnostics
+# Of the model node's diagnostics.
+MODEL_KEYS = ('model', 'backend', 'warmup_s', 'tick_two_step_ms', 'tick_one_step_ms', 'predictions_possible_hz')
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
         'deadline_ms': round(run.deadline * 1e3, 1),
         'late_commands_published': run.late_commands,
         'tiers': tier_counts(recording),
+        'predictions': predictions(recording),
         'lower_tiers_because': lower_tier_reasons(recording),
         'what_if': what_if_scores(recording.what_ifs),
         'goal_reached': bool(reached),
@@ -96,6 +98,17 @@ def tier_counts(recording: Recording) -> dict[str, int]:
     """Ticks by the tier that served them."""
     counts = Counter(tick.tier for tick in recording.ticks)
     return {name: counts[tier] for tier, name in TIERS.items()}
+
+
+def predictions(recording: Recording) -> dict:
+    """
+    Predictions that were published, those of them `in_time` (before the time that their first frame shows), and their
+    age when they were published [ms].
+    """
+    futures = recording.futures
+    return {'published': len(futures), 'in_time': sum(future.in_time for future in futures),
+            'age_ms': {name: _quantile_ms([future.age for future in futures], q)
+                       for name, q in (('p50', 0.5), ('p99', 0.99), ('max', 1.0))}}
 
 
 def lower_tier_reasons(recording: Recording) -> dict[str, int]:

@@ -1,13 +1,27 @@
 """The verdict of a run in words: each claim with its number and its bound."""
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
+from worldmodel_ros.engine.ladder import MODEL_TIERS
+from worldmodel_ros.exit_codes import TOO_SLOW
+
+MODEL_SHARE = 0.5           # of the ticks, answered after their future was imagined
+PREDICTED_SHARE = 0.5       # of the ticks, whose prediction was published in time
 TWO_STEP_SHARE = 0.95       # of the ticks, on a machine that has nothing else to do
 PREDICTION_MARGIN_DB = 2.0  # over copying the last frame
 STOP_AFTER_KILL_MS = 150.0
 DRIVEN_V = 0.02             # mean speed that is more than noise [m/s]
 DRIVEN_W = 0.1              # mean rate of turning that is more than noise [rad/s]
+
+
+class Weight(enum.Enum):
+    """What it means that a claim does not hold."""
+
+    REQUIRED = enum.auto()  # the run did not work
+    SPEED = enum.auto()     # the robot was safe, but the model is too slow on this machine
+    WANTED = enum.auto()    # it worked, less well than it should
 
 
 @dataclass(frozen=True)
@@ -16,7 +30,7 @@ class Check:
 
     claim: str
     passed: bool
-    required: bool      # without it, the run did not really work
+    weight: Weight
 
     def __str__(self) -> str:
         return f'{"PASS" if self.passed else "FAIL"}  {self.claim}'
@@ -31,47 +45,81 @@ def judge(summary: dict) -> list[Check]:
     distance, turned = robot['distance_m'], robot['turned_rad']
     checks = [
         Check(f'{latency["commands"]} commands came from the model, {summary["rate_hz"]:.1f} ticks a second',
-              latency['commands'] > 0, True),
+              latency['commands'] > 0, Weight.REQUIRED),
         Check(f'the robot drove {distance:.2f} m and turned by {turned:.1f} rad in {seconds:.0f} s',
-              seconds > 0 and (distance > DRIVEN_V * seconds or turned > DRIVEN_W * seconds), True),
+              seconds > 0 and (distance > DRIVEN_V * seconds or turned > DRIVEN_W * seconds),
+              Weight.REQUIRED),
         Check(f'commands published too late, as the robot counted: {_number(late)} (allowed: 0)',
-              late == 0, True),
+              late == 0, Weight.REQUIRED),
         Check(f'camera to command: p50 {_number(latency["p50"])} ms, p99 {_number(latency["p99"])} ms '
               f'(budget {budget:.0f} ms)',
-              latency['p99'] is not None and latency['p99'] <= budget, False),
+              latency['p99'] is not None and latency['p99'] <= budget, Weight.WANTED),
     ]
     served = sum(summary['tiers'].values())
+    checks += _speed(summary, served)
     if not summary['loaded']:
         share = summary['tiers']['two_step'] / served if served else 0.0
         checks.append(Check(
             f'{share:.1%} of the ticks were served by the two-step model (wanted: {TWO_STEP_SHARE:.0%})',
-            share >= TWO_STEP_SHARE, False))
+            share >= TWO_STEP_SHARE, Weight.WANTED))
     checks.append(_prediction(summary['prediction']))
     reached = [f'{g["goal"]} in {g["took_s"]:.1f} s' for g in summary['goals'] if g['took_s'] is not None]
     given = ', '.join(g['goal'] for g in summary['goals'])
     checks.append(Check(f'goals reached: {", ".join(reached) or "none"} (given: {given or "none"})',
-                        summary['goal_reached'], False))
+                        summary['goal_reached'], Weight.WANTED))
     for kill in summary['kills']:
         stop, driving = kill['stop_ms'], kill['driving_s']
         checks.append(Check(
             f'model killed at {kill["at_s"]:.1f} s: told to stop after {_number(stop)} ms '
             f'(allowed: {STOP_AFTER_KILL_MS:.0f} ms), driving again after {_number(driving)} s',
-            stop is not None and stop <= STOP_AFTER_KILL_MS and driving is not None, True))
+            stop is not None and stop <= STOP_AFTER_KILL_MS and driving is not None,
+            Weight.REQUIRED))
     return checks
 
 
-def worked(checks: list[Check]) -> bool:
-    """Whether the run really worked: every required claim holds."""
-    return all(c.passed for c in checks if c.required)
+def exit_code(checks: list[Check]) -> int:
+    """Return 0 where the run worked, TOO_SLOW where the robot was safe but the model too slow here, else 1."""
+    failed = {check.weight for check in checks if not check.passed}
+    return 1 if Weight.REQUIRED in failed else TOO_SLOW if Weight.SPEED in failed else 0
+
+
+def conclusion(checks: list[Check], summary: dict) -> str:
+    """Say in a sentence or two what came of the run, and, where the machine is too slow, what it could do."""
+    code = exit_code(checks)
+    if code == 0:
+        return 'The run worked.'
+    if code == 1:
+        return 'The run did not work: see the failed lines.'
+    model, budget = summary['model'], summary['deadline_ms']
+    two, one = model.get('tick_two_step_ms'), model.get('tick_one_step_ms')
+    could = (f'A tick takes {two:.0f} ms here with two steps and {one:.0f} ms with one, and {budget:.0f} ms are '
+             'allowed from the camera to the robot, transport included; predictions could come at '
+             f'{model["predictions_possible_hz"]:.1f} Hz, after the command. ' if two and one else '')
+    return ('The robot was safe, but the model is too slow on this machine: it drove by plans whose future had not been '
+            f'imagined in time. {could}Free the cores of other programs, permit real-time priority '
+            '(docs/installing.md), or take a faster machine or a GPU.')
+
+
+def _speed(summary: dict, served: int) -> list[Check]:
+    by_model = sum(summary['tiers'][tier.name.lower()] for tier in MODEL_TIERS) / served if served else 0.0
+    in_time, published = summary['predictions']['in_time'], summary['predictions']['published']
+    share = in_time / served if served else 0.0
+    age = summary['predictions']['age_ms']
+    return [
+        Check(f'{by_model:.1%} of the ticks were answered after their future was imagined (wanted: {MODEL_SHARE:.0%})',
+              by_model >= MODEL_SHARE, Weight.SPEED),
+        Check(f'{published} predictions were published, {in_time} before the time that they show: of {share:.1%} of '
+              f'the ticks (wanted: {PREDICTED_SHARE:.0%}); age p50 {_number(age["p50"])} ms, p99 {_number(age["p99"])} ms',
+              share >= PREDICTED_SHARE, Weight.SPEED)]
 
 
 def _prediction(scores: dict) -> Check:
     model, copy = scores['psnr_db'], scores['psnr_copy_last_db']
     if model is None:
-        return Check('no prediction could be compared with what the camera saw while driving', False, False)
+        return Check('no prediction could be compared with what the camera saw while driving', False, Weight.WANTED)
     return Check(f'predicted frames: {model:.1f} dB, {model - copy:+.1f} dB against copying the last frame '
                  f'(wanted: {PREDICTION_MARGIN_DB:+.0f} dB), over {scores["frames"]} frames',
-                 model - copy >= PREDICTION_MARGIN_DB, False)
+                 model - copy >= PREDICTION_MARGIN_DB, Weight.WANTED)
 
 
 def _number(value: float | None) -> str:

@@ -13,7 +13,7 @@ from ..bringup.paths import config_directory
 from ..engine.ladder import STEPS, Settings, Tier
 from .step_times import MeasuredTimes
 
-TIERS = (*STEPS, Tier.REPLAN, Tier.STOP, Tier.NONE)
+TIERS = (*STEPS, Tier.PLAN_ONLY, Tier.LAST_PLAN, Tier.STOP, Tier.NONE)
 
 
 @dataclass(frozen=True)

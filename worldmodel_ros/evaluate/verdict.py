@@ -11,8 +11,8 @@ from .evaluation import Evaluation
 FAMILIAR_DB = 28.0
 DEADLINE_SHARE = 0.95  # of the ticks by the best tier
 
-_TIERS = {Tier.TWO_STEP: 'the two-step model', Tier.ONE_STEP: 'the one-step model', Tier.REPLAN: 'the last plan',
-          Tier.STOP: 'a stop', Tier.NONE: 'nothing'}
+_TIERS = {Tier.TWO_STEP: 'the two-step model', Tier.ONE_STEP: 'the one-step model', Tier.PLAN_ONLY: 'a plan alone',
+          Tier.LAST_PLAN: 'the last plan', Tier.STOP: 'a stop', Tier.NONE: 'nothing'}
 
 GOOD, FAIR, BAD = 'good', 'fair', 'bad'
 

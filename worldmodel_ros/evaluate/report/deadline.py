@@ -9,8 +9,8 @@ from .html import escape, number, section, table
 from .plot import Plot, legend
 from .runs import Run
 
-NAMES = {Tier.TWO_STEP: 'two steps', Tier.ONE_STEP: 'one step', Tier.REPLAN: 'last plan', Tier.STOP: 'stop',
-         Tier.NONE: 'nothing'}
+NAMES = {Tier.TWO_STEP: 'two steps', Tier.ONE_STEP: 'one step', Tier.PLAN_ONLY: 'plan only',
+         Tier.LAST_PLAN: 'last plan', Tier.STOP: 'stop', Tier.NONE: 'nothing'}
 BINS = 60
 
 

@@ -5,11 +5,11 @@ CSS = """
 :root { color-scheme: light dark;
   --paper: #ffffff; --card: #f6f7f9; --ink: #1f2933; --muted: #5f6b78; --line: #dde2e8; --grid: #eceff2;
   --a: #2563eb; --b: #c2570c; --truth: #0f766e; --copy: #8a94a0; --good: #15803d; --fair: #a16207; --bad: #c81e1e;
-  --two: #2563eb; --one: #60a5fa; --replan: #d97706; --stop: #dc2626; --none: #7f1d1d; }
+  --two: #2563eb; --one: #60a5fa; --plan: #eab308; --last: #d97706; --stop: #dc2626; --none: #7f1d1d; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14181d; --card: #1c2229; --ink: #e4e8ec; --muted: #98a3af; --line: #323b45; --grid: #262e37;
   --a: #6ea2ff; --b: #f2994a; --truth: #3fbfae; --copy: #7d8894; --good: #4ac47b; --fair: #e0b03b; --bad: #f87171;
-  --two: #5b93f7; --one: #a5c8fd; --replan: #f2a33a; --stop: #f06464; --none: #b94a4a; } }
+  --two: #5b93f7; --one: #a5c8fd; --plan: #facc15; --last: #f2a33a; --stop: #f06464; --none: #b94a4a; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; scroll-padding-top: 3.2rem; -webkit-text-size-adjust: 100%; }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
@@ -92,8 +92,8 @@ svg .line.copy { stroke: var(--copy); stroke-dasharray: 5 3; } svg .band.copy, s
 svg .line.truth { stroke: var(--truth); } svg .dot.truth { fill: var(--truth); }
 svg .mark circle { fill: var(--muted); } svg .mark.outlier circle { fill: var(--bad); }
 svg .mark text { fill: var(--paper); font-weight: 700; } svg .mark:hover circle { fill: var(--ink); }
-.two_step { --c: var(--two); } .one_step { --c: var(--one); } .replan { --c: var(--replan); }
-.stop { --c: var(--stop); }
+.two_step { --c: var(--two); } .one_step { --c: var(--one); } .plan_only { --c: var(--plan); }
+.last_plan { --c: var(--last); } .stop { --c: var(--stop); }
 .none { --c: var(--none); } svg .bar { fill: var(--c, var(--muted)); }
 .shares { display: flex; height: 1.15rem; border-radius: .35rem; overflow: hidden; margin: .8rem 0 .4rem;
   max-width: 46rem; }
@@ -103,7 +103,7 @@ svg .mark text { fill: var(--paper); font-weight: 700; } svg .mark:hover circle 
   background: var(--c, var(--muted)); }
 .key.a { --c: var(--a); } .key.b { --c: var(--b); } .key.truth { --c: var(--truth); }
 .key.copy { --c: var(--copy); }
-.key.two_step, .key.one_step, .key.replan, .key.stop, .key.none { height: .7rem; width: .7rem; border-radius: .15rem; }
+.key.two_step, .key.one_step, .key.plan_only, .key.last_plan, .key.stop, .key.none { height: .7rem; width: .7rem; border-radius: .15rem; }
 footer { padding-top: 2rem; padding-bottom: 3rem; font-size: .86rem; color: var(--muted); }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 @media print { nav { position: static; } .moment, figure { break-inside: avoid; } }
