@@ -1,12 +1,15 @@
 """Which scenarios there are, and the system that each of them needs."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from scenarios import camera, clock, driving, fleet, lifecycle, model, server, strangers
+from scenarios import camera, clock, driving, fleet, lifecycle, model, server, speed, strangers
 from scenarios.checks import Invariants
 from scenarios.rig import GATE, MODEL, NODES, START_TIMEOUT, Rig
+from scenarios.stalls import InvariantViolation, watching
 
 SEED = 2_000_000  # of the first room; the model was trained in those below 1000000
 
@@ -15,6 +18,23 @@ KILLS = {
     model.model_is_killed: (MODEL,),
     model.gate_is_killed: (GATE,),
     server.the_server_is_killed: (server.SERVER,),
+}
+# What wants predictions in time, and so a budget that goes with the measured tick. All others run as configured.
+SCALED = {
+    driving.reaches_a_goal_at_ten_commands_a_second,
+    driving.every_command_answers_an_observation_and_has_its_future,
+    driving.what_if_questions_do_not_make_a_tick_late,
+    driving.without_a_goal_nothing_is_commanded,
+    model.model_is_slow,
+    server.both_drive_by_one_server,
+    server.the_server_answers_questions_and_keeps_sessions,
+    server.the_server_is_killed,
+    server.the_server_hangs,
+}
+# What asks what-if questions, which are answered in the time that ticks leave over.
+ASKS = {
+    driving.what_if_questions_do_not_make_a_tick_late,
+    server.the_server_answers_questions_and_keeps_sessions,
 }
 # The longest path of a socket is short, and no other run of the tests has this one.
 SOCKET = f'{os.environ.get("ROS_HOME", "/tmp")}/engine.sock'
@@ -27,6 +47,7 @@ class System:
 
     `arguments` are those of the launch file, and of the description that it reads. A system of several
     robots has a namespace for each; its scenarios take as many rigs. `shared`: processes that serve all of them.
+    `slowest_tick`: where a tick of the shipped model takes longer [s], the machine has not got the cores for all that.
     """
 
     name: str
@@ -35,6 +56,15 @@ class System:
     arguments: Mapping[str, str] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ('',)
     shared: tuple[str, ...] = ()
+    slowest_tick: float = math.inf
+
+    def lacks(self) -> str:
+        """Return what the machine lacks to play it, by the speed that was measured before anything runs; '' if nothing."""
+        tick = speed.measured().tick_s
+        if tick <= self.slowest_tick:
+            return ''
+        return (f'{self.name} needs a machine on which a tick of the shipped model takes at most '
+                f'{self.slowest_tick * 1e3:.0f} ms; here it takes {tick * 1e3:.0f}')
 
     def nodes(self) -> list[str]:
         """Return the full names of all nodes, and of the processes that they share."""
@@ -107,6 +137,8 @@ SYSTEMS = (
         {'seed': str(SEED), 'server': SOCKET},
         ('robot1', 'robot2'),
         (server.SERVER,),
+        # Two robots, their own models, which stand by and are tried, and the server: of two cores that leaves nothing over.
+        slowest_tick=0.030,
     ),
 )
 
@@ -125,12 +157,38 @@ def wait_until_up(rigs: Sequence[Rig]) -> None:
 
 
 def play(scenario: Callable[..., None], rigs: Sequence[Rig]) -> None:
-    """Play a scenario, undo what it has set, and check what must hold in each of them."""
-    invariants = [Invariants(rig) for rig in rigs]
-    try:
-        scenario(*rigs)
-    finally:
+    """
+    Play a scenario, undo what it has set, and check what must hold in each of them.
+
+    What must hold is checked also where the scenario has failed. Raises `InvariantViolation`, which is final, if
+    anything of that was violated, whatever else failed; and what the scenario failed by otherwise.
+    """
+    watching()
+    if scenario in SCALED:
         for rig in rigs:
-            rig.restore()
-    for invariant in invariants:
-        invariant.check(KILLS.get(scenario, ()))
+            rig.give(speed.budget(len(rigs), questions=scenario in ASKS))
+    invariants = [Invariants(rig) for rig in rigs]
+    failures: list[Exception] = []
+
+    def attempt(step: Callable[..., None], *arguments: Any) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:
+            failures.append(error)
+
+    attempt(scenario, *rigs)
+    for rig in rigs:
+        attempt(rig.restore)
+    for rig, invariant in zip(rigs, invariants):
+        attempt(invariant.check, KILLS.get(scenario, ()))
+    raise_worst(failures)
+
+
+def raise_worst(failures: Sequence[Exception]) -> None:
+    """Raise a violated invariant, if there is one, that names all of the failures; else the first failure, if any."""
+    violations = [error for error in failures if isinstance(error, InvariantViolation)]
+    if violations and len(failures) > 1:
+        others = [error for error in failures if error not in violations]
+        raise InvariantViolation('; '.join(map(str, [*violations, *others]))) from failures[0]
+    if failures:
+        raise (violations or failures)[0]

@@ -1,53 +1,85 @@
 """What must hold for the robot's safety, in scenarios and after each of them."""
 
-import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from scenarios.rig import NODES, ROBOT, Processes, Rig, answers, stands
+from nav_msgs.msg import Odometry
+
+from scenarios.observer import Received
+from scenarios.rig import GATE, NODES, ROBOT, Processes, Rig, answers, stands
+from scenarios.stalls import InvariantViolation, past
 from worldmodel_ros.msg import CommandStatus
 
 # From the last command that passed: command_timeout_s (0.13 s), the watchdog's period (5 ms), delivery.
-STOP_LATENCY = 0.150  # s
+STOP_RESERVE = 0.020  # s, of that: what is not command_timeout_s
+STOP_LATENCY = 0.130 + STOP_RESERVE  # s
 STANDSTILL = 0.02  # m/s and rad/s, by the simulator's truth
 BRAKING_TIME = 1.0  # s, from full speed, with the friction of the room
 LIMITS = {'v_min': -0.3, 'v_max': 0.6, 'w_max': 1.5}  # m/s, rad/s
 
 
+def told_to_stop(rig: Rig, start: float, timeout: float) -> float:
+    """Wait until the robot is told to stop; return when it was."""
+    with always_holds():
+        return rig.wait_for(
+            'cmd_vel', lambda m: stands(m) and not answers(m), 'a stop', timeout, since=start
+        ).at
+
+
 def stopped_within(rig: Rig, start: float, latency: float) -> float:
     """Check that the robot was told to stop within `latency` s of `start`; return when it was."""
-    stop = rig.wait_for(
-        'cmd_vel', lambda m: stands(m) and not answers(m), 'a stop', latency + 1.0, since=start
-    )
-    took = stop.at - start
-    assert took <= latency, f'told to stop after {took * 1e3:.0f} ms, {latency * 1e3:.0f} ms are allowed'
-    return stop.at
+    stop = told_to_stop(rig, start, latency + 1.0)
+    stopped_in_time(start, stop, latency)
+    return stop
+
+
+def stopped_in_time(start: float, stop: float, latency: float) -> None:
+    """Check that a stop came within `latency` s of `start`."""
+    if past(start, stop, latency, STOP_RESERVE) > 0.0:
+        raise InvariantViolation(
+            f'told to stop after {(stop - start) * 1e3:.0f} ms, {latency * 1e3:.0f} ms are allowed'
+        )
 
 
 def stopped_after_last_command(rig: Rig, since: float) -> float:
     """Check that a stop came, and within STOP_LATENCY of the last command before it; return when it came."""
-    stop = rig.wait_for('cmd_vel', lambda m: stands(m) and not answers(m), 'a stop', since=since).at
-    passed = [r.at for r in rig.observer.since('cmd_vel', since - 2.0) if answers(r.message) and r.at < stop]
-    silence = stop - passed[-1]
-    assert silence <= STOP_LATENCY, f'told to stop only {silence * 1e3:.0f} ms after the last command'
+    with always_holds():
+        stop = rig.wait_for('cmd_vel', lambda m: stands(m) and not answers(m), 'a stop', since=since).at
+        passed = [
+            r.at for r in rig.observer.since('cmd_vel', since - 2.0) if answers(r.message) and r.at < stop
+        ]
+        late = past(passed[-1], stop, STOP_LATENCY, STOP_RESERVE)
+        assert late <= 0.0, f'told to stop only {(stop - passed[-1]) * 1e3:.0f} ms after the last command'
     return stop
 
 
 def comes_to_rest(rig: Rig) -> None:
     """Check that the robot stands soon, by the simulator's truth."""
-    rig.wait_for(
-        'sim/ground_truth',
-        lambda m: abs(m.twist.twist.linear.x) < STANDSTILL and abs(m.twist.twist.angular.z) < STANDSTILL,
-        'the robot to stand',
-        BRAKING_TIME,
-    )
+    with always_holds():
+        rig.wait_for('sim/ground_truth', is_at_rest, 'the robot to stand', BRAKING_TIME)
+
+
+def is_at_rest(truth: Odometry) -> bool:
+    """Whether the robot stands, by the simulator's truth."""
+    return abs(truth.twist.twist.linear.x) < STANDSTILL and abs(truth.twist.twist.angular.z) < STANDSTILL
 
 
 def stays_stopped(rig: Rig, since: float) -> None:
     """Check that nothing has moved the robot since then, nor does for a while."""
     rig.watch(0.5)
     moving = [r for r in rig.observer.since('cmd_vel', since) if not stands(r.message)]
-    assert not moving, f'{len(moving)} commands moved the robot although it was to stand'
+    if moving:
+        raise InvariantViolation(f'{len(moving)} commands moved the robot although it was to stand')
+
+
+@contextmanager
+def always_holds() -> Iterator[None]:
+    """Make what fails inside a violated invariant, which is final."""
+    try:
+        yield
+    except AssertionError as error:
+        raise InvariantViolation(*error.args) from error
 
 
 def drives_on(rig: Rig, timeout: float) -> None:
@@ -63,33 +95,86 @@ def gate_gets_into(rig: Rig, state: int, timeout: float = 2.0) -> CommandStatus:
 
 
 class Invariants:
-    """What holds in every scenario, whatever it does to the robot; between the making of this and `check`."""
+    """
+    What holds in every scenario, whatever it does to the robot; between the making of this and `check`.
+
+    They are checked also where the scenario has failed, and what is violated is final.
+    """
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self._start = time.monotonic()
         self._pids = self._present()
-        self._late = int(rig.next_report(ROBOT)['late'])
+        report = rig.next_report(ROBOT)
+        # Only now: a report of before tells of commands of before.
+        self._start = time.monotonic()
+        self._late = int(report['late'])
         self._failures = self._failed_callbacks()
+        self._silence = rig.get(GATE, 'command_timeout_s') + STOP_RESERVE
 
     def check(self, killed: Iterable[str] = ()) -> None:
-        """Check that no command came late or out of bounds, and that all nodes live that were not killed."""
-        rig, report = self._rig, self._rig.next_report(ROBOT)
-        late = int(report['late']) - self._late
-        assert not late, (
-            f'{late} commands came late to the robot; the latest after {report["latency_max_ms"]} ms'
-        )
-        for command in (r.message for r in rig.observer.since('cmd_vel', self._start) if answers(r.message)):
+        """
+        Raise `InvariantViolation`, which names all that was violated.
+
+        `killed`: nodes that the scenario was to kill. They may be other processes, or still away.
+        """
+        found = [
+            *self._late_commands(ROBOT in killed),
+            *self._commands_beyond_limits(),
+            *([] if GATE in killed else self._late_stops()),
+            *self._lost_processes(killed),
+        ]
+        if found:
+            raise InvariantViolation('; '.join(found))
+
+    def _late_commands(self, restarted: bool) -> list[str]:
+        """The robot counts, by the steady clock, and says of each late command when the image was taken."""
+        if restarted:
+            return []
+        try:
+            report = self._rig.next_report(ROBOT)
+        except AssertionError as error:
+            return [f'the robot does not report any more: {error}']
+        counted, deadline = int(report['late']) - self._late, float(report['deadline_ms']) * 1e-3
+        told = [
+            tuple(map(float, command.split(':')))
+            for values in self._rig.reports(ROBOT, self._start)
+            for command in values.get('late_commands', '').split()
+        ]
+        reserve = self._rig.get(GATE, 'delivery_reserve_s') if counted else 0.0
+        # The gate lets nothing pass that is older than the deadline less its reserve: what comes late must have been
+        # held up after that. NaN, the capture of an image that the robot has not taken, is excused by nothing.
+        excused = sum(past(captured, received, deadline, reserve) <= 0.0 for captured, received in told)
+        if counted <= excused:
+            return []
+        ages = sorted(round((received - captured) * 1e3, 1) for captured, received in told)
+        return [f'{counted - excused} commands came late to the robot; the late ones after {ages} ms']
+
+    def _commands_beyond_limits(self) -> list[str]:
+        for command in (r.message for r in self._rig.observer.since('cmd_vel', self._start) if answers(r.message)):
             v, w = command.twist.linear.x, command.twist.angular.z
-            assert math.isfinite(v) and math.isfinite(w), f'the gate let ({v}, {w}) through'
-            assert LIMITS['v_min'] <= v <= LIMITS['v_max'] and abs(w) <= LIMITS['w_max'], (
-                f'({v}, {w}) is too fast'
-            )
+            if not (LIMITS['v_min'] <= v <= LIMITS['v_max'] and abs(w) <= LIMITS['w_max']):  # so with NaN
+                return [f'the gate let ({v}, {w}) through']
+        return []
+
+    def _late_stops(self) -> list[str]:
+        """After a command that moves the robot the next one, or a stop, comes in time."""
+        heard = self._rig.observer.since('cmd_vel', self._start)
+        after = [*heard[1:], Received(time.monotonic(), None)]
+        late = [
+            later.at - earlier.at
+            for earlier, later in zip(heard, after)
+            if not stands(earlier.message) and past(earlier.at, later.at, self._silence, STOP_RESERVE) > 0.0
+        ]
+        return [f'no stop for {max(late) * 1e3:.0f} ms after a command that moves the robot'] if late else []
+
+    def _lost_processes(self, killed: Iterable[str]) -> list[str]:
         present = self._present()
         gone = [node for node in NODES if node not in killed and present[node] != self._pids[node]]
-        assert not gone, f'{gone} ended'
-        failures = self._failed_callbacks()
-        assert failures <= self._failures, f'callbacks failed: {failures - self._failures}'
+        failures = self._failed_callbacks() - self._failures
+        return [
+            *([f'{gone} ended'] if gone else []),
+            *([f'callbacks failed: {sorted(failures)}'] if failures else []),
+        ]
 
     def _failed_callbacks(self) -> set[tuple[str, str, int]]:
         return {
@@ -105,6 +190,10 @@ class Invariants:
 
 def ended_in_good_order(processes: Processes, nodes: Iterable[str], kills: dict[str, int]) -> None:
     """Check, after a shutdown by SIGINT, that each process ended with code 0, and before only by kills."""
+    found = []
     for node in nodes:
         codes, expected = processes.exit_codes(node), [-9] * kills.get(node, 0) + [0]
-        assert codes == expected, f'{node} ended with {codes} and should have with {expected}'
+        if codes != expected:
+            found.append(f'{node} ended with {codes} and should have with {expected}')
+    if found:
+        raise InvariantViolation('; '.join(found))

@@ -4,8 +4,9 @@ import time
 
 from builtin_interfaces.msg import Duration
 
-from scenarios.checks import drives_on
-from scenarios.rig import MODEL, Rig, answers, nanoseconds, stands
+from scenarios.checks import always_holds, drives_on, stays_stopped
+from scenarios.rig import MODEL, PATIENCE, Rig, answers, has_verdict, nanoseconds, stands
+from scenarios.speed import question_time
 from worldmodel_ros.demo.load import CpuLoad
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 from worldmodel_ros.sim.scene import GOAL_DISTANCE
@@ -30,7 +31,7 @@ def reaches_a_goal_at_ten_commands_a_second(rig: Rig) -> None:
         )
     commands = [r for r in rig.observer.since('cmd_vel', start) if answers(r.message)]
     rate = (len(commands) - 1) / (commands[-1].at - commands[0].at)
-    assert 8.0 <= rate <= 10.5, f'{rate:.1f} commands a second'
+    assert 0.8 <= rate * rig.budget.period <= 1.05, f'{rate:.1f} commands a second'
     ticks = [r.message.tier for r in rig.observer.since('deadline_status', start)]
     share = sum(tier in MODEL_TIERS for tier in ticks) / len(ticks)
     assert share >= 0.5, f'only {share:.0%} of the ticks were answered by the model itself'
@@ -62,9 +63,10 @@ def every_command_answers_an_observation_and_has_its_future(rig: Rig) -> None:
 def what_if_questions_do_not_make_a_tick_late(rig: Rig) -> None:
     rig.drive()
     start = time.monotonic()
-    request = WhatIf.Request(names=['forward', 'left', 'right', 'stop'], deadline=Duration(sec=4))
+    seconds = question_time()
+    request = WhatIf.Request(names=['forward', 'left', 'right', 'stop'], deadline=Duration(sec=seconds))
     for _ in range(3):
-        answer = rig.call(WhatIf, f'{MODEL}/what_if', request, attempt=6.0)
+        answer = rig.call(WhatIf, f'{MODEL}/what_if', request, PATIENCE + seconds, attempt=2.0 + seconds)
         assert answer.success and not answer.deadline_exceeded, answer.message
         assert [branch.name for branch in answer.branches] == request.names
         assert all(
@@ -92,8 +94,13 @@ def other_processes_take_both_cores(rig: Rig) -> None:
 
 def without_a_goal_nothing_is_commanded(rig: Rig) -> None:
     rig.drive()
+    start = time.monotonic()
     rig.set_goal('')
-    stop = rig.wait_for('cmd_vel', stands, 'a stop', 0.5).at
+    with always_holds():
+        rig.wait_for('deadline_status', has_verdict(DeadlineStatus.IDLE), 'a tick without a goal', 0.5, since=start)
+        # On a slow machine it may have been told so before, and is not told again.
+        rig.wait(lambda: stands(rig.observer.newest('cmd_vel').message), 'a stop', 0.5)
+    stop = time.monotonic()
 
     def ticks() -> list[DeadlineStatus]:
         return [r.message for r in rig.observer.since('deadline_status', stop + 0.2)]
@@ -102,7 +109,7 @@ def without_a_goal_nothing_is_commanded(rig: Rig) -> None:
     rig.wait(
         lambda: sum(tick.verdict == DeadlineStatus.IDLE for tick in ticks()) >= 5, 'five ticks without a goal'
     )
-    assert not [r for r in rig.observer.since('cmd_vel', stop) if not stands(r.message)]
+    stays_stopped(rig, stop)
     # Where the machine itself pauses for longer than camera_timeout_s, that is said instead.
     others = [
         tick

@@ -3,14 +3,19 @@
 import time
 
 from scenarios.checks import (
+    BRAKING_TIME,
     STOP_LATENCY,
+    always_holds,
     comes_to_rest,
     drives_on,
     gate_gets_into,
+    is_at_rest,
     stays_stopped,
+    stopped_in_time,
     stopped_within,
+    told_to_stop,
 )
-from scenarios.rig import GATE, MODEL, ROBOT, START_TIMEOUT, Rig, answers, has_verdict
+from scenarios.rig import GATE, MODEL, PATIENCE, ROBOT, START_TIMEOUT, Rig, answers, has_verdict, stands
 from worldmodel_ros.msg import ActionChunk, CommandStatus, DeadlineStatus
 
 RECOVERY = 5.0  # s
@@ -32,15 +37,18 @@ def model_is_slow(rig: Rig) -> None:
     rig.drive()
     start = time.monotonic()
     rig.set(MODEL, fault_delay_ms=80.0)
+    # The first late tick may be so late that the gate stops the robot before the last plan goes on.
+    halted = rig.wait_for(
+        'deadline_status', lambda m: m.tier == ActionChunk.TIER_STOP, 'the plan to end', since=start
+    ).at
     gate_gets_into(rig, CommandStatus.STOPPED)
-    stop = time.monotonic()
     rig.watch(1.0)
     tiers = [r.message.tier for r in rig.observer.since('deadline_status', start)]
-    replan, halt = ActionChunk.TIER_REPLAN, ActionChunk.TIER_STOP
-    assert replan in tiers and halt in tiers[tiers.index(replan) :], (
+    last_plan, halt = ActionChunk.TIER_LAST_PLAN, ActionChunk.TIER_STOP
+    assert last_plan in tiers and halt in tiers[tiers.index(last_plan) :], (
         f'no last plan and then a stop, but tiers {tiers}'
     )
-    stays_stopped(rig, stop)
+    stays_stopped(rig, halted + STOP_LATENCY)
     rig.set(MODEL, fault_delay_ms=0.0)
     drives_on(rig, RECOVERY)
     rig.wait_for(
@@ -52,40 +60,50 @@ def model_is_slow(rig: Rig) -> None:
 
 
 def model_is_killed(rig: Rig) -> None:
-    kill_while_driving(rig)
+    stopped_in_time(*kill_while_driving(rig), STOP_LATENCY)
     rig.wait_until_driving('driving to go on with a new process', time.monotonic(), START_TIMEOUT)
 
 
-def kill_while_driving(rig: Rig) -> float:
-    """Kill the model when the stop is furthest away; return the time from the kill to the stop [s]."""
+def kill_while_driving(rig: Rig) -> tuple[float, float]:
+    """Kill the model when the stop is furthest away; return the steady times of the kill and of the stop [s]."""
     rig.drive()
     rig.watch(0.5)
     episode = rig.observer.newest('action_chunk').message.episode_id
     pid = rig.processes.pid(rig.full_name(MODEL))
     rig.wait_for('cmd_vel', answers, 'a command')  # the watchdog has just been satisfied
     start = rig.kill(MODEL)
-    stop = stopped_within(rig, start, STOP_LATENCY)
+    stop = told_to_stop(rig, start, PATIENCE)
     comes_to_rest(rig)
     stays_stopped(rig, stop)
     status = gate_gets_into(rig, CommandStatus.STOPPED)
     assert 'no command passed' in status.first_reason, status.first_reason
     again = rig.wait_for('action_chunk', lambda m: m.values, 'the model to come back', START_TIMEOUT).message
-    assert again.episode_id > episode, 'a new process began no new episode'
+    assert again.episode_id != episode, 'a new process began no new episode'
     assert rig.processes.pid(rig.full_name(MODEL)) not in (None, pid)
-    return stop - start
+    return start, stop
 
 
 def gate_is_killed(rig: Rig) -> None:
+    """
+    Without a gate the robot brakes by itself, as a base must: a gate is away for longer than the base's time-out.
+
+    It is started again after 0.2 s (config/bringup.yaml), and is there after the imports of a ROS node in Python: in 1.1 s, where
+    two cores of an AMD EPYC have nothing else to do, and in 9 to 17 s where they are slowed and overloaded.
+    """
     rig.drive()
     before = int(rig.next_report(ROBOT)['brakings'])
-    start = rig.kill(GATE)
-    again = rig.wait_for(
-        'cmd_vel', lambda m: True, 'the gate to come back', START_TIMEOUT, since=start + 0.1
-    ).at
-    if again - start > ROBOT_TIMEOUT + 0.2:
-        assert int(rig.next_report(ROBOT)['brakings']) > before, (
-            'without a gate, the robot did not brake by itself'
-        )
+    # A robot that stands has nothing to brake: right after a command that moves it, which it then goes on with.
+    rig.wait_until_driving('a command', time.monotonic())
+    killed = rig.kill(GATE)
+    again = rig.wait_for('cmd_vel', lambda m: True, 'the gate to come back', START_TIMEOUT, since=killed + 0.1).at
+    last = [r for r in rig.observer.since('cmd_vel', killed - 1.0) if r.at < again][-1]
+    if again - last.at > ROBOT_TIMEOUT + 0.2:
+        with always_holds():
+            assert not stands(last.message), 'the robot stood already when its gate was killed'
+            assert int(rig.next_report(ROBOT)['brakings']) > before, 'without a gate, the robot did not brake by itself'
+            braked = last.at + ROBOT_TIMEOUT + BRAKING_TIME
+            truth = [r.message for r in rig.observer.since('sim/ground_truth', braked) if r.at < again]
+            assert all(map(is_at_rest, truth)), f'without a gate, the robot moved for more than {braked - last.at:.1f} s'
     drives_on(rig, RECOVERY)
 
 

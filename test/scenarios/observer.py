@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,15 +110,21 @@ class Observer:
         )
 
     def _spin(self) -> None:
+        _raise([threading.get_native_id()])  # or what it has not come to yet would be taken for missing
         while not self._over:
             self._executor.spin_once(timeout_sec=0.05)
 
 
 def _raise_receiving_threads() -> None:
     """Put the threads with which DDS receives under SCHED_FIFO, where that is permitted."""
-    for task in Path('/proc/self/task').iterdir():
-        if task.joinpath('comm').read_text().startswith('dds.'):
-            try:
-                os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(_PRIORITY))
-            except PermissionError:
-                return
+    _raise(int(task.name) for task in Path('/proc/self/task').iterdir()
+           if task.joinpath('comm').read_text().startswith('dds.'))
+
+
+def _raise(threads: Iterable[int]) -> None:
+    for thread in threads:
+        try:
+            # What a thread starts is not to be of this priority.
+            os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
+        except PermissionError:
+            return

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import GetParameters, SetParametersAtomically
 from rclpy.context import Context
 from rclpy.node import Node
@@ -14,6 +15,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from scenarios.observer import Observer, Received
+from scenarios.speed import Budget
 from worldmodel_ros.msg import CommandStatus, DeadlineStatus
 from worldmodel_ros.nodes.lifecycle_client import LifecycleClient
 from worldmodel_ros.nodes.qos import LATCHED
@@ -48,6 +50,7 @@ class Rig:
     def __init__(self, processes: Processes, context: Context, namespace: str = '') -> None:
         self.processes = processes
         self.namespace = namespace.strip('/')
+        self.budget = Budget()
         self.observer = Observer(context, '/' + self.namespace)
         self._context = context
         self._node = self.observer.node
@@ -218,9 +221,16 @@ class Rig:
             ),
             None,
         )
-        return {
-            value.key: value.value for status in (newest.status if newest else ()) for value in status.values
-        }
+        return _values(newest) if newest else {}
+
+    def reports(self, node: str, since: float) -> list[dict[str, str]]:
+        """Return the values of each of a node's diagnostics that arrived after a steady time [s], oldest first."""
+        hardware_id = self.full_name(node).lstrip('/')
+        return [
+            _values(r.message)
+            for r in self.observer.since('/diagnostics', since)
+            if r.message.status[0].hardware_id == hardware_id
+        ]
 
     def next_report(self, node: str) -> dict[str, str]:
         """Wait for a node's next diagnostics, and return their values."""
@@ -258,12 +268,29 @@ class Rig:
             words.append(f'the model served tier {status.tier}, verdict {status.verdict} ({status.reason})')
         return ', '.join(words) or 'nothing was heard of gate and model'
 
+    def give(self, budget: Budget) -> None:
+        """Have the robot work within a budget, until the scenario ends; its time-outs go with the camera's period."""
+        usual = Budget()
+        if budget == usual:
+            return
+        self.budget = budget
+        # Each node before the one that commands it: no command is judged by another deadline than it was made for.
+        self.set(ROBOT, deadline_s=budget.deadline, camera_rate_hz=1.0 / budget.period)
+        longer = budget.period - usual.period
+        self.set(GATE, deadline_s=budget.deadline, command_timeout_s=self.get(GATE, 'command_timeout_s') + longer)
+        self.set(MODEL, deadline_s=budget.deadline, camera_timeout_s=self.get(MODEL, 'camera_timeout_s') + longer)
+
     def restore(self) -> None:
         """Undo all that was set."""
+        self.budget = Budget()
         while self._changed_parameters:
             (node, name), value = self._changed_parameters.popitem()
             refusal = self.try_to_set(node, **{name: value})
             assert not refusal, f'{name} of {node} could not be set back to {value}: {refusal}'
+
+
+def _values(report: DiagnosticArray) -> dict[str, str]:
+    return {value.key: value.value for status in report.status for value in status.values}
 
 
 def answers(command: Any) -> bool:

@@ -66,9 +66,10 @@ def garbage_in_requests(rig: Rig) -> None:
         for node in (MODEL, ROBOT):
             answer = rig.call(WhatIf, f'{node}/what_if', request)
             assert not answer.success and answer.message, f'{node} answered {request}'
-    for name in ('', '/dev/null', 'no/such/file.safetensors'):
-        answer = rig.call(SessionFile, f'{MODEL}/load_session', SessionFile.Request(path=name))
-        assert not answer.success and answer.message, f'a session was loaded from {name!r}'
+    for name in ('', '/dev/null', 'no/such/file.safetensors', '../up.safetensors', '~/home.safetensors'):
+        for service in ('load_session', 'save_session'):
+            answer = rig.call(SessionFile, f'{MODEL}/{service}', SessionFile.Request(path=name))
+            assert not answer.success and 'without a folder' in answer.message, f'{service} took {name!r}'
     for node, values in (
         (MODEL, {'deadline_s': -1.0}),
         (MODEL, {'goal': 'the moon'}),
@@ -137,7 +138,8 @@ def _chunks(newest: ActionChunk) -> list[ActionChunk]:
         chunk(names=['joint']),
         chunk(step_period=0.0),
         chunk(step_period=math.nan),
-        chunk(episode_id=0, sequence=2),
+        chunk(sequence=newest.sequence),
+        chunk(tier=255),
         chunk(values=[0.5] * 100_000, names=[]),
     ]
 

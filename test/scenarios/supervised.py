@@ -17,6 +17,7 @@ class SupervisedProcesses:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self.kills: dict[str, int] = {}  # by the full name of the node
 
     def pid(self, node: str) -> int | None:
         return self._supervisor.processes[node].pid
@@ -25,6 +26,7 @@ class SupervisedProcesses:
         return self._supervisor.processes[node].exit_codes
 
     def kill(self, node: str) -> None:
+        self.kills[node] = self.kills.get(node, 0) + 1
         self._supervisor.kill(node)
 
 
@@ -36,7 +38,7 @@ class SupervisedSystem:
         domain_id = int(os.environ['ROS_DOMAIN_ID'])
         self._supervisor = Supervisor(description.environment, directory, domain_id)
         for k, namespace in enumerate(system.namespaces):
-            arguments = {**system.arguments, 'seed': str(int(system.arguments['seed']) + k)}
+            arguments = {**system.arguments, 'allow_faults': 'true', 'seed': str(int(system.arguments['seed']) + k)}
             self._supervisor.add(description.resolve('sim', arguments), namespace)
         self.processes = SupervisedProcesses(self._supervisor)
         self._context = Context()

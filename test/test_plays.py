@@ -1,0 +1,110 @@
+"""What must hold in every scenario is checked whatever becomes of the scenario, by real processes."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from builtin_interfaces.msg import Time
+from geometry_msgs.msg import TwistStamped
+from scenarios import stalls
+from scenarios.catalogue import SYSTEMS, raise_worst
+from scenarios.rig import GATE
+from scenarios.stalls import InvariantViolation, play_out
+from scenarios.supervised import SupervisedSystem
+from test_scenarios import Stage
+
+from worldmodel_ros.nodes.qos import COMMAND
+
+ONE_ROBOT = SYSTEMS[0]
+
+
+def sends_what_is_too_fast_and_fails(rig):
+    """A stranger commands the robot past the gate, in answer to no observation that was made."""
+    rig.drive()
+    for _ in range(3):
+        command = TwistStamped()
+        command.header.stamp = Time(sec=1)
+        command.twist.linear.x = 0.7
+        rig.publish(TwistStamped, 'cmd_vel', command, COMMAND)
+        rig.watch(0.02)
+    raise AssertionError('no goal was reached')
+
+
+def loses_the_gate_and_fails(rig):
+    rig.drive()
+    os.kill(rig.processes.pid(rig.full_name(GATE)), signal.SIGKILL)
+    rig.watch(2.0)
+    raise AssertionError('the robot was not driven')
+
+
+@pytest.mark.ros
+def test_a_scenario_that_fails_is_checked_for_what_must_hold(tmp_path):
+    starts = []
+
+    def make(system):
+        starts.append(system.name)
+        return SupervisedSystem(system, tmp_path / str(len(starts)))
+
+    def failure_of(scenario):
+        plays = []
+
+        def one():
+            plays.append(1)
+            stage.play(scenario)
+        with pytest.raises(AssertionError) as failed:
+            play_out(one, scenario.__name__, lambda: stage.start(ONE_ROBOT))
+        assert plays == [1], 'played again'
+        return failed.value
+
+    stage = Stage(make)
+    replays = len(stalls.REPLAYS)
+    try:
+        failure = failure_of(sends_what_is_too_fast_and_fails)
+        assert isinstance(failure, InvariantViolation)
+        for words in ('3 commands came late', 'let (0.7, 0.0) through', 'no goal was reached'):
+            assert words in str(failure)
+
+        failure = failure_of(loses_the_gate_and_fails)
+        assert isinstance(failure, InvariantViolation)
+        for words in ("['command_gate'] ended", 'no stop for', 'not driven', 'command_gate ended with [-9, 0]'):
+            assert words in str(failure)
+    finally:
+        stage.end()
+    assert len(starts) == 2 and len(stalls.REPLAYS) == replays
+    assert [bool(wrong) for wrong in stage.ended[ONE_ROBOT.name]] == [False, True]
+
+
+class Processes:
+    """Each node of a system ended with these codes."""
+
+    kills = {}
+
+    def __init__(self, codes):
+        self.exit_codes = lambda node: codes
+
+
+@pytest.mark.parametrize('codes, good', [([0], True), ([1], False), ([-11], False), ([], False), ([0, 0], False)])
+def test_exit_codes_are_checked_of_every_run_of_a_system(monkeypatch, codes, good):
+    """Of one in which a scenario failed as well."""
+    running = SimpleNamespace(rigs=[], processes=Processes(codes), start=lambda: None, stop=lambda: None)
+    stage = Stage(lambda system: running)
+    stage.start(ONE_ROBOT)
+
+    def fails():
+        raise AssertionError('of its own')
+    with pytest.raises(AssertionError) as failed:
+        stage.play(fails)
+    assert isinstance(failed.value, InvariantViolation) is not good
+    assert 'of its own' in str(failed.value)
+    assert any(stage.ended[ONE_ROBOT.name]) is not good
+
+
+def test_a_violated_invariant_comes_before_any_other_failure_and_names_them_all():
+    first, second = AssertionError('slow'), InvariantViolation('late')
+    with pytest.raises(InvariantViolation, match='late; slow'):
+        raise_worst([first, second])
+    with pytest.raises(AssertionError) as failed:
+        raise_worst([first])
+    assert failed.value is first
+    raise_worst([])
