@@ -1,10 +1,14 @@
 # `make demo` and `make test` do all of their own set-up; see `make help`.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test clean
+.PHONY: help setup demo test test-gpu faults soak fuzz clean
 
 help:
 	@echo 'make demo    drive the simulated robot with the world model and write pictures to out/demo/'
 	@echo 'make test    run all tests'
+	@echo 'make test-gpu    run those that need a GPU, on one'
+	@echo 'make faults  have every fault of docs/faults.md happen to running robots, and write what came of it'
+	@echo 'make soak    drive for an hour with random faults:    make soak ARGS="--minutes 3"'
+	@echo 'make fuzz    throw damaged bytes, messages and calls at whatever takes them from outside, for about an hour'
 	@echo 'make setup   only prepare: system packages (apt), .venv, and this project in it'
 	@echo 'make clean   remove .venv, build output and generated modules; out/, with results and models of yours, stays'
 	@echo
@@ -19,7 +23,23 @@ demo: setup
 
 test:
 	@PYTHON='$(PYTHON)' tools/setup.sh --tests
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python tools/run_tests.py $(ARGS)
+
+test-gpu:
+	@PYTHON='$(PYTHON)' tools/setup.sh --tests
+	.venv/bin/python -m pytest -m gpu -rs $(ARGS)
+
+faults:
+	@PYTHON='$(PYTHON)' tools/setup.sh --tests
+	.venv/bin/python test/faults/run.py $(ARGS)
+
+soak:
+	@PYTHON='$(PYTHON)' tools/setup.sh --tests
+	.venv/bin/python test/faults/soak.py $(ARGS)
+
+fuzz:
+	@PYTHON='$(PYTHON)' tools/setup.sh --tests
+	.venv/bin/python benchmarks/fuzz.py --out out/fuzz/fuzz.json $(ARGS)
 
 clean:
 	rm -rf .venv build install log *.egg-info .pytest_cache .hypothesis

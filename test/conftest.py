@@ -1,4 +1,10 @@
-"""Gives the tests a ROS 2 of their own: an unused domain, on this machine only, and no display."""
+"""
+Gives the tests a ROS 2 of their own: an unused domain, on this machine only, and no display.
+
+Also what tools/run_tests.py (`make test`) needs of a run: which tests belong to a phase, and a report of it, line by line, so
+that it tells something of a run that dies.
+"""
+import json
 import os
 import random
 import shutil
@@ -10,13 +16,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PHASE, REPORT = (os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT'))
 
 _state_directory = None
 
 
 def _unused_domain() -> int:
-    """Return a domain id from 1 to 100 in which no process of this machine takes part."""
-    candidates = random.SystemRandom().sample(range(1, 101), 100)
+    """Return a domain id from 1 to 100 in which no process of this machine takes part; each worker has its own ids."""
+    workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', '1'))
+    mine = range(1 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')) % workers, 101, workers)
+    candidates = random.SystemRandom().sample(mine, len(mine))
     for domain in candidates:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
@@ -33,6 +42,8 @@ def pytest_configure(config):
     global _state_directory
     if _state_directory is not None:
         return
+    if REPORT and not hasattr(config, 'workerinput'):
+        config.pluginmanager.register(Reporter(config))
     _state_directory = Path(tempfile.mkdtemp(prefix='worldmodel_ros_test_'))
     os.environ.update({
         'ROS_DOMAIN_ID': str(_unused_domain()),
@@ -41,14 +52,101 @@ def pytest_configure(config):
         'ROS_LOG_DIR': str(_state_directory / 'ros' / 'log'),
         'FASTRTPS_DEFAULT_PROFILES_FILE': str(ROOT / 'config' / 'fastdds_large_images.xml'),
         'MPLBACKEND': 'agg',
-        # Triton decides when it is imported: its kernels are tested on the CPU.
-        'TRITON_INTERPRET': '1',
+        # Triton decides when it is imported: its kernels are tested on the CPU, except where only a GPU's tests run.
+        'TRITON_INTERPRET': str(int(not _for_gpu(config))),
     })
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
     # The ROS 2 wheels do not say where they are. A sourced distribution does, and may lack sys.prefix.
     prefixes = [p for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
     if sys.prefix not in prefixes and (Path(sys.prefix) / 'share' / 'ament_index').is_dir():
         os.environ['AMENT_PREFIX_PATH'] = os.pathsep.join([sys.prefix, *prefixes])
+
+
+def _for_gpu(config) -> bool:
+    return config.option.markexpr.strip() == 'gpu'
+
+
+def is_real_time(item) -> bool:
+    """Whether nothing else may run next to a test."""
+    return bool(item.get_closest_marker('realtime')
+                or item.get_closest_marker('ros') and not item.get_closest_marker('build'))
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config, items):
+    """Leave a phase its tests; of those that run in parallel, the files with the slowest ones go first."""
+    for_gpu = [item for item in items if item.get_closest_marker('gpu')]
+    if for_gpu and (reason := _gpu_reason(config)):
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    if not PHASE:
+        return
+    kept = [item for item in items if is_real_time(item) == (PHASE == 'real time')]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    if PHASE == 'parallel':
+        slow = {item.path for item in kept if item.get_closest_marker('slow')}
+        kept.sort(key=lambda item: item.path not in slow)
+    items[:] = kept
+    _tell(config, event='selected', count=len(kept))
+
+
+def _gpu_reason(config) -> str:
+    """Why tests for a GPU do not run here, or ''."""
+    import torch
+    if not torch.cuda.is_available():
+        return 'needs a CUDA GPU'
+    return '' if _for_gpu(config) else 'Triton interprets its kernels in this run: make test-gpu runs what is for a GPU'
+
+
+def _tell(config, **event):
+    # With xdist every worker gets the hooks of its own tests, and the controller those of all.
+    if REPORT and (event['event'] == 'selected' or not hasattr(config, 'workerinput')):
+        with open(REPORT, 'a') as file:
+            file.write(json.dumps(event) + '\n')
+
+
+class Reporter:
+    """Writes what becomes of each test into the report."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def pytest_runtest_logstart(self, nodeid):
+        _tell(self._config, event='start', test=nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid):
+        _tell(self._config, event='end', test=nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        outcome = 'error' if report.failed and report.when != 'call' else report.outcome
+        if outcome == 'passed' and report.when != 'call':
+            return
+        reason = report.longrepr[2].removeprefix('Skipped: ') if isinstance(report.longrepr, tuple) else ''
+        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason)
+        for name, why in report.user_properties if report.when == 'call' else ():
+            if name == 'played again':
+                _tell(self._config, event='replay', test=report.nodeid, reason=why)
+
+    def pytest_collectreport(self, report):
+        if not report.passed:
+            outcome = 'error' if report.failed else 'skipped'
+            reason = report.longrepr[2].removeprefix('Skipped: ') if outcome == 'skipped' else ''
+            _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason)
+
+    def pytest_sessionfinish(self, session):
+        allowed = self._config.option.maxfail
+        if allowed and session.testsfailed >= allowed:
+            _tell(self._config, event='gave up')
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Put down why the test was played again, where it was: xdist carries it from a worker to the report."""
+    replays = getattr(sys.modules.get('scenarios.stalls'), 'REPLAYS', [])
+    report = (yield).get_result()
+    if call.when == 'call':
+        report.user_properties += [('played again', replay.reason) for replay in replays]
+        replays.clear()
 
 
 def pytest_unconfigure(config):

@@ -1,0 +1,64 @@
+"""
+On a GPU: kernels, layers in FP8, sessions on pages and queued ticks give the numbers of their definitions.
+
+    make test-gpu
+
+The cases and their limits are those of the benchmarks, which also print how long each takes.
+"""
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+BENCHMARKS = Path(__file__).resolve().parents[2] / 'benchmarks'
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The programs in benchmarks/, to be imported by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def full_float32(monkeypatch):
+    """Products in float32 that are not rounded to TF32."""
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(backend, 'allow_tf32', False)
+
+
+@pytest.mark.parametrize('part', ['attention', 'by_frame', 'page_writing', 'temporal', 'requantising'])
+def test_every_kernel_keeps_the_limit_of_its_definition(program, part):
+    module = program('kernel_correctness')
+    with torch.inference_mode():
+        checks = list(module.PARTS[part](torch.Generator('cuda').manual_seed(0), np.random.default_rng(0)))
+    assert checks and not [check for check in checks if not check.kept]
+
+
+def test_every_kernel_of_the_fp8_layers_keeps_its_limit(program):
+    torch.manual_seed(0)
+    rows = list(program('fp8_kernels').correct())
+    assert rows and not [row for row in rows if not row['kept']]
+
+
+def test_sessions_on_pages_give_what_the_definitions_give(program, full_float32):
+    rows = list(program('tile_correctness').rows())
+    assert len(rows) == 8 and not [row for row in rows if not row['kept']]
+
+
+@pytest.mark.parametrize('preset', ['tiny', 'base'])
+def test_queued_captured_and_compiled_ticks_give_what_plain_calls_give(program, preset):
+    rows = list(program('tick_agreement').rows([preset], repeats=5))
+    assert len(rows) == 4 and not [row for row in rows if not row['agrees']]
+
+
+def test_triton_compiles_here():
+    """Interpreted kernels would give the right numbers, too, and show nothing of the GPU's."""
+    from triton.runtime.jit import JITFunction
+
+    from worldmodel_ros.kernels import rows_triton
+    assert any(isinstance(value, JITFunction) for value in vars(rows_triton).values()), sys.modules['triton']

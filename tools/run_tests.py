@@ -1,0 +1,180 @@
+"""Runs all tests in two phases and sums both up in one table: `make test`.
+
+    .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
+
+First what has no bound of real time, on all cores (at most 8); then what has, one test at a time with nothing else running.
+How fast the machine is, is measured before both. The exit code is 0 if every test of both phases passed or had a reason,
+known before it started, not to run; 5, pytest's, if the arguments select none.
+"""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEED, PHASE, REPORT = 'WORLDMODEL_TEST_SPEED', 'WORLDMODEL_TEST_PHASE', 'WORLDMODEL_TEST_REPORT'
+MOST_WORKERS = 8
+NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
+# What is only asked of pytest has no phases.
+QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
+WIDTH = 100
+
+
+@dataclass
+class Phase:
+    """One run of pytest, by what test/conftest.py has written of it while it went on."""
+
+    name: str
+    code: int = 0
+    seconds: float = 0.0
+    outcomes: dict[str, str] = field(default_factory=dict)        # test -> passed, failed, error or skipped
+    reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> why
+    replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
+    selected: int = 0
+    running: str = ''    # the test that had begun and not ended
+    gave_up: bool = False  # after as many failures as the arguments allow
+
+    @property
+    def died(self) -> str:
+        """What ended it before its time, or ''."""
+        if self.code >= 0:
+            return ''
+        return f'ended by {signal.Signals(-self.code).name} ' + (f'in {self.running}' if self.running else 'between two tests')
+
+    @property
+    def counts(self) -> Counter:
+        return Counter(self.outcomes.values())
+
+    @property
+    def not_run(self) -> int:
+        # A whole file that is skipped has no tests that could be selected.
+        return max(0, self.selected - sum('::' in test for test in self.outcomes))
+
+    def read(self, report: Path) -> None:
+        """Take in the lines of a report; the last one may be cut short."""
+        for line in report.read_text().splitlines() if report.exists() else ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            match event['event']:
+                case 'selected':
+                    self.selected = event['count']
+                case 'start':
+                    self.running = event['test']
+                case 'end':
+                    self.running = ''
+                case 'outcome':
+                    # A test that passed and failed in its teardown is an error.
+                    self.outcomes[event['test']] = event['outcome']
+                    if event['outcome'] == 'skipped':
+                        self.reasons[event['test']] = event['reason']
+                case 'replay':
+                    self.replays.append((event['test'], event['reason']))
+                case 'gave up':
+                    self.gave_up = True
+
+
+def measure_speed() -> str:
+    """Return the machine's speed as test/scenarios/speed.py prints it, or why it could not be measured."""
+    done = subprocess.run([sys.executable, ROOT / 'test' / 'scenarios' / 'speed.py'], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [
+                              str(ROOT / 'test'), str(ROOT), os.environ.get('PYTHONPATH', '')]))})
+    lines = done.stdout.splitlines()
+    return lines[-1] if done.returncode == 0 and lines else 'not measured: ' + (done.stderr.splitlines() or ['?'])[-1]
+
+
+def run(name: str, options: list[str], arguments: list[str], environment: dict[str, str]) -> Phase:
+    phase, start = Phase(name), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / 'report.jsonl'
+        process = subprocess.Popen([sys.executable, '-m', 'pytest', *options, *arguments], cwd=ROOT,
+                                   env={**os.environ, **environment, PHASE: name, REPORT: str(report)})
+        try:
+            phase.code = process.wait()
+        except KeyboardInterrupt:  # it has got the signal, too
+            phase.code = process.wait() or INTERRUPTED
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        phase.seconds = time.monotonic() - start
+        phase.read(report)
+    return phase
+
+
+def exit_code(phases: list[Phase]) -> int:
+    """Return the one code for all phases; one that died, or lost tests, has failed."""
+    codes = [phase.code for phase in phases]
+    if all(code == NO_TESTS for code in codes):
+        return NO_TESTS
+    if any(phase.died or phase.not_run and not phase.gave_up and phase.code in (0, NO_TESTS) for phase in phases):
+        return 1
+    return max(code for code in codes if code != NO_TESTS)
+
+
+def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
+    """Return the lines of the summary, the last of which is like pytest's own."""
+    lines = [' summary of both phases '.center(WIDTH, '='),
+             f'{"":14}{"passed":>8}{"failed":>8}{"errors":>8}{"skipped":>9}{"not run":>9}{"played again":>14}{"seconds":>9}']
+    for phase in phases:
+        counts = phase.counts
+        lines.append(f'{phase.name:14}{counts["passed"]:8}{counts["failed"]:8}{counts["error"]:8}{counts["skipped"]:9}'
+                     f'{phase.not_run:9}{len(phase.replays):14}{phase.seconds:9.0f}')
+    for title, outcome in (('failed', 'failed'), ('errors', 'error')):
+        found = [test for phase in phases for test, its in phase.outcomes.items() if its == outcome]
+        lines += [f'{title}:', *(f'  {test}' for test in dict.fromkeys(found))] if found else []
+    deaths = [f'  {phase.name}: {phase.died}; {phase.not_run} tests were not run' for phase in phases if phase.died]
+    lines += ['died:', *deaths] if deaths else []
+    by_reason = defaultdict(list)
+    for test, reason in {key: why for phase in phases for key, why in phase.reasons.items()}.items():
+        by_reason[reason].append(test)
+    lines.append('skipped, each with the reason that was known before it started:' if by_reason else 'skipped: none')
+    for reason, tests in by_reason.items():
+        shown = tests[0] if len(tests) == 1 else f'{tests[0].partition("::")[0]} and others' if len(
+            {test.partition('::')[0] for test in tests}) > 1 else tests[0].partition('::')[0]
+        lines.append(f'  [{len(tests)}] {shown}: {reason}')
+    replays = [f'  {test}: {reason}' for phase in phases for test, reason in phase.replays]
+    lines += ['played again:', *replays] if replays else ['played again: none']
+    try:
+        measured = json.loads(speed)
+        speed = (f'tick of the shipped model {measured["tick_s"] * 1e3:.1f} ms; product of 384x384 float32 matrices by '
+                 f'one thread {measured["product_s"] * 1e3:.2f} ms')
+    except ValueError:
+        pass
+    lines.append(f'machine: {speed}')
+    total = sum((phase.counts for phase in phases), Counter())
+    total['error'] += len(deaths)
+    what = ', '.join(f'{total[outcome]} {word}' for outcome, word in (
+        ('passed', 'passed'), ('failed', 'failed'), ('error', 'errors'), ('skipped', 'skipped')))
+    lines.append(f' {what} in {seconds:.2f}s '.center(WIDTH, '='))
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    if QUESTIONS.intersection(arguments):
+        return subprocess.call([sys.executable, '-m', 'pytest', *arguments], cwd=ROOT)
+    start, speed = time.monotonic(), measure_speed()
+    environment = {} if speed.startswith('not') else {SPEED: speed}
+    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    # Several processes share the cores: PyTorch's own threads would only wait for each other.
+    parallel = ['-n', str(workers), '--dist', 'loadfile', '--no-loadscope-reorder']
+    phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
+    if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):
+        phases.append(run('real time', [], arguments, environment))
+    print('\n'.join(table(phases, speed, time.monotonic() - start)), flush=True)
+    return exit_code(phases)
+
+
+if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main(sys.argv[1:]))
