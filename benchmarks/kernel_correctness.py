@@ -217,17 +217,19 @@ def requantising(generator: torch.Generator, rng: np.random.Generator) -> Iterat
                         EQUALLY_GOOD * (new == 'fp4'), ms)
 
 
+PARTS = {part.__name__: part for part in (attention, by_frame, page_writing, temporal, requantising)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {part.__name__: part for part in (attention, by_frame, page_writing, temporal, requantising)}
-    parser.add_argument('--parts', nargs='*', choices=parts, default=list(parts))
+    parser.add_argument('--parts', nargs='*', choices=PARTS, default=list(PARTS))
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     checks = []
     with torch.inference_mode():
         for name in options.parts:
-            for check in parts[name](torch.Generator('cuda').manual_seed(options.seed), np.random.default_rng(options.seed)):
+            for check in PARTS[name](torch.Generator('cuda').manual_seed(options.seed), np.random.default_rng(options.seed)):
                 checks.append(check)
                 print(f'{"ok    " if check.kept else "BROKEN"} {check.kernel:26} {check.case:44} {check.error:.2e} of '
                       f'{check.limit:.0e} {check.ms:9.3f} ms', flush=True)

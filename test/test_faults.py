@@ -1,0 +1,92 @@
+"""
+Rows of the fault matrix (test/faults/, docs/faults.md), one of each kind: `make faults` plays all of them.
+
+What holds in every row: the outcome that is expected and no other, in time; no late command; nothing lost that had been
+accepted; and all processes live on that were not to end.
+"""
+from pathlib import Path
+
+import pytest
+
+from faults.catalogue import CASES
+from faults.link import Link
+from faults.stage import Stage
+from faults.table import of_cases
+
+DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
+PLAYED = ('model_sigstop', 'gate_sigstop', 'driver_sigterm', 'recorder_sigkill', 'recorder_disk_full', 'session_bit_flip',
+          'flood_of_commands', 'stopped_subscriber')
+
+
+@pytest.fixture(scope='module')
+def stage(tmp_path_factory):
+    stage = Stage(tmp_path_factory.mktemp('faults'))
+    yield stage
+    stage.end()
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize('row', [row for row in CASES if row.name in PLAYED], ids=lambda row: row.name)
+def test_fault(stage, row):
+    result = stage.play(row)
+    if result.skipped:
+        pytest.skip(result.skipped)
+    assert not result.failures, '; '.join(result.failures)
+
+
+def test_the_matrix_has_the_rows_that_are_played_here_and_the_document_has_all():
+    assert len(CASES) >= 40 and set(PLAYED) <= {row.name for row in CASES}
+    assert of_cases(CASES) in DOCUMENT.read_text(), 'run python test/faults/run.py --table, and put it into docs/faults.md'
+
+
+def test_every_row_says_what_happens_and_what_is_expected():
+    for row in CASES:
+        assert row.what and row.reaction and row.bound > 0.0, row.name
+        assert row.outcome in ('recovered', 'refused') or row.outcome.startswith('degraded to '), row.name
+
+
+@pytest.fixture
+def link():
+    """A link, and what it has put out."""
+    import os
+    ends = [os.pipe() for _ in range(2)]
+    link = Link([write for _, write in ends])
+
+    def put_out(end, now):
+        link.deliver(now)
+        os.set_blocking(ends[end][0], False)
+        try:
+            return os.read(ends[end][0], 1 << 16)
+        except BlockingIOError:
+            return b''
+    yield link, put_out
+    for pair in ends:
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+FRAME = bytes(range(100))
+
+
+@pytest.mark.parametrize('does, out', [
+    ({}, FRAME), ({'loss': 1.0}, b''), ({'duplicate': 1.0}, FRAME * 2), ({'delay': 0.5}, b'')])
+def test_a_link_does_to_packets_what_it_is_told(link, does, out):
+    link, put_out = link
+    link.does = does
+    link.take(0, FRAME, 10.0)
+    assert put_out(1, 10.0) == out and put_out(0, 10.0) == b''
+
+
+def test_a_link_delays_flips_one_bit_and_is_as_wide_as_it_is_told(link):
+    link, put_out = link
+    link.does = {'delay': 0.5}
+    link.take(1, FRAME, 10.0)
+    assert put_out(0, 10.4) == b'' and put_out(0, 10.6) == FRAME
+    link.does = {'corrupt': 1.0}
+    link.take(0, FRAME, 20.0)
+    changed = [a ^ b for a, b in zip(put_out(1, 20.0), FRAME, strict=True) if a != b]
+    assert len(changed) == 1 and changed[0].bit_count() == 1
+    link.does = {'rate': 1000.0}
+    for _ in range(3):
+        link.take(0, FRAME, 30.0)
+    assert put_out(1, 30.25) == FRAME * 2 and put_out(1, 30.35) == FRAME
