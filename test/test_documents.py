@@ -29,6 +29,16 @@ def test_links_and_pictures_of_the_documents_exist():
                 assert (document.parent / target).exists(), f'{document.name} links to {target}'
 
 
+def test_the_tests_that_the_documents_name_exist():
+    for document in DOCUMENTS:
+        file = None
+        for name, test in re.findall(r'`(test_\w+\.py)?(?:::(test_\w+))?`', document.read_text()):
+            file = name or file
+            if name or test:
+                text = (ROOT / 'test' / file).read_text()
+                assert not test or f'def {test}(' in text, f'{document.name} names {test}, which {file} does not have'
+
+
 def split(line):
     try:
         return shlex.split(line, comments=True)

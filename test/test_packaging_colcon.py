@@ -1,0 +1,33 @@
+"""Builds the package by colcon in a workspace of its own, and runs what was installed."""
+import os
+import sys
+
+import pytest
+from environments import clean_environment, run
+from test_packaging_builds import PROBE, PROJECT, RUN_TIME, copy_source, expected_of, pip
+
+
+@pytest.mark.slow
+@pytest.mark.build
+def test_an_installation_by_colcon_gives_nodes_that_talk(tmp_path):
+    assert 'works on' in build_by_colcon(tmp_path)
+
+
+def build_by_colcon(folder):
+    """Build the package in a colcon workspace; return what its probe printed."""
+    workspace, tools = folder / 'workspace', folder / 'venv'
+    source = copy_source(workspace / 'src' / 'worldmodel_ros')
+    run([sys.executable, '-m', 'venv', '--without-pip', tools], env=clean_environment())
+    python = tools / 'bin' / 'python'
+    pip(python, '--no-compile', 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
+    environment = clean_environment(AMENT_PREFIX_PATH=str(tools), CMAKE_PREFIX_PATH=str(tools),
+                                    PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
+    expected = expected_of(source)
+    run(['colcon', 'build', '--event-handlers', 'console_direct+',
+         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF'],
+        cwd=workspace, env=environment)
+    # The command line is found on PATH, where a sourced workspace puts it.
+    prefix = workspace / 'install' / 'worldmodel_ros'
+    probe = (f'. install/local_setup.sh && [ "$(command -v worldmodel)" = "{prefix}/bin/worldmodel" ] '
+             '&& worldmodel up --help >/dev/null && exec python -c "$@"')
+    return run(['sh', '-c', probe, 'sh', PROBE, prefix, *expected], cwd=workspace, env=environment)
