@@ -118,6 +118,7 @@ class Reporter:
         _tell(self._config, event='end', test=nodeid)
 
     def pytest_runtest_logreport(self, report):
+        _tell(self._config, event='took', test=report.nodeid, seconds=report.duration)
         outcome = 'error' if report.failed and report.when != 'call' else report.outcome
         if outcome == 'passed' and report.when != 'call':
             return

@@ -5,11 +5,13 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import test_scenarios
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import TwistStamped
 from scenarios import stalls
-from scenarios.catalogue import SYSTEMS, raise_worst
+from scenarios.catalogue import SCALED, SYSTEMS, raise_worst
 from scenarios.rig import GATE
+from scenarios.speed import Speed
 from scenarios.stalls import InvariantViolation, play_out
 from scenarios.supervised import SupervisedSystem
 from test_scenarios import Stage
@@ -108,3 +110,47 @@ def test_a_violated_invariant_comes_before_any_other_failure_and_names_them_all(
         raise_worst([first])
     assert failed.value is first
     raise_worst([])
+
+
+def test_what_fails_on_a_machine_that_became_slower_is_played_again_and_nothing_else(monkeypatch):
+    """By a measurement before and after, with nothing running; a violated invariant is final there, too."""
+    ticks, failure = [], None
+
+    def fails(scenario, rigs):
+        raise failure
+
+    def make(system):
+        running = SimpleNamespace(rigs=[], processes=SimpleNamespace(kills={}))
+        running.start = running.stop = lambda: None
+        return running
+
+    def plays(wanted, scenario, *speeds):
+        nonlocal failure
+        failure, count = wanted, 0
+        before, *ticks[:] = speeds
+        monkeypatch.setattr(test_scenarios, 'measured', lambda: Speed(before, 0.001))
+
+        def one():
+            nonlocal count
+            count += 1
+            stage.play(scenario)
+        with pytest.raises(AssertionError):
+            play_out(one, 'scenario', lambda: stage.start(ONE_ROBOT))
+        return count
+
+    monkeypatch.setattr(test_scenarios, 'play', fails)
+    monkeypatch.setattr(test_scenarios, 'ended_in_good_order', lambda *_: None)
+    monkeypatch.setattr(test_scenarios, 'measure_again', lambda: Speed(ticks.pop(0), 0.001))
+    monkeypatch.setattr(stalls, 'REPLAYS', [])
+    stage = Stage(make)
+    try:
+        scaled = next(scenario for scenario in ONE_ROBOT.scenarios if scenario in SCALED)
+        configured = next(scenario for scenario in ONE_ROBOT.scenarios if scenario not in SCALED)
+        slow = AssertionError('0 % of the ticks were answered by the model')
+        assert plays(slow, scaled, 0.025, 0.030) == 1
+        assert plays(slow, scaled, 0.025, 0.040, 0.045, 0.050) == 3
+        assert len(stalls.REPLAYS) == 2 and 'now, a tick of the shipped model takes 40.0 ms' in stalls.REPLAYS[0].reason
+        assert plays(InvariantViolation('a command was late'), scaled, 0.025, 0.060) == 1
+        assert plays(slow, configured, 0.025, 0.060) == 1
+    finally:
+        stage.end()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,9 @@ def test_one_exit_code_for_both_phases(codes, expected):
 def test_a_phase_that_lost_tests_without_a_word_has_failed():
     runner = module()
     assert runner.exit_code([runner.Phase('parallel', 0, outcomes={'a::b': 'passed'}, selected=2)]) == 1
+
+
+def test_the_slowest_files_are_named_with_their_time():
+    runner = module()
+    phase = runner.Phase('parallel', took=Counter({'test/test_a.py': 12.4, 'test/test_b.py': 3.0, 'test/test_c.py': 0.2}))
+    assert 'slowest [s]: test_a.py 12, test_b.py 3' in runner.table([phase], '{}', 20.0)

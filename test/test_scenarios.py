@@ -6,7 +6,8 @@ supervisor; the scenarios are the same, and never skipped in both.
 
 A scenario that fails is a failure, and a violated invariant is final. A bound of quality that was missed by less than the
 machine itself stood still meanwhile, which other processes have seen, is tried again (scenarios/stalls.py). How fast the
-machine is, is asked before anything starts; on a slow one predictions get more time (scenarios/speed.py).
+machine is, is asked before each system starts; on a slow one predictions get more time (scenarios/speed.py), and what needs
+them is tried again where the machine is found to have become slower than that meanwhile.
 """
 
 import importlib.util
@@ -17,10 +18,10 @@ from pathlib import Path
 import environments
 import pytest
 
-from scenarios.catalogue import SYSTEMS, play, raise_worst
+from scenarios.catalogue import SCALED, SYSTEMS, play, raise_worst
 from scenarios.checks import ended_in_good_order
-from scenarios.speed import measured
-from scenarios.stalls import InvariantViolation, play_out
+from scenarios.speed import SLOWER, measure_again, measured
+from scenarios.stalls import InvariantViolation, Missed, Slowed, play_out
 from scenarios.supervised import SupervisedSystem
 
 UNDER_LAUNCH = Path(__file__).parent / 'scenarios' / 'under_launch.py'
@@ -47,6 +48,12 @@ class Stage:
         self._running = None
         self.ended = {}  # system -> what was wrong with how each of its runs ended; '' where nothing was
 
+    def make_room(self, system):
+        """End what runs, if it is another system, and ask how fast the machine is, with nothing running on it."""
+        if self._system is not system:
+            self.end()
+            measure_again()
+
     def start(self, system):
         if self._system is not system:
             self.end()
@@ -54,11 +61,16 @@ class Stage:
             self._running.start()
 
     def play(self, scenario):
+        before = measured()
         try:
             play(scenario, self._running.rigs)
         except Exception as failure:
             # In what state it has left the system is not known: the next scenario gets one of its own.
             wrong = self.end()
+            if scenario in SCALED and not wrong and not isinstance(failure, (InvariantViolation, Missed)):
+                now = measure_again()
+                if now.tick_s > SLOWER * before.tick_s:
+                    raise Slowed(f'the machine has become slower: before, {before}; now, {now}; {failure}') from failure
             raise_worst([failure, *([InvariantViolation(f'at the end of the system: {wrong}')] if wrong else [])])
 
     def end(self):
@@ -84,12 +96,6 @@ def stage(tmp_path_factory):
     stage.end()
 
 
-@pytest.fixture(scope='module')
-def machine():
-    """Ask how fast the machine is, before anything runs on it."""
-    measured()
-
-
 @without_launch
 @pytest.mark.parametrize(
     'system, scenario',
@@ -99,7 +105,8 @@ def machine():
         for scenario in system.scenarios
     ],
 )
-def test_scenario(machine, stage, system, scenario):
+def test_scenario(stage, system, scenario):
+    stage.make_room(system)
     if lacking := system.lacks():
         pytest.skip(lacking)
     play_out(lambda: stage.play(scenario), f'{system.name}: {scenario.__name__}', lambda: stage.start(system))
@@ -107,7 +114,7 @@ def test_scenario(machine, stage, system, scenario):
 
 @without_launch
 @pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: system.name)
-def test_every_process_ends_with_code_0(machine, stage, system):
+def test_every_process_ends_with_code_0(stage, system):
     """In each run of the system, of those in which a scenario failed too."""
     stage.end()
     if system.name not in stage.ended:
@@ -118,7 +125,8 @@ def test_every_process_ends_with_code_0(machine, stage, system):
 
 @under_launch
 @pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: system.name)
-def test_scenarios_under_launch(machine, system):
+def test_scenarios_under_launch(system):
+    measure_again()
     environment = {
         **os.environ,
         'SCENARIO_SYSTEM': system.name,

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from scenarios import speed
-from scenarios.speed import USUAL_PRODUCT, USUAL_TICK, VARIABLE, Budget, Speed, budget, budget_for, measured, question_time
+from scenarios.speed import (
+    OWN, STRETCH, USUAL_PRODUCT, USUAL_TICK, VARIABLE, Budget, Speed, budget, budget_for, measure_again, measured,
+    question_time)
 
 # Products for each tick, on any machine, with as much again for what differs between processors.
 ENGINE_IS_SLOW = 2.0 * USUAL_TICK / USUAL_PRODUCT
@@ -59,9 +61,25 @@ def test_a_slower_machine_gets_more_time_and_never_less(robots):
 
 
 @pytest.mark.parametrize('tick, seconds', [(0.010, 4), (USUAL_TICK, 4), (2 * USUAL_TICK, 32)])
-def test_questions_get_more_time_where_ticks_leave_less(unasked, monkeypatch, tick, seconds):
-    monkeypatch.setenv(VARIABLE, json.dumps({'tick_s': tick, 'product_s': 0.001}))
-    assert question_time() == seconds
+def test_questions_get_more_time_where_ticks_leave_less(tick, seconds):
+    assert question_time(tick) == seconds
+
+
+def test_it_is_measured_again_when_that_is_asked_for(unasked, monkeypatch):
+    ticks = iter([0.03, 0.06])
+    monkeypatch.setattr(speed, 'tick_seconds', lambda: next(ticks))
+    monkeypatch.setattr(speed, 'product_seconds', lambda: 0.001)
+    assert measured().tick_s == 0.03
+    assert measure_again() == measured() == Speed(0.06, 0.001)
+    measured.cache_clear()  # as in a process that is started then
+    assert measured().tick_s == 0.06
+
+
+def test_ticks_that_take_longer_in_the_node_get_more_time(unasked, monkeypatch):
+    monkeypatch.setenv(VARIABLE, json.dumps({'tick_s': 0.022, 'product_s': 0.001}))
+    assert budget(own=STRETCH * 0.022) == Budget()
+    assert budget(own=STRETCH * 0.040) == budget_for(0.040, 1)
+    assert budget(own=10.0) == budget_for(OWN * 0.022, 1), 'a node that has become slow is no slow machine'
 
 
 @pytest.mark.parametrize('robots', [1, 2])
@@ -69,5 +87,6 @@ def test_ticks_leave_time_for_questions_on_a_slow_machine(robots):
     assert budget_for(USUAL_TICK, robots, questions=True) == Budget()
     for tick in (0.03, 0.05, 0.08):
         given = budget_for(tick, robots, questions=True)
+        assert given.tick == tick
         assert given.deadline == budget_for(tick, robots).deadline
         assert given.period >= robots * 1.5 * tick + tick

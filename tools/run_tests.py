@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
 QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
 WIDTH = 100
+SLOWEST = 12  # files that are named with their time
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Phase:
     outcomes: dict[str, str] = field(default_factory=dict)        # test -> passed, failed, error or skipped
     reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> why
     replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
+    took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
     running: str = ''    # the test that had begun and not ended
     gave_up: bool = False  # after as many failures as the arguments allow
@@ -72,6 +75,8 @@ class Phase:
                     self.running = event['test']
                 case 'end':
                     self.running = ''
+                case 'took':
+                    self.took[event['test'].partition('::')[0]] += event['seconds']
                 case 'outcome':
                     # A test that passed and failed in its teardown is an error.
                     self.outcomes[event['test']] = event['outcome']
@@ -130,6 +135,10 @@ def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
         counts = phase.counts
         lines.append(f'{phase.name:14}{counts["passed"]:8}{counts["failed"]:8}{counts["error"]:8}{counts["skipped"]:9}'
                      f'{phase.not_run:9}{len(phase.replays):14}{phase.seconds:9.0f}')
+    slowest = [f'{file.removeprefix("test/")} {seconds:.0f}' for phase in phases
+               for file, seconds in phase.took.most_common(SLOWEST // len(phases)) if seconds >= 1.0]
+    if slowest:
+        lines += textwrap.wrap('slowest [s]: ' + ', '.join(slowest), WIDTH, subsequent_indent='  ', break_on_hyphens=False)
     for title, outcome in (('failed', 'failed'), ('errors', 'error')):
         found = [test for phase in phases for test, its in phase.outcomes.items() if its == outcome]
         lines += [f'{title}:', *(f'  {test}' for test in dict.fromkeys(found))] if found else []

@@ -103,8 +103,9 @@ def play(row: Case, running: Running) -> Result:
     watching()
     began = time.monotonic()
     if len(running.rigs) > 1:  # which one engine has to serve in time, on this machine
+        budget = speed.budget(len(running.rigs), own=max(rig.expected_tick() for rig in running.rigs))
         for rig in running.rigs:
-            rig.give(speed.budget(len(running.rigs)))
+            rig.give(budget)
     invariants = [Invariants(rig) for rig in running.rigs]
     late = [LateCommands(rig) for rig in running.rigs]
     pids = running.pids()

@@ -165,8 +165,9 @@ def play(scenario: Callable[..., None], rigs: Sequence[Rig]) -> None:
     """
     watching()
     if scenario in SCALED:
+        budget = speed.budget(len(rigs), scenario in ASKS, max(rig.expected_tick() for rig in rigs))
         for rig in rigs:
-            rig.give(speed.budget(len(rigs), questions=scenario in ASKS))
+            rig.give(budget)
     invariants = [Invariants(rig) for rig in rigs]
     failures: list[Exception] = []
 

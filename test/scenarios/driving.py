@@ -63,7 +63,7 @@ def every_command_answers_an_observation_and_has_its_future(rig: Rig) -> None:
 def what_if_questions_do_not_make_a_tick_late(rig: Rig) -> None:
     rig.drive()
     start = time.monotonic()
-    seconds = question_time()
+    seconds = question_time(rig.budget.tick)
     request = WhatIf.Request(names=['forward', 'left', 'right', 'stop'], deadline=Duration(sec=seconds))
     for _ in range(3):
         answer = rig.call(WhatIf, f'{MODEL}/what_if', request, PATIENCE + seconds, attempt=2.0 + seconds)

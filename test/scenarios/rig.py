@@ -240,6 +240,10 @@ class Rig:
         )
         return self.report(node)
 
+    def expected_tick(self) -> float:
+        """Return how long the model node expects a tick of two steps to take, by what ticks took here [s]."""
+        return float(self.next_report(MODEL).get('tick_two_step_ms', 0.0)) * 1e-3
+
     def refused(self, node: str) -> dict[str, int]:
         """Return what a node's newest diagnostics say of refused messages: reason -> count."""
         values = self.report(node)

@@ -32,9 +32,9 @@ def both_drive_by_one_server(rig: Rig, other: Rig) -> None:
 
 def the_server_answers_questions_and_keeps_sessions(rig: Rig, other: Rig) -> None:
     rig.drive()
-    request = WhatIf.Request(names=['left', 'right', 'policy'], horizon=0.8,
-                             deadline=Duration(sec=question_time()))
-    answer = rig.call(WhatIf, f'{MODEL}/what_if', request, PATIENCE + question_time(), attempt=2.0 + question_time())
+    seconds = question_time(rig.budget.tick)
+    request = WhatIf.Request(names=['left', 'right', 'policy'], horizon=0.8, deadline=Duration(sec=seconds))
+    answer = rig.call(WhatIf, f'{MODEL}/what_if', request, PATIENCE + seconds, attempt=2.0 + seconds)
     assert answer.success and [branch.name for branch in answer.branches] == request.names, answer.message
     assert all(len(branch.frames) == len(branch.collision_risk) == 8 for branch in answer.branches)
     file = SessionFile.Request(path='of_the_server.safetensors')

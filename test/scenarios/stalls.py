@@ -44,6 +44,10 @@ class Missed(AssertionError):
         self.by, self.start, self.end = by, start, end
 
 
+class Slowed(AssertionError):
+    """What needs predictions in time failed on a machine that has become slower than what their time was made for."""
+
+
 class Stall(NamedTuple):
     """A time for which a core stood still: steady times [s]."""
 
@@ -157,7 +161,8 @@ def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = la
     Play, and raise what it fails by.
 
     It is played again only where it missed a bound of quality (`Missed`) by less than the length of one stall that
-    overlaps the time in question, three times at most in all. `prepare()` goes before each play.
+    overlaps the time in question, or where the machine was found slower than its bounds were made for (`Slowed`), three
+    times at most in all. `prepare()` goes before each play.
     """
     watch = watching()
     for number in range(1, PLAYS + 1):
@@ -165,6 +170,10 @@ def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = la
         try:
             play()
             return
+        except Slowed as slowed:
+            if number == PLAYS:
+                raise
+            REPLAYS.append(Replay(name, str(slowed)))
         except Missed as miss:
             stall = watch.longest(miss.start, miss.end)
             if stall <= miss.by or number == PLAYS:
