@@ -42,6 +42,6 @@ fuzz:
 	.venv/bin/python benchmarks/fuzz.py --out out/fuzz/fuzz.json $(ARGS)
 
 clean:
-	rm -rf .venv build install log *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv .envs build install log *.egg-info .pytest_cache .hypothesis
 	rm -rf worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,332 @@
+"""Builds the documentation as a web site, in build/docs: `make docs`.
+
+    .envs/docs/bin/python tools/docs_site.py [OPTIONS OF SPHINX-BUILD]
+
+The pages in docs/ are read on GitHub as well, so they link to files of the repository by relative paths. They are copied to
+build/docs-source with such links turned into links to the page that shows the file (messages, configuration), or to a copy of
+it. Pages of reference are generated next to them: messages from msg/ and srv/, the command line from its argument parsers,
+configuration from config/, the Python API from the sources. Nothing of the package is imported but those parsers, which need
+the standard library alone. A link or an anchor that leads nowhere, and any other warning, fails the build.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGED, SITE = ROOT / 'build' / 'docs-source', ROOT / 'build' / 'docs'
+PACKAGE = 'worldmodel_ros'
+# Files of the repository's root that are pages of the site.
+ROOT_PAGES = {'README.md': 'index.md', 'CONTRIBUTING.md': 'contributing.md', 'CHANGELOG.rst': 'changelog.md'}
+CODE = re.compile(r'(^ *```.*?^ *```|`[^`\n]*`)', re.DOTALL | re.MULTILINE)
+LINK = re.compile(r'(\]\()([^)\s]+)(\))')
+LANGUAGES = {'.yaml': 'yaml', '.rviz': 'yaml', '.xml': 'xml', '.json': 'json'}
+
+
+# Links
+
+def anchor(path: str) -> str:
+    """The anchor of a file's section on a page of several: `config/train/tiny.yaml` -> `config-train-tiny-yaml`."""
+    return re.sub(r'\W+', '-', path).strip('-').lower()
+
+
+def page_of(path: str) -> str:
+    """Return where the site shows a file of the repository, with an anchor; '' if only a copy of it is there."""
+    if path in ROOT_PAGES:
+        return ROOT_PAGES[path]
+    if path.startswith('docs/'):
+        return path.removeprefix('docs/')
+    if re.fullmatch(r'(msg|srv)/\w+\.(msg|srv)', path):
+        return f'reference/interfaces.md#{Path(path).stem.lower()}'
+    if path.startswith('config/') and Path(path).suffix in LANGUAGES:
+        return f'reference/configuration.md#{anchor(path)}'
+    return ''
+
+
+def rewritten(markdown: str, source: str) -> tuple[str, set[str]]:
+    """Turn the links of a file of the repository into links of the site.
+
+    ``source`` is the file's path in the repository. Returns the text, and the paths of the files that it links to and that the
+    site needs a copy of.
+    """
+    copies, folder = set(), posixpath.dirname(page_of(source)) or '.'
+
+    def link(match: re.Match) -> str:
+        target, hash_, fragment = match[2].partition('#')
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if not target or '://' in target or not (ROOT / path).is_file():
+            return match[0]  # of what does not exist the build complains
+        shown = page_of(path)
+        if not shown:
+            copies.add(path)
+            shown = f'files/{path}'
+        shown, inner, own = shown.partition('#')
+        return f'{match[1]}{posixpath.relpath(shown, folder)}{inner or hash_}{own or fragment}{match[3]}'
+
+    parts = CODE.split(markdown)  # every second part is code
+    parts[::2] = [LINK.sub(link, part) for part in parts[::2]]
+    return ''.join(parts), copies
+
+
+# Generated pages
+
+def escaped(text: str) -> str:
+    """Escape running text that may have Markdown's characters in it, except in its code spans; also for a table's cell."""
+    parts = re.split(r'(`+[^`]*`+)', text)
+    parts[::2] = [re.sub(r'([*_\\<\[\]~#$])', r'\\\1', part) for part in parts[::2]]
+    return ''.join(parts).replace('|', r'\|')
+
+
+def changelog() -> str:
+    """The changelog, whose entries are the same in reStructuredText and in Markdown."""
+    lines = (ROOT / 'CHANGELOG.rst').read_text().splitlines()
+    return '\n'.join(['# Changelog', '', *(line for line in lines if not line.startswith(('^^^', 'Changelog for')))]) + '\n'
+
+
+def configuration() -> str:
+    """Every file of config/ as it is."""
+    lines = ['# Configuration files', '',
+             'The files that the launch files, `worldmodel` and the tests load, as they are. '
+             'They are installed to `share/worldmodel_ros/config`.']
+    for path in sorted((ROOT / 'config').rglob('*')):
+        if path.suffix in LANGUAGES:
+            name = str(path.relative_to(ROOT))
+            lines += ['', f'({anchor(name)})=', f'## {name}', '', f'``` {LANGUAGES[path.suffix]}', path.read_text().rstrip(), '```']
+    return '\n'.join(lines) + '\n'
+
+
+def interface_tables(text: str) -> tuple[str, list[str]]:
+    """The leading comment of one part of an interface definition, and its constants and its fields, each as a table."""
+    lead, constants, fields = [], [], []
+    for line in text.strip().splitlines():
+        code, _, comment = line.partition('#')
+        declaration, comment = code.split(), escaped(comment.strip())
+        if not declaration:
+            lead.append(comment)
+        elif '=' in code:
+            name, value = code.split(maxsplit=1)[1].split('=')
+            constants.append(f'| `{name.strip()}` | `{value.strip()}` | {comment} |')
+        else:
+            fields.append(f'| `{declaration[1]}` | `{declaration[0]}` | {comment} |')
+    tables = []
+    for title, rows in (('constant | value', constants), ('field | type', fields)):
+        tables += ['', f'| {title} | meaning |', '|---|---|---|', *rows] if rows else []
+    return '\n'.join(lead).strip(), tables
+
+
+def interfaces() -> str:
+    """The messages and services, of msg/ and srv/."""
+    lines = ['# Messages and services', '', 'From the definitions in `msg/` and `srv/`. Units are in brackets.']
+    for path in [*sorted((ROOT / 'msg').glob('*.msg')), *sorted((ROOT / 'srv').glob('*.srv'))]:
+        lines += ['', f'## {path.stem}', '', f'`worldmodel_ros/{path.parent.name}/{path.stem}`', '']
+        parts = [interface_tables(part) for part in re.split(r'^---$', path.read_text(), flags=re.MULTILINE)]
+        lines.append(parts[0][0])  # a comment at the top of a service is of all of it
+        for title, (lead, tables) in zip(('Request', 'Response') if len(parts) == 2 else ('',), parts, strict=True):
+            lines += ['', f'**{title}**'] if title else []
+            lines += ['', lead] if lead and lead != parts[0][0] else []
+            lines += tables
+    return '\n'.join(lines) + '\n'
+
+
+def command_lines(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
+    """The section of one command, and those of its subcommands."""
+    yield from ('', '#' * level + ' ' + parser.prog, '')
+    if parser.description:
+        yield from (escaped(' '.join(parser.description.split())), '')
+    yield from ('``` text', parser.format_usage().removeprefix('usage: ').strip(), '```', '')
+    formatter = parser._get_formatter()
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    rows = [f'| `{formatter._format_action_invocation(action)}` | {escaped(formatter._expand_help(action))} |' for action in shown
+            if not isinstance(action, argparse._HelpAction | argparse._VersionAction | argparse._SubParsersAction)]
+    yield from ('| argument | meaning |', '|---|---|', *rows) if rows else ()
+    yield from ('', '``` text', parser.epilog.strip(), '```') if parser.epilog else ()
+    for action in shown:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from command_lines(subparser, level + 1)
+
+
+def commands() -> str:
+    """The command line, from its argument parsers."""
+    os.environ.update(COLUMNS='100', NO_COLOR='1')
+    sys.path.insert(0, str(ROOT))
+    from worldmodel_ros import cli
+    text = '\n'.join(['# Command line', *command_lines(cli.parser(), 2)]) + '\n'
+    # Where the training cannot be imported, the subcommand has no arguments, and says so only when it is run.
+    if '--config' not in text.partition('# worldmodel train')[2].partition('\n#')[0]:
+        raise SystemExit('docs_site: the arguments of `worldmodel train` need more than the standard library now')
+    return text
+
+
+# Python API
+
+def is_public(name: str) -> bool:
+    return not name.startswith('_')
+
+
+def object_lines(thing: griffe.Object, kind: str, colons: int) -> list[str]:
+    """One name as a directive of Sphinx's Python domain; '' where there is nothing to tell."""
+    fence = ':' * colons
+    if kind in ('class', 'exception'):
+        init = thing.members.get('__init__')
+        signature = f'{thing.name}{parameters(init, skip=1)}' if init is not None and init.is_function else thing.name
+    elif kind in ('attribute', 'property'):
+        signature = thing.name
+    else:
+        signature = f'{thing.name}{parameters(thing, skip=int(kind in ("method", "classmethod")))}'
+        signature += f' -> {thing.returns}' if thing.returns is not None else ''
+    lines = ['', f'{fence}{{py:{kind}}} {signature}']
+    if kind in ('attribute', 'property'):
+        lines += [f':type: {thing.annotation}'] if thing.annotation is not None else []
+    lines += [f':canonical: {thing.path}'] if kind == 'class' else []
+    lines += ['', text_of(thing)]
+    if isinstance(thing, griffe.Class):
+        if any(str(base).endswith(('Enum', 'Flag')) for base in thing.bases):
+            values = [member for member in thing.members.values() if member.is_attribute and is_public(member.name)]
+            lines += ['', ', '.join(f'`{member.name} = {member.value}`' for member in values if 'property' not in member.labels)]
+        lines += [line for member in thing.members.values() for line in member_lines(member, colons - 1)]
+    return [*lines, fence]
+
+
+def member_lines(member: griffe.Object | griffe.Alias, colons: int) -> list[str]:
+    """A class's member, if it is public and says what it is."""
+    if member.is_alias or not is_public(member.name) or not member.docstring:
+        return []
+    if member.is_function:
+        kind = 'staticmethod' if 'staticmethod' in member.labels else 'classmethod' if 'classmethod' in member.labels else 'method'
+    elif member.is_attribute:
+        kind = 'property' if 'property' in member.labels else 'attribute'
+    else:
+        return []
+    return object_lines(member, kind, colons)
+
+
+def parameters(function: griffe.Function, skip: int) -> str:
+    """The parameters as they are written, without the first ones (``self``)."""
+    shown, star = [], False
+    for parameter in list(function.parameters)[skip:]:
+        name, kind = parameter.name, parameter.kind
+        if kind is griffe.ParameterKind.var_positional:
+            name, star = f'*{name}', True
+        elif kind is griffe.ParameterKind.var_keyword:
+            name = f'**{name}'
+        elif kind is griffe.ParameterKind.keyword_only and not star:
+            shown.append('*')
+            star = True
+        text = name if parameter.annotation is None else f'{name}: {parameter.annotation}'
+        if parameter.default is not None and not name.startswith('*'):
+            text += f' = {parameter.default}' if parameter.annotation is not None else f'={parameter.default}'
+        shown.append(text)
+    return f'({", ".join(shown)})'
+
+
+def text_of(thing: griffe.Object) -> str:
+    """The docstring as Markdown: it has no markup but code spans and lists."""
+    text = thing.docstring.value if thing.docstring else ''
+    parts = re.split(r'(`+[^`]*`+)', text)
+    parts[::2] = [re.sub(r'([*_\\<\[\]~#$])', r'\\\1', re.sub(r'^( *)\* ', r'\1- ', part, flags=re.MULTILINE))
+                  for part in parts[::2]]
+    return ''.join(parts)
+
+
+def module_lines(module: griffe.Module) -> list[str]:
+    """The section of one module: its public classes and functions that have a docstring."""
+    names = [member for member in module.members.values()
+             if not member.is_alias and is_public(member.name) and member.docstring and (member.is_class or member.is_function)]
+    if not names:
+        return []
+    lines = ['', f'({module.path})=', f'## {module.name if not module.is_init_module else module.path}', '',
+             f'`{module.path}`' if not module.is_init_module else '', '',
+             '' if module.is_init_module else text_of(module), '', f':::{{py:currentmodule}} {module.path}', ':::']
+    for member in names:
+        exception = member.is_class and any(str(base).endswith(('Error', 'Exception')) for base in member.bases)
+        lines += object_lines(member, 'exception' if exception else 'class' if member.is_class else 'function', 5)
+    return lines
+
+
+def packages(module: griffe.Module) -> Iterator[griffe.Module]:
+    """The package and those in it, but the generated messages and what has no Python in it."""
+    yield module
+    for member in module.members.values():
+        if not member.is_alias and member.is_module and member.is_init_module and is_public(member.name):
+            if member.path not in (f'{PACKAGE}.msg', f'{PACKAGE}.srv'):
+                yield from packages(member)
+
+
+def summary(module: griffe.Module) -> str:
+    return escaped(' '.join(module.docstring.value.split('\n\n')[0].split())) if module.docstring else ''
+
+
+def python_pages() -> dict[str, str]:
+    """A page for each package, with the public names of its modules, and an index of them."""
+    loaded = griffe.load(PACKAGE, search_paths=[ROOT], allow_inspection=False)
+    pages, index = {}, []
+    for package in sorted(packages(loaded), key=lambda package: package.path):
+        modules = [member for _, member in sorted(package.members.items()) if not member.is_alias and member.is_module
+                   and not member.is_init_module and is_public(member.name)]
+        sections = {module.name: module_lines(module) for module in modules}
+        body = [line for lines in [module_lines(package), *sections.values()] for line in lines]
+        lines = [f'# {package.path}', '', text_of(package)]
+        if modules:
+            lines += ['', '| module | |', '|---|---|']
+            lines += [f'| [`{module.name}`](<#{module.path}>) | {summary(module)} |' if sections[module.name] else
+                      f'| `{module.name}` | {summary(module)} |' for module in modules]
+        pages[f'reference/python/{package.path}.md'] = '\n'.join([*lines, *body]) + '\n'
+        index.append(f'| [`{package.path}`](python/{package.path}.md) | {summary(package)} |')
+    pages['reference/python.md'] = '\n'.join([
+        '# Python API', '', 'Public names that have a docstring, read from the sources when this page was built.', '',
+        '| package | |', '|---|---|', *index]) + '\n'
+    return pages
+
+
+# The build
+
+def stage() -> None:
+    """Write the sources of the site into an empty folder."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.copytree(ROOT / 'docs', STAGED, ignore=shutil.ignore_patterns('*.md', '__pycache__'))
+    pages, copies = {}, set()
+    for path in [*(ROOT / 'docs').rglob('*.md'), *(ROOT / name for name in ROOT_PAGES if name.endswith('.md'))]:
+        name = str(path.relative_to(ROOT))
+        pages[page_of(name)], more = rewritten(path.read_text(), name)
+        copies |= more
+    python = python_pages()
+    pages |= {'changelog.md': changelog(), 'reference/configuration.md': configuration(), 'reference/cli.md': commands(),
+              'reference/interfaces.md': interfaces(), **python}
+    for name, text in pages.items():
+        (STAGED / name).parent.mkdir(parents=True, exist_ok=True)
+        (STAGED / name).write_text(text)
+    for name in copies:
+        (STAGED / 'files' / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, STAGED / 'files' / name)
+    # The packages go below the index of the Python API.
+    contents = (ROOT / 'docs' / '_toc.yml').read_text()
+    entry = '      - file: reference/python\n'
+    below = ''.join(f'          - file: {name.removesuffix(".md")}\n            title: {Path(name).stem.removeprefix(PACKAGE + ".")}\n'
+                    for name in python if name != 'reference/python.md')
+    if entry not in contents:
+        raise SystemExit(f'docs_site: docs/_toc.yml has no line "{entry.strip()}"')
+    (STAGED / '_toc.yml').write_text(contents.replace(entry, f'{entry}        entries:\n{below}'))
+
+
+def main(options: list[str]) -> int:
+    stage()
+    shutil.rmtree(SITE, ignore_errors=True)
+    code = subprocess.call([sys.executable, '-m', 'sphinx', '-b', 'html', '-W', '--keep-going', '-q', *options,
+                            '-c', ROOT / 'docs', '-d', ROOT / 'build' / 'docs-doctrees', STAGED, SITE])
+    if code == 0:
+        print(f'docs: {(SITE / "index.html").relative_to(ROOT)}')
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
