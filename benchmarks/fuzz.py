@@ -65,7 +65,8 @@ def write(path: Path, row: dict) -> None:
 def run(name: str, options: argparse.Namespace) -> dict:
     """Return the row of a target, and print it."""
     guided = name in fuzzing.BYTES and harness.has_atheris() and not options.unguided
-    row = {'command': 'python benchmarks/fuzz.py ' + ' '.join(sys.argv[1:]), 'engine': 'hypothesis' if name in fuzzing.STATES else 'atheris' if guided else 'mutations',
+    row = {'command': 'python benchmarks/fuzz.py ' + ' '.join(sys.argv[1:]),
+           'engine': 'hypothesis' if name in fuzzing.STATES else 'atheris' if guided else 'mutations',
            **harness.fuzz(name, Path(__file__), options.inputs, options.seconds, options.seed, options.folder.resolve(),
                           guided)}
     print(json.dumps(row), flush=True)

@@ -166,7 +166,7 @@ class Bench:
             state = {}
 
             def ask() -> None:
-                if len(robots.robots[0].ticks) < 3 or 'promise' in state and not state['promise'].done():
+                if len(robots.robots[0].ticks) < 3 or ('promise' in state and not state['promise'].done()):
                     return
                 if 'promise' in state:
                     answers.append(state['promise'].result().complete)

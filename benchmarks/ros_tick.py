@@ -5,7 +5,8 @@
 
 This process is the robot: it publishes pictures, stamped when it does, and takes the gate's commands. A command's time
 is from its picture's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
-program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says means nothing.
+program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says
+means nothing.
 """
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def main() -> int:
               'failed': {}, **about()}
     phases = [(0.0, options.seconds), *((share, options.load_seconds) for share in options.load_shares)]
     try:
-        with system(options) as logs, robot(options) as camera:
+        with system(options), robot(options) as camera:
             camera.begin(options.start_timeout)
             for share, seconds in phases:
                 with load(result['machine']['gpus'], share) if share else nullcontext():

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The real world model node with an engine of random weights, at a camera's rate; started by ros_tick.py."""
 from __future__ import annotations
 

@@ -27,17 +27,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
-from tiled_model import decided  # noqa: E402
+from tiled_model import decided
 
-from worldmodel_ros.engine.engine import Engine  # noqa: E402
-from worldmodel_ros.engine.torch_backend import TorchBackend  # noqa: E402
-from worldmodel_ros.kernels import page_write, qk_norm, reference  # noqa: E402
-from worldmodel_ros.kernels.pages import Precision  # noqa: E402
-from worldmodel_ros.machine import machine, versions  # noqa: E402
-from worldmodel_ros.model.precision import to_fp8  # noqa: E402
-from worldmodel_ros.model.presets import ROBOT_3B, Preset  # noqa: E402
-from worldmodel_ros.model.weights import RandomWeights, build  # noqa: E402
-from worldmodel_ros.model.world_model import WorldModel  # noqa: E402
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.torch_backend import TorchBackend
+from worldmodel_ros.kernels import page_write, qk_norm, reference
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.model.precision import to_fp8
+from worldmodel_ros.model.presets import ROBOT_3B, Preset
+from worldmodel_ros.model.weights import RandomWeights, build
+from worldmodel_ros.model.world_model import WorldModel
 
 LARGE = replace(ROBOT_3B, name='tiles', width=512, heads=4, depth=9, vae_width=16, chunk_frames=8, window_frames=16)
 # About twice what rounding alone costs on a CPU; other tiles in the lists, of six layers, cost 0.16 to 0.3.

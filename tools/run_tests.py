@@ -90,8 +90,7 @@ class Phase:
 
 def measure_speed() -> str:
     """Return the machine's speed as test/scenarios/speed.py prints it, or why it could not be measured."""
-    done = subprocess.run([sys.executable, ROOT / 'test' / 'scenarios' / 'speed.py'], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    done = subprocess.run([sys.executable, ROOT / 'test' / 'scenarios' / 'speed.py'], cwd=ROOT, text=True, capture_output=True,
                           env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, [
                               str(ROOT / 'test'), str(ROOT), os.environ.get('PYTHONPATH', '')]))})
     lines = done.stdout.splitlines()
@@ -122,7 +121,7 @@ def exit_code(phases: list[Phase]) -> int:
     codes = [phase.code for phase in phases]
     if all(code == NO_TESTS for code in codes):
         return NO_TESTS
-    if any(phase.died or phase.not_run and not phase.gave_up and phase.code in (0, NO_TESTS) for phase in phases):
+    if any(phase.died or (phase.not_run and not phase.gave_up and phase.code in (0, NO_TESTS)) for phase in phases):
         return 1
     return max(code for code in codes if code != NO_TESTS)
 
