@@ -49,9 +49,9 @@ def write(path: Path, encoding: str, storage: str, seconds: float) -> None:
 
 def read(path: Path) -> dict:
     """Read a bag, and return how long it took [s], this process's peak memory before and after it [MiB]."""
-    from worldmodel_ros.evaluate.bag.drive import read_drive
-    from worldmodel_ros.evaluate.bag.guess import find_mapping
-    from worldmodel_ros.evaluate.bag.source import open_bag
+    from worldmodel_ros.bags.drive import read_drive
+    from worldmodel_ros.bags.guess import find_mapping
+    from worldmodel_ros.bags.source import open_bag
     from worldmodel_ros.model.presets import TINY
     before, start = peak(), time.perf_counter()
     with open_bag(path) as bag:

@@ -23,8 +23,8 @@ from worldmodel_ros.cache.patterns import page_lists, window
 from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.cache.storage import NumpyStorage
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.engine import load
+from worldmodel_ros.machine import machine, versions
 
 YOUNG, OLD = 100, 6000  # frames at 10 Hz
 BRANCHES = 16

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.engine import load
-from worldmodel_ros.evaluate.pictures import MOVING_V, MOVING_W, psnr
+from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr
+from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.rollout import collect
 
 CONFIGURATIONS = (('torch', 1), ('torch', 2), ('onnx', 1), ('onnx', 2), ('onnx-int8', 1), ('onnx-int8', 2))

@@ -27,11 +27,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from worldmodel_ros.engine.parallel.source import use_device
+from worldmodel_ros.engine.distributed.source import use_device
 from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.model.parallel.group import SequenceParallel, TensorParallel
+from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.presets import PRESETS
-from worldmodel_ros.parallel.group import SequenceParallel, TensorParallel
-from worldmodel_ros.parallel.link import Link
 
 IN_GRAPH = 8  # messages, so that the graph's start is a small part
 

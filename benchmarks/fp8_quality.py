@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel_ros.engine.loading import model_folder
-from worldmodel_ros.evaluate.pictures import psnr
+from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import Drive, record_drive
 from worldmodel_ros.evaluate.quality.horizons import CONTEXT
 from worldmodel_ros.evaluate.quality.imagination import TWO_STEP, Imagination

@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
 from kernel_inputs import random_lists, random_pool, random_tensor, relative_error
 
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.kernels import reference
 from worldmodel_ros.kernels.attention import paged_attention
 from worldmodel_ros.kernels.attention_triton import paged_attention_triton
@@ -36,6 +35,7 @@ from worldmodel_ros.kernels.requantise import requantise
 from worldmodel_ros.kernels.requantise_triton import requantise_triton
 from worldmodel_ros.kernels.temporal import temporal_attention
 from worldmodel_ros.kernels.temporal_triton import temporal_attention_triton
+from worldmodel_ros.machine import machine, versions
 
 HEADS, FRAMES, TOKENS, DIM, PAGES = 24, 4, 256, 128, 96
 # What rounding queries and probabilities to the type of the matrix products may cost. e4m3 has an error of 2.6 %; that

@@ -30,10 +30,10 @@ from miss_load import LAST_REPLIES, WARM_UP, Load, Times, film, row
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
-from worldmodel_ros.engine.scheduling import EDF, EDF_LADDER, FIFO, Policy, StepTable
-from worldmodel_ros.engine.service import Service, ServiceSettings
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.serving.scheduler import EDF, EDF_LADDER, FIFO, Policy, StepTable
+from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 POLICIES = {'fifo': FIFO, 'edf': EDF, 'edf_ladder': EDF_LADDER}
 LOADS = (0.0, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0)  # of what two steps for every tick would need; one robot at least

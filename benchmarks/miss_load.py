@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worldmodel_ros.engine.scheduling import Tier
-from worldmodel_ros.engine.service import Service
-from worldmodel_ros.engine.service_messages import Picture, Reply, Tick
 from worldmodel_ros.realtime import apply
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
+from worldmodel_ros.serving.service.service import Service
 from worldmodel_ros.sim.rollout import collect
 
 FIRST_SEED = 3_500_000

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.distributed.session import RestoringSession
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.loading import load, load_random
-from worldmodel_ros.engine.parallel.failure import RankFailure
-from worldmodel_ros.engine.parallel.session import RestoringSession
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.machine import machine, versions
 

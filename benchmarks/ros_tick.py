@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from ros_tick_node import ENGINE
 
-from worldmodel_ros.engine.ladder import Tier
+from worldmodel_ros.control.ladder import Tier
 
 HERE = Path(__file__).resolve().parent
 SETTLING = 3.0  # s, after the first command

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from worldmodel_ros.nodes.spin import run
-from worldmodel_ros.nodes.world_model_node import WorldModelNode
+from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset and rate_hz
 

@@ -16,7 +16,7 @@ from rclpy.node import Node
 from sensor_msgs.msg import Image
 
 from worldmodel_ros.msg import DeadlineStatus
-from worldmodel_ros.nodes.qos import CAMERA, STATUS
+from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
 
 PICTURES = 16  # different ones: a camera that shows the same one is frozen
 FIRST_COMMAND = 30.0  # s

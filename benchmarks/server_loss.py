@@ -35,7 +35,7 @@ def main() -> int:
     from scenarios import catalogue, server
     from scenarios.rig import ROBOT
     from scenarios.supervised import SupervisedSystem
-    from worldmodel_ros.engine.ladder import Tier
+    from worldmodel_ros.control.ladder import Tier
     from worldmodel_ros.machine import machine, versions
 
     pauses, tiers, failures = [], Counter(), []

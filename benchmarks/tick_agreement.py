@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from worldmodel_ros.engine.backends.networks import random_model
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.loading import random_model
 from worldmodel_ros.engine.session import Future, Session
-from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.machine import machine, versions
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from worldmodel_ros.machine import machine
 from worldmodel_ros.engine import load
-from worldmodel_ros.evaluate.pictures import MOVING_V, MOVING_W, psnr
+from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr
 from worldmodel_ros.kernels.quantise import from_e2m1, to_e2m1, to_e4m3
+from worldmodel_ros.machine import machine
 from worldmodel_ros.sim.rollout import collect
 
 FIRST_SEED = 4_000_000

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
 from tiled_model import decided
 
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.kernels import page_write, qk_norm, reference
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.machine import machine, versions

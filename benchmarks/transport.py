@@ -20,15 +20,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from worldmodel_ros.engine.scheduling import Tier
-from worldmodel_ros.engine.service_messages import Picture, Reply, Tick
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.machine import machine
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve.link import Link, Unavailable, open_link
-from worldmodel_ros.serve.server import Server
-from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.address import ListeningSocket
+from worldmodel_ros.serving.client.link import Link, Unavailable, open_link
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.server.server import Server
+from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.address import ListeningSocket
 
 SIZES = (64, 128, 256)  # pixels, a side
 WARM_UP = 50

@@ -24,7 +24,7 @@ from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
 from worldmodel_ros.msg import ActionChunk, CommandStatus
-from worldmodel_ros.nodes.qos import COMMAND
+from worldmodel_ros.nodes.common.qos import COMMAND
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ['linear.x', 'angular.z']

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 from small_model import SMALL
 
-from worldmodel_ros.train.data import Episodes
+from worldmodel_ros.train.data.episodes import Episodes
 
 
 def moving_squares(episodes=6, steps=40, seed=0) -> Episodes:

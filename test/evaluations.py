@@ -9,9 +9,9 @@ from bags import Drive, write_bag
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
-from worldmodel_ros.evaluate.evaluation import Evaluation
-from worldmodel_ros.evaluate.step_times import MeasuredTimes
+from worldmodel_ros.evaluate.drive.bag_evaluation import Task, evaluate_bag
+from worldmodel_ros.evaluate.drive.evaluation import Evaluation
+from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes
 
 # As measured on two cores, without the spread.
 TIMES = MeasuredTimes([{'encode': 0.003, 'commit': 0.003, 'policy': 0.0002, 'denoise': 0.007, 'decode': 0.008}] * 20,

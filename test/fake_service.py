@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from fake_engine import future
 
-from worldmodel_ros.engine.scheduling import Tier
-from worldmodel_ros.engine.service_messages import Picture, Reply, ServiceFull, SessionError, check
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Answer, QuestionError
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve.server import Limits, Server
-from worldmodel_ros.transport.address import ListeningSocket
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.server.server import Limits, Server
+from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceFull, SessionError, check
+from worldmodel_ros.serving.transport.address import ListeningSocket
 
 PLAN = np.float32([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4]])
 

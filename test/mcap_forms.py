@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mcap.writer import CompressionType, IndexType, Writer
 
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.source import open_bag
 
 _NO_SUMMARY = dict(index_types=IndexType.NONE, repeat_channels=False, repeat_schemas=False, use_statistics=False,
                    use_summary_offsets=False)

@@ -19,7 +19,7 @@ from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.supervisor import Supervisor
-from worldmodel_ros.nodes import qos
+from worldmodel_ros.nodes.common import qos
 from worldmodel_ros.srv import WhatIf
 
 TIMEOUT = 20.0  # s; most need far less

@@ -14,11 +14,11 @@ from bags import bag_file, simulated_drive, write_bag
 from mcap_forms import write_mcap
 from rosbags.rosbag2 import storage_mcap
 
-from worldmodel_ros.evaluate.bag import unpacking
-from worldmodel_ros.evaluate.bag.mcap_records import read_chunk
-from worldmodel_ros.evaluate.bag.problems import BagError
-from worldmodel_ros.evaluate.bag.source import open_bag
-from worldmodel_ros.evaluate.bag.unpacking import TooLarge, unpack
+from worldmodel_ros.bags import unpacking
+from worldmodel_ros.bags.mcap_records import read_chunk
+from worldmodel_ros.bags.problems import BagError
+from worldmodel_ros.bags.source import open_bag
+from worldmodel_ros.bags.unpacking import TooLarge, unpack
 
 BOMB = 10**9      # bytes
 MEMORY = 400e6    # bytes, with the interpreter and its libraries: less than the half of it
@@ -74,7 +74,7 @@ def with_bomb(path: Path, kind: str, says: int) -> tuple[int, int]:
 def read_apart(bag: Path) -> tuple[int, float, list[str]]:
     """How many messages a process of its own reads, the most memory that it had [bytes], and the problems it met."""
     # Not ru_maxrss, which a process takes over from the one that started it.
-    script = ('import sys; from worldmodel_ros.evaluate.bag.source import open_bag\n'
+    script = ('import sys; from worldmodel_ros.bags.source import open_bag\n'
               'with open_bag(sys.argv[1]) as bag:\n'
               '    print(sum(1 for _ in bag.messages()))\n'
               '    print(*[1024 * int(line.split()[1]) for line in open("/proc/self/status") if line[:6] == "VmHWM:"])\n'

@@ -12,10 +12,10 @@ from bags import (
     without_commands, write_bag, zero_stamps)
 from pixel_encodings import ALIKE, EXACT
 
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.quantiles import Quantiles
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.quantiles import Quantiles
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.inputs import images
 from worldmodel_ros.inputs.frames import FrameSettings
 from worldmodel_ros.model.presets import TINY

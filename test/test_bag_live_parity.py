@@ -13,12 +13,12 @@ from small_model import small_checkpoint
 from std_srvs.srv import Trigger
 from world_model_rig import Spinning, rig, stamp_of, wait_for
 
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.engine import load
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.source import open_bag
-from worldmodel_ros.nodes.bag_player import BagPlayer
-from worldmodel_ros.nodes.images import to_jpeg
+from worldmodel_ros.nodes.bag_player.node import BagPlayer
+from worldmodel_ros.nodes.common.images import to_jpeg
 
 pytestmark = pytest.mark.ros
 

@@ -8,10 +8,10 @@ import pytest
 from bag_messages import ACTIONS, WHEELBASE, image_message
 from bags import START, Drive, real_drive, simulated_drive, without_commands, write_bag
 
-from worldmodel_ros.evaluate.bag.fields import Field, YawRate
-from worldmodel_ros.evaluate.bag.guess import MappingQuestion, find_mapping
-from worldmodel_ros.evaluate.bag.problems import BagError, MessageError
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.fields import Field, YawRate
+from worldmodel_ros.bags.guess import MappingQuestion, find_mapping
+from worldmodel_ros.bags.problems import BagError, MessageError
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.model.presets import TINY
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'config' / 'evaluate'

@@ -26,18 +26,18 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from world_model_rig import Spinning, wait_for
 
+from worldmodel_ros.bags import playback
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bringup.description import DescriptionError
 from worldmodel_ros.bringup.replay import prepare
 from worldmodel_ros.cli import main as cli
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.source import open_bag
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.nodes import bag_player_topics
-from worldmodel_ros.nodes.bag_player import BagPlayer
-from worldmodel_ros.nodes.bag_player_time import PlaybackTime
-from worldmodel_ros.nodes.parameters import ParameterError
-from worldmodel_ros.nodes.qos import COMMAND, LATCHED
+from worldmodel_ros.nodes.bag_player.node import BagPlayer
+from worldmodel_ros.nodes.bag_player.time import PlaybackTime
+from worldmodel_ros.nodes.common.parameters import ParameterError
+from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED
 
 START = 1_000 * NS
 
@@ -132,7 +132,7 @@ def test_another_rate_goes_on_from_the_present_time():
 def test_an_image_can_be_stamped_with_its_receipt_in_either_byte_order(flag, order):
     raw = bytes([0, flag, 0, 0]) + struct.pack(f'{order}iI', 7, 9) + b'rest'
     topic = SimpleNamespace(type='sensor_msgs/msg/Image')
-    part, = bag_player_topics.parts(
+    part, = playback.parts(
         SimpleNamespace(topics={'/image': topic}),
         SimpleNamespace(image_topic='/image', image_stamps='log', action_topic=None, goal_topic=None))
     stamped = part.convert(SimpleNamespace(raw=raw, log_ns=5 * NS + 3))

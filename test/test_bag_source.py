@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mcap_forms import FORMS, write_mcap
 from rosbags.rosbag2 import StoragePlugin, Writer
 
-from worldmodel_ros.evaluate.bag.mcap_records import read_records
-from worldmodel_ros.evaluate.bag.problems import BagError, MessageError
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.mcap_records import read_records
+from worldmodel_ros.bags.problems import BagError, MessageError
+from worldmodel_ros.bags.source import open_bag
 
 STORAGES = ('mcap', 'sqlite3')
 

@@ -7,9 +7,14 @@ import rclpy
 import yaml
 from rclpy.node import Node
 
-from worldmodel_ros.bringup import description as bringup, fleet, paths
-from worldmodel_ros.bringup.paths import PACKAGE, config_directory
-from worldmodel_ros.nodes import bag_player, command_gate_parameters, recorder, sim_robot, world_model_parameters
+from worldmodel_ros import paths
+from worldmodel_ros.bringup import description as bringup, fleet
+from worldmodel_ros.nodes.bag_player import node as bag_player
+from worldmodel_ros.nodes.command_gate import parameters as command_gate_parameters
+from worldmodel_ros.nodes.recorder import node as recorder
+from worldmodel_ros.nodes.sim_robot import node as sim_robot
+from worldmodel_ros.nodes.world_model import parameters as world_model_parameters
+from worldmodel_ros.paths import PACKAGE, config_directory
 
 MINIMAL = {
     'environment': {'PROFILES': '{config}/profiles.xml'},

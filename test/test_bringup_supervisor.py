@@ -11,9 +11,9 @@ import pytest
 from worldmodel_ros.bringup import process
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.environment import DOMAIN_IDS, free_domain_id, network, node_environment
-from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
 from worldmodel_ros.bringup.supervisor import Supervisor
+from worldmodel_ros.paths import NotInstalledError, find_executable
 
 PACKAGE = 'small_package'
 TIMEOUT = 30.0  # s; a process needs one, the rest is for a busy machine
@@ -21,7 +21,7 @@ TIMEOUT = 30.0  # s; a process needs one, the rest is for a busy machine
 PLAIN = """
     import sys
     from rclpy.node import Node
-    from worldmodel_ros.nodes.spin import run
+    from worldmodel_ros.nodes.common.spin import run
 
     def build():
         node = Node('plain')
@@ -34,7 +34,7 @@ PLAIN = """
 MANAGED = """
     import sys
     from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
-    from worldmodel_ros.nodes.spin import run
+    from worldmodel_ros.nodes.common.spin import run
 
     class Managed(LifecycleNode):
         def on_configure(self, state):

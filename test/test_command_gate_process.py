@@ -250,7 +250,7 @@ def test_parameters_that_cannot_work_are_refused_at_the_start_with_the_reason(ri
 
 
 def test_the_gate_needs_none_of_the_models_libraries():
-    code = ('import sys, worldmodel_ros.nodes.command_gate\n'
+    code = ('import sys, worldmodel_ros.nodes.command_gate.node\n'
             'print({"torch", "mujoco", "onnxruntime", "cv2", "scipy"} & set(sys.modules))')
     result = subprocess.run(
         [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)

@@ -15,11 +15,11 @@ from worldmodel_ros.demo.drive import NothingDriven, Plan, drive, goal_distance,
 from worldmodel_ros.demo.goals import REACHED_DISTANCE
 from worldmodel_ros.demo.live import LiveView, as_line, as_table, view
 from worldmodel_ros.demo.load import CpuLoad
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, Command, Pose, Recording, Thing
 from worldmodel_ros.demo.summary import Run, summarise
+from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.scene import GOAL_DISTANCE
 
 

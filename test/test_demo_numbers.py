@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demo_recordings import START, drive, encode, panorama
+from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.demo.goals import REACHED_HOLD, GoalSequence
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, Command, Recording, Tick
 from worldmodel_ros.demo.summary import Kill, Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
-from worldmodel_ros.engine.ladder import Tier
-from worldmodel_ros.evaluate.pictures import PSNR_CAP_DB, psnr
+from worldmodel_ros.evaluate.drive.pictures import PSNR_CAP_DB, psnr
 from worldmodel_ros.exit_codes import TOO_SLOW
 
 RUN = Run(seconds=4.0, deadline=0.05, late_commands=0, start_up={'processes': 3.2})

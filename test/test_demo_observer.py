@@ -18,8 +18,8 @@ from visualization_msgs.msg import Marker, MarkerArray
 from demo_recordings import encode, panorama
 from worldmodel_ros.demo.recording import NS, Recording
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture, WhatIfBranch
-from worldmodel_ros.nodes.demo_observer import observing
-from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED, STATUS
+from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED, STATUS
+from worldmodel_ros.nodes.demo.observer import observing
 from worldmodel_ros.srv import WhatIf
 
 pytestmark = pytest.mark.ros

@@ -16,11 +16,11 @@ from small_model import SMALL, small_checkpoint
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.engine.device_failure import is_lost
-from worldmodel_ros.engine.parallel.failure import RankFailure
+from worldmodel_ros.engine.distributed.failure import RankFailure
 from worldmodel_ros.exit_codes import DEVICE_LOST
-from worldmodel_ros.serve.link import Unavailable, open_link
-from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.connection import ConnectionLost
+from worldmodel_ros.serving.client.link import Unavailable, open_link
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 LOST = 'CUDA error: an illegal memory access was encountered'
 TIMEOUT = 120.0  # s, for a model to load on a busy machine
@@ -126,7 +126,7 @@ def test_without_allow_faults_nobody_on_the_network_can_break_a_node(tmp_path, s
 
 
 def test_a_fault_that_is_given_where_none_is_allowed_is_refused_at_the_start():
-    done = subprocess.run([sys.executable, '-c', 'import sys; from worldmodel_ros.nodes.world_model_node import main; '
+    done = subprocess.run([sys.executable, '-c', 'import sys; from worldmodel_ros.nodes.world_model.node import main; '
                            'sys.exit(main())', '--ros-args', '-p', 'fault_nan:=true'], capture_output=True, text=True,
                           timeout=TIMEOUT)
     assert done.returncode == 2
@@ -138,8 +138,8 @@ def test_a_server_whose_gpu_is_lost_ends_and_one_that_is_out_of_memory_goes_on(t
     path = tmp_path / 'engine.sock'
     program = f"""if True:
         import sys
-        from worldmodel_ros.engine.torch_backend import TorchBackend
-        from worldmodel_ros.serve.server import Server
+        from worldmodel_ros.engine.backends.torch import TorchBackend
+        from worldmodel_ros.serving.server.server import Server
         run, serve, frames = TorchBackend.run, Server.run, []
 
         def breaking(self, network, batch):

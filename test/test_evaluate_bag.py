@@ -11,9 +11,9 @@ from evaluations import TIMES, evaluate, evaluated
 from real_drive import ROOT, real_drive
 
 from worldmodel_ros import cli
-from worldmodel_ros.engine.ladder import Tier
-from worldmodel_ros.evaluate.compare import compare
-from worldmodel_ros.evaluate.verdict import BAD, FAIR, GOOD, judge
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.evaluate.drive.compare import compare
+from worldmodel_ros.evaluate.drive.verdict import BAD, FAIR, GOOD, judge
 
 TELEPORT = 8.0  # s
 

@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from worldmodel_ros.engine.ladder import Settings, Tier
-from worldmodel_ros.evaluate.deadline import Arrival, Budget
-from worldmodel_ros.evaluate.deadline_replay import replay
-from worldmodel_ros.evaluate.step_times import PARTS, MeasuredTimes, StepTimesError
-from worldmodel_ros.evaluate.virtual_time import VirtualClock
+from worldmodel_ros.control.ladder import Settings, Tier
+from worldmodel_ros.evaluate.drive.deadline import Arrival, Budget
+from worldmodel_ros.evaluate.drive.deadline_replay import replay
+from worldmodel_ros.evaluate.drive.step_times import PARTS, MeasuredTimes, StepTimesError
+from worldmodel_ros.evaluate.drive.virtual_time import VirtualClock
 from worldmodel_ros.model.presets import TINY
 
 MS = 1_000_000

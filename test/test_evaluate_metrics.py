@@ -2,13 +2,13 @@
 import numpy as np
 import pytest
 
-from worldmodel_ros.evaluate import surprise
-from worldmodel_ros.evaluate.bootstrap import BLOCK_S, MIN_BLOCKS, block_labels, difference_interval, mean_interval
-from worldmodel_ros.evaluate.branches import Branches
-from worldmodel_ros.evaluate.columns import Columns
-from worldmodel_ros.evaluate.metrics import policy, prediction, what_if
-from worldmodel_ros.evaluate.pictures import ssim
-from worldmodel_ros.evaluate.windows import Window
+from worldmodel_ros.evaluate.drive import surprise
+from worldmodel_ros.evaluate.drive.bootstrap import BLOCK_S, MIN_BLOCKS, block_labels, difference_interval, mean_interval
+from worldmodel_ros.evaluate.drive.branches import Branches
+from worldmodel_ros.evaluate.drive.columns import Columns
+from worldmodel_ros.evaluate.drive.metrics import policy, prediction, what_if
+from worldmodel_ros.evaluate.drive.pictures import ssim
+from worldmodel_ros.evaluate.drive.windows import Window
 from worldmodel_ros.model.presets import TINY
 
 

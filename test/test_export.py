@@ -13,14 +13,14 @@ from bags import gap, simulated_drive, without_commands, write_bag
 from PIL import Image
 from small_model import SMALL, small_checkpoint
 
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.export import episodes, export
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.cli import main as cli
 from worldmodel_ros.datasets import shard, writer
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.export import episodes, export
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.source import open_bag
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.train import lerobot
+from worldmodel_ros.train.data import lerobot
 
 CAMERA, STATE, ACTION = 'observation.images.front', 'observation.state', 'action'
 

@@ -11,12 +11,12 @@ from evaluations import TIMES
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.cli import main as cli
 from worldmodel_ros.engine import load
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.source import open_bag
-from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
+from worldmodel_ros.evaluate.drive.bag_evaluation import Task, evaluate_bag
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.train.finetune import imagination, recording

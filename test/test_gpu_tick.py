@@ -10,12 +10,12 @@ from fake_engine import FakeClock, FakeEngine, FakeSession
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
-from worldmodel_ros.engine.compiled import compile_layers, not_compiled
+from worldmodel_ros.control.background_work import SpareTime
+from worldmodel_ros.engine.backends.compiled_layers import compile_layers, not_compiled
+from worldmodel_ros.engine.backends.pinned_inputs import Inputs
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
-from worldmodel_ros.engine.spare_time import SpareTime
-from worldmodel_ros.engine.staging import Inputs
-from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.model import checkpoint
 

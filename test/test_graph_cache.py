@@ -4,7 +4,7 @@ import logging
 import pytest
 from small_model import small_checkpoint
 
-from worldmodel_ros.engine import onnx_backend
+from worldmodel_ros.engine.backends import onnx as onnx_backend
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def exporting(tmp_path, monkeypatch):
         for name in onnx_backend.GRAPHS:
             (target / f'{name}.onnx').write_bytes(name.encode() * 100)
 
-    monkeypatch.setattr('worldmodel_ros.engine.onnx_export.export', export)
+    monkeypatch.setattr('worldmodel_ros.engine.backends.export.export', export)
     return lambda: onnx_backend.exported(folder, True), exports
 
 

@@ -14,7 +14,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 import worldmodel_ros.msg
 import worldmodel_ros.srv
-from worldmodel_ros.engine.ladder import Tier
+from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.msg import (
     ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture, Timings, WhatIfBranch)
 from worldmodel_ros.srv import WhatIf

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.engine.ladder import NS, Ladder, LastPlan, Settings, Tier
+from worldmodel_ros.control.ladder import NS, Ladder, LastPlan, Settings, Tier
 
 PERIOD, DEADLINE = 0.1, 0.05
 SETTINGS = Settings(reserve=0.010, headroom=0.003, recovery_ticks=3)

@@ -16,7 +16,7 @@ from bags import simulated_drive, write_bag
 
 from worldmodel_ros.bringup import description, fleet, process
 from worldmodel_ros.bringup.description import NodeDescription
-from worldmodel_ros.nodes.lifecycle_client import LifecycleClient
+from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
 
 DIRECTORY = Path(__file__).resolve().parents[1] / 'launch'
 LAUNCH_FILES = sorted(DIRECTORY.glob('*.launch.py'))

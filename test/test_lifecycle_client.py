@@ -12,8 +12,8 @@ from rclpy.node import Node
 
 from interrupts import interrupt, start
 from worldmodel_ros.bringup.process import activation_command
-from worldmodel_ros.nodes import lifecycle_client
-from worldmodel_ros.nodes.lifecycle_client import LifecycleClient, LifecycleError
+from worldmodel_ros.nodes.common import lifecycle_client
+from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient, LifecycleError
 
 pytestmark = pytest.mark.ros
 

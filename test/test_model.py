@@ -9,17 +9,17 @@ import torch
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.memory import Memory
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.step_times import StepTimes
-from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.steps import FLOW, HALF
 from worldmodel_ros.model.world_model import WorldModel
-from worldmodel_ros.train import clips
+from worldmodel_ros.train.data import clips
 
 
 @pytest.fixture(scope='module')

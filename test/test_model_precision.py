@@ -9,7 +9,7 @@ from small_model import SMALL, small_model
 from tiled_model import DenseTiles, tiled_model
 
 from worldmodel_ros.engine.loading import model_folder
-from worldmodel_ros.evaluate.pictures import psnr
+from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import record_drive
 from worldmodel_ros.evaluate.quality.imagination import TWO_STEP, Imagination
 from worldmodel_ros.kernels.rows import modulate_rows

@@ -9,8 +9,8 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
-from worldmodel_ros.nodes.diagnostics import WARN, Diagnostics, Refusals, Report
-from worldmodel_ros.nodes.world_model_statistics import Statistics
+from worldmodel_ros.nodes.common.diagnostics import WARN, Diagnostics, Refusals, Report
+from worldmodel_ros.nodes.world_model.statistics import Statistics
 
 
 def test_reports_arrive_under_the_name_of_the_node_with_readable_values():

@@ -7,7 +7,7 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from worldmodel_ros.nodes.parameters import Param, ParameterError, Parameters
+from worldmodel_ros.nodes.common.parameters import Param, ParameterError, Parameters
 
 TABLE = (
     Param('deadline_s', 0.05, 'time allowed', low=0.0, high=1.0),

@@ -22,9 +22,9 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.node import Node
 from std_msgs.msg import Int64
-from worldmodel_ros.nodes.diagnostics import Refusals
-from worldmodel_ros.nodes.parameters import ParameterError
-from worldmodel_ros.nodes.spin import run
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.parameters import ParameterError
+from worldmodel_ros.nodes.common.spin import run
 
 def say(*words):
     print(*words, flush=True)

@@ -168,6 +168,6 @@ def test_generated_and_built_files_are_ignored_by_git():
     made = {'worldmodel_ros/msg/_action_chunk.py', 'worldmodel_ros/srv/__init__.py',
             'worldmodel_ros/worldmodel_ros_s__rosidl_typesupport_c.so', 'build/x', 'install/x', 'log/x',
             '.venv/x', 'out/demo/summary.json'}
-    written = {'msg/ActionChunk.msg', 'srv/WhatIf.srv', 'worldmodel_ros/nodes/qos.py', '.ci/run'}
+    written = {'msg/ActionChunk.msg', 'srv/WhatIf.srv', 'worldmodel_ros/nodes/common/qos.py', '.ci/run'}
     done = subprocess.run(['git', 'check-ignore', *made, *written], cwd=ROOT, capture_output=True, text=True)
     assert set(done.stdout.split()) == made

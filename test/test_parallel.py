@@ -15,24 +15,24 @@ import torch
 from tiled_model import TILED
 from timed_backend import Listener
 
-from worldmodel_ros.engine import service_calibration
+from worldmodel_ros.engine.backends.pinned_inputs import Inputs
+from worldmodel_ros.engine.distributed import supervisor
+from worldmodel_ros.engine.distributed.failure import RankFailure
 from worldmodel_ros.engine.loading import load
-from worldmodel_ros.engine.parallel import supervisor
-from worldmodel_ros.engine.parallel.failure import RankFailure
-from worldmodel_ros.engine.scheduling import StepTable, Tier
-from worldmodel_ros.engine.service import Service, ServiceSettings
-from worldmodel_ros.engine.service_messages import Tick
-from worldmodel_ros.engine.staging import Inputs
 from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.parallel import rounding
+from worldmodel_ros.model.parallel.group import SequenceParallel, _block_of
+from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.parallel.packing import pack, unpack
+from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.weights import RandomWeights, build
-from worldmodel_ros.parallel import rounding
-from worldmodel_ros.parallel.group import SequenceParallel, _block_of
-from worldmodel_ros.parallel.link import Link
-from worldmodel_ros.parallel.packing import pack, unpack
-from worldmodel_ros.parallel.tiles import FRAMES, TOKENS, DividedTiles
+from worldmodel_ros.serving.scheduler import StepTable, Tier
+from worldmodel_ros.serving.service import calibration as service_calibration
+from worldmodel_ros.serving.service.messages import Tick
+from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 pytestmark = [pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
     torch.cuda.is_available(), reason='for processes on a CPU; on GPUs: python benchmarks/parallel.py')]
@@ -292,8 +292,8 @@ def runs(pid):
 
 STUCK = """
 import ctypes
-from worldmodel_ros.engine.parallel import supervisor
-from worldmodel_ros.engine.parallel.processes import Processes
+from worldmodel_ros.engine.distributed import supervisor
+from worldmodel_ros.engine.distributed.processes import Processes
 
 def waits_for_the_device():
     ctypes.PyDLL(None).sleep(60)  # and holds Python's lock
@@ -370,7 +370,7 @@ def test_a_rounded_message_keeps_every_row_to_its_own_scale_and_shows_what_is_no
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
-    rounding_triton = pytest.importorskip('worldmodel_ros.parallel.rounding_triton', reason='Triton is not installed')
+    rounding_triton = pytest.importorskip('worldmodel_ros.model.parallel.rounding_triton', reason='Triton is not installed')
     x = rows_of_many_sizes().to(dtype)
     message = rounding.encode(x)
     used = 3 * 5 * (16 + 4)

@@ -16,7 +16,7 @@ from scenarios.stalls import InvariantViolation, play_out
 from scenarios.supervised import SupervisedSystem
 from test_scenarios import Stage
 
-from worldmodel_ros.nodes.qos import COMMAND
+from worldmodel_ros.nodes.common.qos import COMMAND
 
 ONE_ROBOT = SYSTEMS[0]
 

@@ -12,14 +12,15 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.engine.noise import Noise
 from worldmodel_ros.model.action_head import action_head
 from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
-from worldmodel_ros.train import clips, world
-from worldmodel_ros.train.batches import Chunks, mix, noisy_chunks
-from worldmodel_ros.train.data import Episodes
-from worldmodel_ros.train.imitation import BLOCK, committed_features
-from worldmodel_ros.train.options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
-from worldmodel_ros.train.policy import command_targets, draw_policy, imitation_loss, policy_labels
-from worldmodel_ros.train.pose import dead_reckoning, displacement
-from worldmodel_ros.train.sampler import Sampler, roll_out
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.batches import Chunks, mix, noisy_chunks
+from worldmodel_ros.train.data.episodes import Episodes
+from worldmodel_ros.train.objectives import world
+from worldmodel_ros.train.objectives.imitation import BLOCK, committed_features
+from worldmodel_ros.train.objectives.policy import command_targets, draw_policy, imitation_loss, policy_labels
+from worldmodel_ros.train.objectives.pose import dead_reckoning, displacement
+from worldmodel_ros.train.objectives.sampler import Sampler, roll_out
+from worldmodel_ros.train.run.options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 
 WINDOW = SMALL.window_frames
 

@@ -25,14 +25,14 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from world_model_rig import wait_for
 
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
-from worldmodel_ros.nodes import recorder
-from worldmodel_ros.nodes.diagnostics import OK, WARN
-from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED, STATUS
-from worldmodel_ros.nodes.recorder_backlog import Backlog, Received
-from worldmodel_ros.nodes.recorder_bag import BagWriter, TopicDescription
-from worldmodel_ros.nodes.recorder_types import UnknownTypeError, definition, message_class
+from worldmodel_ros.nodes.common.diagnostics import OK, WARN
+from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED, STATUS
+from worldmodel_ros.nodes.recorder import node as recorder
+from worldmodel_ros.nodes.recorder.backlog import Backlog, Received
+from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
+from worldmodel_ros.nodes.recorder.types import UnknownTypeError, definition, message_class
 
 NS = 1_000_000_000
 RECORDED = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage', 'geometry_msgs/msg/TwistStamped',

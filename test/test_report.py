@@ -12,11 +12,11 @@ from browser import browser
 from evaluations import PROVENANCE, engine, evaluated
 from test_evaluate_metrics import columns_of, window
 
-from worldmodel_ros.evaluate.compare import compare
-from worldmodel_ros.evaluate.pictures import psnr
+from worldmodel_ros.evaluate.drive.compare import compare
+from worldmodel_ros.evaluate.drive.pictures import psnr
+from worldmodel_ros.evaluate.drive.verdict import judge
 from worldmodel_ros.evaluate.report import render
 from worldmodel_ros.evaluate.report.plot import MAX_POINTS, over_time, ticks
-from worldmodel_ros.evaluate.verdict import judge
 
 VOID = {'meta', 'link', 'img', 'br', 'line', 'path', 'rect', 'circle'}
 

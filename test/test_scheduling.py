@@ -5,8 +5,8 @@ import pytest
 from virtual_device import (BRANCH, DECODE, FIRST, MS, OBSERVE, ROUTES, SECOND, SMALL, WHOLE, VirtualDevice, branch,
                             table, tick)
 
-from worldmodel_ros.engine.scheduling import (EDF, EDF_LADDER, FIFO, Kind, Outcome, Policy, Request, Scheduler,
-                                              Settings, StepTable, Tier, Unit)
+from worldmodel_ros.serving.scheduler import (
+    EDF, EDF_LADDER, FIFO, Kind, Outcome, Policy, Request, Scheduler, Settings, StepTable, Tier, Unit)
 
 NO_RESERVE = Settings(reserve=0.0)
 

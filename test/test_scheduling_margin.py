@@ -5,8 +5,8 @@ import random
 import pytest
 from virtual_device import MS, ROUTES, VirtualDevice, table, tick
 
-from worldmodel_ros.engine.scheduling import Outcome, Scheduler, Tier
-from worldmodel_ros.engine.scheduling.overruns import FEWEST, FIRST_WIDTH, WIDTHS, Overruns
+from worldmodel_ros.serving.scheduler import Outcome, Scheduler, Tier
+from worldmodel_ros.serving.scheduler.overruns import FEWEST, FIRST_WIDTH, WIDTHS, Overruns
 
 ONE_MODEL = {tier: ROUTES[tier] for tier in (Tier.TWO_STEP, Tier.ONE_STEP)}
 CPU = {'big_observe': {1: 7.0}, 'big_denoise': {1: 7.0}}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from virtual_device import BRANCH, DECODE, MS, ROUTES, VirtualDevice, table, tick
 
-from worldmodel_ros.engine.scheduling import Kind, Outcome, Policy, Request, Scheduler, Settings, Tier
+from worldmodel_ros.serving.scheduler import Kind, Outcome, Policy, Request, Scheduler, Settings, Tier
 
 POLICIES = [Policy(order, ladder, mixed)
             for order in ('fifo', 'edf') for ladder in (False, True) for mixed in (False, True)]

@@ -2,8 +2,8 @@
 import pytest
 from virtual_device import MS, ROUTES, VirtualDevice, branch, table, tick
 
-from worldmodel_ros.engine.scheduling import Request, Scheduler, Settings, Tier
-from worldmodel_ros.engine.scheduling.shares import ACTIVE, LONGEST, Shares
+from worldmodel_ros.serving.scheduler import Request, Scheduler, Settings, Tier
+from worldmodel_ros.serving.scheduler.shares import ACTIVE, LONGEST, Shares
 
 ONE_MODEL = {tier: ROUTES[tier] for tier in (Tier.TWO_STEP, Tier.ONE_STEP)}  # 21 and 14 ms
 CPU = {'big_observe': {1: 7.0}, 'big_denoise': {1: 7.0}, 'big_decode': {1: 7.0}}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.engine.scheduling import StepTable
+from worldmodel_ros.serving.scheduler import StepTable
 
 SAMPLES = st.dictionaries(st.integers(1, 12), st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=30), min_size=1,
                           max_size=5)

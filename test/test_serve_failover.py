@@ -10,17 +10,17 @@ import pytest
 from fake_engine import FakeEngine
 from fake_service import PLAN, FakeService, serving, wait_for
 
-from worldmodel_ros.engine.answers import Observation
-from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.control.responder import Responder
+from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
-from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve.failover import TRIALS, FailoverWorker
-from worldmodel_ros.serve import server as server_module
-from worldmodel_ros.serve.remote_worker import PATIENCE
-from worldmodel_ros.serve.server import Limits
+from worldmodel_ros.serving.client.failover import TRIALS, FailoverWorker
+from worldmodel_ros.serving.client.worker import PATIENCE
+from worldmodel_ros.serving.server import server as server_module
+from worldmodel_ros.serving.server.server import Limits
 
 pytestmark = pytest.mark.realtime
 
@@ -144,7 +144,7 @@ def test_a_stale_frame_and_a_missing_goal_command_nothing(robot, served):
 
 
 def test_a_lower_tier_is_served_as_what_it_is(robot, served):
-    from worldmodel_ros.engine import scheduling
+    from worldmodel_ros.serving import scheduler as scheduling
     served.service.tier = scheduling.Tier.SMALLER
     wait_for(lambda: not robot.worker.trouble)
     answer = robot.tick()

@@ -12,9 +12,9 @@ from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
-from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
-from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.connection import ConnectionLost
+from worldmodel_ros.serving.client.link import Unavailable, ask_status, open_link
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 TIMEOUT = 120.0  # s, for a model to load on a busy machine
 
@@ -87,9 +87,9 @@ import sys, time
 import numpy as np
 from pathlib import Path
 from small_model import SMALL
-from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
-from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.connection import ConnectionLost
+from worldmodel_ros.serving.client.link import Unavailable, ask_status, open_link
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 frame, turn, number = np.zeros((*SMALL.image_size, 3), np.uint8), np.zeros((80, 2), np.float32), 0
 branches = tuple(messages.Branch(str(k), 80, turn) for k in range(32))

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from fake_service import PLAN, FakeService, serving, wait_for
 
-from worldmodel_ros.engine.ladder import Tier
+from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve import robot as robot_module, server as server_module
-from worldmodel_ros.serve.link import Unavailable, ask_status, open_link
-from worldmodel_ros.serve.process import log_handler
-from worldmodel_ros.serve.server import Limits
-from worldmodel_ros.transport import messages, pictures
-from worldmodel_ros.transport.address import ListeningSocket, connect
-from worldmodel_ros.transport.codec import pack
-from worldmodel_ros.transport.connection import Connection, ConnectionLost
+from worldmodel_ros.serving.client.link import Unavailable, ask_status, open_link
+from worldmodel_ros.serving.server import robot as robot_module, server as server_module
+from worldmodel_ros.serving.server.process import log_handler
+from worldmodel_ros.serving.server.server import Limits
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.address import ListeningSocket, connect
+from worldmodel_ros.serving.transport.codec import pack
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_frame_goes_in_and_its_plan_and_pictures_come_out(served):
 
 
 def test_the_smaller_models_tier_arrives_by_its_name(served):
-    from worldmodel_ros.engine import scheduling
+    from worldmodel_ros.serving import scheduler as scheduling
     served.service.tier = scheduling.Tier.SMALLER
     link = open_link(served.path, '/robot', TINY)
     send_tick(link)
@@ -130,7 +130,7 @@ def test_a_number_is_not_asked_with_twice_at_a_time(served):
 
 def test_a_failure_at_each_tick_is_logged_now_and_then_with_the_number_of_those_left_out(served, monkeypatch):
     log = io.StringIO()
-    handler, logger = log_handler(log), logging.getLogger('worldmodel_ros.serve')
+    handler, logger = log_handler(log), logging.getLogger('worldmodel_ros.serving')
     throttle, = handler.filters
     now = [100.0]
     monkeypatch.setattr(throttle, '_clock', lambda: now[0])

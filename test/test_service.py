@@ -8,12 +8,12 @@ from small_model import SMALL
 from timed_backend import COSTS, Rig
 
 from worldmodel_ros.engine.noise import Noise
-from worldmodel_ros.engine.scheduling import FIFO, Tier
-from worldmodel_ros.engine.service_client import Rhythm
-from worldmodel_ros.engine.service_messages import ServiceFull, SessionError
-from worldmodel_ros.engine.service_states import TRANSITIONS, Event, State, after
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+from worldmodel_ros.serving.scheduler import FIFO, Tier
+from worldmodel_ros.serving.service.client import Rhythm
+from worldmodel_ros.serving.service.messages import ServiceFull, SessionError
+from worldmodel_ros.serving.service.states import TRANSITIONS, Event, State, after
 
 TWO_STEPS = sum(COSTS[name] for name in ('encode', 'commit', 'policy', 'outcomes')) + 2 * COSTS['denoise']
 TURN = np.tile(np.float32([0.2, 1.0]), (2 * SMALL.chunk_frames, 1))

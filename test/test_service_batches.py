@@ -8,16 +8,17 @@ import pytest
 import torch
 from small_model import SMALL, small_checkpoint
 
-from worldmodel_ros.engine import load, service_calibration
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.calls import Boundary, Call, Work, run, run_unit
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.scheduling import Tier
-from worldmodel_ros.engine.service import Service
-from worldmodel_ros.engine.service_messages import Tick
-from worldmodel_ros.engine.torch_backend import TorchBackend
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service import calibration as service_calibration
+from worldmodel_ros.serving.service.messages import Tick
+from worldmodel_ros.serving.service.service import Service
 
 ACTION = np.array([0.2, 0.4], np.float32)
 CHUNK = np.tile(np.array([[0.3, 1.0]], np.float32), (SMALL.chunk_frames, 1))

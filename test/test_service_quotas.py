@@ -4,9 +4,9 @@ import pytest
 from small_model import SMALL
 from timed_backend import Listener, Rig
 
-from worldmodel_ros.engine.scheduling import Tier
-from worldmodel_ros.engine.service_quotas import Quotas, TokenBuckets
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service.quotas import Quotas, TokenBuckets
 
 TURN = np.tile(np.float32([0.2, 1.0]), (SMALL.chunk_frames, 1))
 

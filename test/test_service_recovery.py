@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timed_backend import Rig
 
-from worldmodel_ros.engine.scheduling import Tier
+from worldmodel_ros.serving.scheduler import Tier
 
 BEGIN, RECOVERED = 1.0, 3.5  # s
 SEQUENCE = st.tuples(st.integers(1, 8), st.floats(1.5, 40.0), st.floats(0.1, 1.0), st.integers(1, 5))

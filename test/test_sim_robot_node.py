@@ -12,11 +12,11 @@ from rosgraph_msgs.msg import Clock
 from sim_robot_rig import nanoseconds, picture, robot
 from std_srvs.srv import Trigger
 
-from worldmodel_ros.engine.maneuvers import NAMES
+from worldmodel_ros.control.maneuvers import NAMES
 from worldmodel_ros.msg import ActionChunk
-from worldmodel_ros.nodes import qos
-from worldmodel_ros.nodes.sim_robot import CLOCK_START, SLICE
-from worldmodel_ros.nodes.sim_robot_futures import ACTION_NAMES
+from worldmodel_ros.nodes.common import qos
+from worldmodel_ros.nodes.sim_robot.futures import ACTION_NAMES
+from worldmodel_ros.nodes.sim_robot.node import CLOCK_START, SLICE
 from worldmodel_ros.sim.world import World
 from worldmodel_ros.srv import WhatIf
 

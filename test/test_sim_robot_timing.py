@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from worldmodel_ros.nodes.sim_robot_judge import CommandJudge
-from worldmodel_ros.nodes.sim_robot_pacing import Pacer, Rate
+from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
+from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
 
 
 class FakeTime:

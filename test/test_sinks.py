@@ -8,12 +8,12 @@ from small_model import SMALL, small_model
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.calls import Boundary, Call, run
-from worldmodel_ros.engine.service_networks import Networks
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imagination
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.latent_statistics import drawn_to
 from worldmodel_ros.model.presets import NO_SINKS, PRESETS, TINY
+from worldmodel_ros.serving.service.networks import Networks
 
 WINDOWS = [replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4, sink_statistics=0.3),
            replace(SMALL, name='sinks-of-two-chunks-test', window_frames=12, sink_frames=8,

@@ -4,7 +4,7 @@ import torch
 from episodes import moving_squares
 from small_model import small_model
 
-from worldmodel_ros.train import calibrate
+from worldmodel_ros.train.run import calibrate
 
 
 def test_calibration_finds_the_true_odds_of_overconfident_logits():

@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from worldmodel_ros.sim import rollout
-from worldmodel_ros.train import config as configuration
-from worldmodel_ros.train.config import from_dict, read_config
-from worldmodel_ros.train.reading import ConfigError
-from worldmodel_ros.train.variants import read_variants
+from worldmodel_ros.train.run import config as configuration
+from worldmodel_ros.train.run.config import from_dict, read_config
+from worldmodel_ros.train.run.reading import ConfigError
+from worldmodel_ros.train.run.variants import read_variants
 
 FOLDER = Path(__file__).resolve().parents[1] / 'config' / 'train'
 SMOKE = FOLDER / 'smoke.yaml'
@@ -102,6 +102,6 @@ def test_a_variant_without_a_name_or_with_a_name_that_is_taken_is_refused(tmp_pa
 
 
 def test_the_resolved_configuration_reads_back_as_itself():
-    from worldmodel_ros.train.run import plain
+    from worldmodel_ros.train.run.run import plain
     config = read_config(SMOKE, ['evaluation.parts=[drift]', 'data.mix.expert=1'])
     assert from_dict(plain(config), 'again') == config

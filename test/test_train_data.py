@@ -9,9 +9,9 @@ import torch
 from small_model import SMALL
 
 from worldmodel_ros.sim.rollout import collect
-from worldmodel_ros.train import lerobot, simulate
-from worldmodel_ros.train.policy import check_labels
-from worldmodel_ros.train.simulate import Drives
+from worldmodel_ros.train.data import lerobot, simulate
+from worldmodel_ros.train.data.simulate import Drives
+from worldmodel_ros.train.objectives.policy import check_labels
 
 FRAMES = 12
 LABELS = ('expert', 'search', 'collided', 'goal_distance', 'visible', 'poses')

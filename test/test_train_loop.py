@@ -10,13 +10,14 @@ import torch
 from episodes import moving_squares
 from small_model import SMALL, small_model
 
-from worldmodel_ros.train import progress, world
-from worldmodel_ros.train.config import Schedule, VaeOptions
-from worldmodel_ros.train.log import Log
-from worldmodel_ros.train.loop import Interrupted, optimise
-from worldmodel_ros.train.options import SelfForcingOptions, TeacherOptions
-from worldmodel_ros.train.ranks import Ranks
-from worldmodel_ros.train.vae import VaeObjective, normalise
+from worldmodel_ros.train.objectives import world
+from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
+from worldmodel_ros.train.run import progress
+from worldmodel_ros.train.run.config import Schedule, VaeOptions
+from worldmodel_ros.train.run.log import Log
+from worldmodel_ros.train.run.loop import Interrupted, optimise
+from worldmodel_ros.train.run.options import SelfForcingOptions, TeacherOptions
+from worldmodel_ros.train.run.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 

@@ -7,7 +7,7 @@ import torch
 from episodes import moving_squares
 from small_model import SMALL, small_model
 
-from worldmodel_ros.train import metrics
+from worldmodel_ros.train.run import metrics
 
 WIDER = replace(SMALL, name='wider-test', latent_channels=SMALL.latent_channels * 2)  # draws more noise
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from worldmodel_ros.train import ranks
+from worldmodel_ros.train.run import ranks
 
 HERE = Path(__file__).resolve().parent
 PROCESSES = 2
@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import nn
 torch.set_num_threads(1)
 from test_train_ranks import Line, joint_batch, network
-from worldmodel_ros.train.config import Schedule
-from worldmodel_ros.train.loop import optimise
-from worldmodel_ros.train.ranks import Ranks
+from worldmodel_ros.train.run.config import Schedule
+from worldmodel_ros.train.run.loop import optimise
+from worldmodel_ros.train.run.ranks import Ranks
 
 out = Path(sys.argv[1])
 ranks = Ranks.join('cpu')

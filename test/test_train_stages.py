@@ -11,13 +11,14 @@ from small_model import SMALL
 from worldmodel_ros import cli
 from worldmodel_ros.model import checkpoint, presets
 from worldmodel_ros.model.checkpoint_description import read_description
-from worldmodel_ros.train import lerobot, metrics, newest, progress, table, variants
-from worldmodel_ros.train.config import TrainConfig, from_dict
-from worldmodel_ros.train.pipeline import run_stages
-from worldmodel_ros.train.ranks import Ranks
-from worldmodel_ros.train.reading import ConfigError
-from worldmodel_ros.train.run import Run
-from worldmodel_ros.train.stages import quality_command
+from worldmodel_ros.train.data import lerobot
+from worldmodel_ros.train.run import metrics, newest, progress, table, variants
+from worldmodel_ros.train.run.config import TrainConfig, from_dict
+from worldmodel_ros.train.run.pipeline import run_stages
+from worldmodel_ros.train.run.ranks import Ranks
+from worldmodel_ros.train.run.reading import ConfigError
+from worldmodel_ros.train.run.run import Run
+from worldmodel_ros.train.run.stages import quality_command
 
 CLIP = {'batch': 2, 'clip_frames': 14, 'chunks': 2}
 CONFIG = {
@@ -245,4 +246,4 @@ def test_the_table_has_what_the_evaluations_found(tmp_path):
     assert text.splitlines() == ['| run | PSNR 1.0 s two_step | what-if 1 s |', '|---|---|---|', '| a | 24.26 | 0.96 |',
                                  '| b | not evaluated |']
     assert json.loads((tmp_path / 'table.json').read_text())['a']['what-if 1 s'] == 0.96
-    subprocess.run([sys.executable, '-m', 'worldmodel_ros.train.table', str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([sys.executable, '-m', 'worldmodel_ros.train.run.table', str(tmp_path)], check=True, capture_output=True)

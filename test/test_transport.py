@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel_ros.transport import codec, memory, messages, pictures
-from worldmodel_ros.transport.address import AddressError, ListeningSocket, connect, socket_path
-from worldmodel_ros.transport.codec import MAX_MESSAGE, MessageError, VersionMismatch, pack, unpack
-from worldmodel_ros.transport.connection import Connection, ConnectionLost
-from worldmodel_ros.transport.frames import SLOTS, FrameSlots, make_memory
+from worldmodel_ros.serving.transport import codec, memory, messages, pictures
+from worldmodel_ros.serving.transport.address import AddressError, ListeningSocket, connect, socket_path
+from worldmodel_ros.serving.transport.codec import MAX_MESSAGE, MessageError, VersionMismatch, pack, unpack
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
 
 TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]))
 QUESTION = messages.Question(9, 'blue', 1.5, 0, (
@@ -326,7 +326,7 @@ def test_another_users_process_is_turned_away(address, monkeypatch):
 
 
 def test_a_path_has_one_server_at_a_time_and_a_dead_one_leaves_it_free(address):
-    code = ('import sys, time; from pathlib import Path; from worldmodel_ros.transport.address import ListeningSocket\n'
+    code = ('import sys, time; from pathlib import Path; from worldmodel_ros.serving.transport.address import ListeningSocket\n'
             'listening = ListeningSocket(Path(sys.argv[1])); listening.listen(); print("ready", flush=True)\n'
             'time.sleep(60)')
     with subprocess.Popen([sys.executable, '-c', code, address], stdout=subprocess.PIPE, text=True) as server:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from worldmodel_ros.transport.address import AddressError, ListeningSocket, connect
+from worldmodel_ros.serving.transport.address import AddressError, ListeningSocket, connect
 
 
 def dead_socket(path):
@@ -50,7 +50,7 @@ def test_a_socket_of_another_user_is_refused(tmp_path, monkeypatch):
     dead_socket(path)
     owner = os.getuid()
     monkeypatch.setattr(os, 'getuid', lambda: owner + 1)
-    monkeypatch.setattr('worldmodel_ros.transport.address._private_folder', lambda folder: None)
+    monkeypatch.setattr('worldmodel_ros.serving.transport.address._private_folder', lambda folder: None)
     with pytest.raises(AddressError, match=f'is of user {owner}, and is left as it is'):
         ListeningSocket(path)
     assert path.exists()

@@ -9,9 +9,9 @@ import rclpy
 from faults.shim import Shim, no_compiler
 from rclpy.qos import QoSProfile
 
-from worldmodel_ros.bringup.paths import config_directory, find_executable
 from worldmodel_ros.msg import CommandStatus
-from worldmodel_ros.nodes.spin import EXECUTOR_VARIABLE, EXECUTORS
+from worldmodel_ros.nodes.common.spin import EXECUTOR_VARIABLE, EXECUTORS
+from worldmodel_ros.paths import config_directory, find_executable
 
 HOUR = 3600.0  # s
 PERIOD = 0.1   # s, of the gate's status, by a timer on the steady clock

@@ -9,9 +9,9 @@ from fake_engine import FakeClock, FakeEngine
 from small_model import SMALL, small_checkpoint
 from timed_backend import COSTS, Rig
 
+from worldmodel_ros.control.background_work import SpareTime
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.futures import OwnPlan
-from worldmodel_ros.engine.spare_time import SpareTime
 from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionError
 from worldmodel_ros.evaluate.quality.horizons import finish
 
@@ -122,7 +122,7 @@ class TestRequests:
 
     @pytest.fixture
     def branches(self, monkeypatch):
-        from worldmodel_ros.nodes import what_if_request
+        from worldmodel_ros.nodes.common import what_if_request
         made = []
         monkeypatch.setattr(what_if_request, 'maneuver', lambda name, steps: made.append(name))
         spec = SimpleNamespace(step_period=0.1, action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5),
@@ -140,20 +140,20 @@ class TestRequests:
 
     @pytest.mark.parametrize('names, actions', [(ALL + 1, 0), (0, ALL + 1), (ALL, 1), (10**6, 0)])
     def test_branches_are_counted_before_one_is_made(self, names, actions, branches):
-        from worldmodel_ros.nodes.what_if_request import RequestError
+        from worldmodel_ros.nodes.common.what_if_request import RequestError
         with pytest.raises(RequestError, match=f'too long: {names + actions} branches, and at most {ALL}'):
             branches(names=['left'] * names, actions=[self.chunk(1)] * actions)
         assert not branches.made
         assert len(branches(names=['left'] * (ALL - 1), actions=[self.chunk(1)])) == ALL
 
     def test_steps_are_counted_before_they_are_looked_at(self, branches):
-        from worldmodel_ros.nodes.what_if_request import RequestError
+        from worldmodel_ros.nodes.common.what_if_request import RequestError
         with pytest.raises(RequestError, match='too long: actions.0. has 201 steps, and at most 200'):
             branches(actions=[self.chunk(201)])
         assert branches(actions=[self.chunk(100_000)], horizon=0.4)[0].steps == 4
 
     def test_an_error_does_not_send_back_all_that_came(self, branches):
-        from worldmodel_ros.nodes.what_if_request import RequestError
+        from worldmodel_ros.nodes.common.what_if_request import RequestError
         for fields in ({'names': ['x' * 10**6]}, {'actions': [self.chunk(1, ['y' * 10**6] * 1000)]}):
             with pytest.raises(RequestError) as refused:
                 branches(**fields)

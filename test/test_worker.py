@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from fake_engine import FakeClock, FakeEngine
 
-from worldmodel_ros.engine.answers import Observation
-from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.engine.parallel.failure import RankFailure
-from worldmodel_ros.engine.responder import Responder
+from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.control.responder import Responder
+from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.worker import Worker
+from worldmodel_ros.engine.distributed.failure import RankFailure
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
-from worldmodel_ros.engine.worker import Worker
 
 DEADLINE = 0.05
 TINY = {'encode': 0.002, 'commit': 0.005, 'policy': 0.001, 'denoise': 0.006, 'decode': 0.005,

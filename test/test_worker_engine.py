@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from small_model import SMALL, small_checkpoint
 
+from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
+from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.responder import Responder
+from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.answers import Observation
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
-from worldmodel_ros.engine.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.engine.maneuvers import NAMES, maneuver
-from worldmodel_ros.engine.responder import Responder
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question
-from worldmodel_ros.engine.worker import Worker
 from worldmodel_ros.evaluate.quality.horizons import finish
 
 pytestmark = pytest.mark.realtime

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.engine.maneuvers import NAMES, maneuver, path
+from worldmodel_ros.control.maneuvers import NAMES, maneuver, path
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -9,8 +9,8 @@ from fake_engine import FakeEngine
 from rclpy.parameter import Parameter
 from world_model_rig import MOTION, Rig, active, open_files, rig, wait_for
 
-from worldmodel_ros.engine.responder import Responder
-from worldmodel_ros.engine.worker import Worker
+from worldmodel_ros.control.responder import Responder
+from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
 pytestmark = pytest.mark.ros

@@ -5,8 +5,8 @@ from rclpy.parameter import Parameter
 from world_model_rig import active, rig, wait_for
 
 from worldmodel_ros.msg import ActionChunk
-from worldmodel_ros.nodes import diagnostics
-from worldmodel_ros.nodes.parameters import ParameterError
+from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.parameters import ParameterError
 from worldmodel_ros.srv import WhatIf
 
 pytestmark = pytest.mark.ros

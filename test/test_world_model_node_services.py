@@ -10,8 +10,8 @@ from rclpy.parameter import Parameter
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.msg import ActionChunk
-from worldmodel_ros.nodes import world_model_services
-from worldmodel_ros.nodes.world_model_messages import nanoseconds
+from worldmodel_ros.nodes.world_model import services as world_model_services
+from worldmodel_ros.nodes.world_model.messages import nanoseconds
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 pytestmark = pytest.mark.ros

@@ -11,9 +11,9 @@ from small_model import SMALL
 
 from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.scheduling import StepTable
-from worldmodel_ros.engine.service import Service, ServiceSettings
-from worldmodel_ros.engine.service_messages import Tick
+from worldmodel_ros.serving.scheduler import StepTable
+from worldmodel_ros.serving.service.messages import Tick
+from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 COSTS = {'encode': 0.002, 'commit': 0.003, 'policy': 0.001, 'denoise': 0.006, 'outcomes': 0.0, 'decode': 0.004}
 

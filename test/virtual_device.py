@@ -4,8 +4,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-from worldmodel_ros.engine.scheduling import (Admission, Batch, Completion, Kind, Request, Scheduler, StepTable, Tier,
-                                              Unit)
+from worldmodel_ros.serving.scheduler import Admission, Batch, Completion, Kind, Request, Scheduler, StepTable, Tier, Unit
 
 MS = 1e-3
 OBSERVE, FIRST, SECOND = Unit('big/observe'), Unit('big/denoise', 0, 2), Unit('big/denoise', 1, 2)

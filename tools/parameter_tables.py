@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from rclpy.parameter import Parameter
 
-from worldmodel_ros.nodes import bag_player, command_gate_parameters, recorder, sim_robot, world_model_parameters
+from worldmodel_ros.nodes.bag_player import node as bag_player
+from worldmodel_ros.nodes.command_gate import parameters as command_gate_parameters
+from worldmodel_ros.nodes.recorder import node as recorder
+from worldmodel_ros.nodes.sim_robot import node as sim_robot
+from worldmodel_ros.nodes.world_model import parameters as world_model_parameters
 
 NODES = (
     ('world_model_node', world_model_parameters.parameters(lambda: False, lambda goal: None)),

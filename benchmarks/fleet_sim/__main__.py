@@ -17,8 +17,8 @@ import time
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
-from worldmodel_ros.engine.scheduling import EDF, EDF_LADDER, FIFO, Batch, Policy, StepTable
 from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.serving.scheduler import EDF, EDF_LADDER, FIFO, Batch, Policy, StepTable
 
 from .device import DEADLINE, DOWNLINK, SETTINGS, UPLINK, UPLINK_JITTER, Device, routes
 from .durations import read_tables

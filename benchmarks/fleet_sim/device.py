@@ -5,8 +5,8 @@ import heapq
 import random
 from collections.abc import Callable
 
-from worldmodel_ros.engine.scheduling import (Batch, Completion, Kind, Outcome, Policy, Request, Scheduler, Settings,
-                                              StepTable, Tier, Unit)
+from worldmodel_ros.serving.scheduler import (
+    Batch, Completion, Kind, Outcome, Policy, Request, Scheduler, Settings, StepTable, Tier, Unit)
 
 from .durations import Durations
 from .scenarios import PERIOD, Gpu, Stay

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from worldmodel_ros.demo.style import BAD, GOOD, INK, LINE, MODEL, MUTED, TIER_COLOURS, TRUTH, picture
-from worldmodel_ros.engine.scheduling import Batch, Kind
+from worldmodel_ros.serving.scheduler import Batch, Kind
 
 from .tally import BIN
 

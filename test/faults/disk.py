@@ -19,8 +19,8 @@ from faults.systems import MODEL, ONE_ROBOT, SHIMMED, Running
 from faults.tmpfs import cannot_mount
 from scenarios.checks import STOP_LATENCY
 from scenarios.rig import Rig, nanoseconds
-from worldmodel_ros.bringup.paths import config_directory, find_executable
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.source import open_bag
+from worldmodel_ros.paths import config_directory, find_executable
 from worldmodel_ros.srv import SessionFile
 
 TOPIC = 'deadline_status'  # reliable, ten a second

@@ -15,12 +15,12 @@ from faults.disk import CHUNK, flip, recording
 from faults.matrix import DEGRADED, RECOVERED, REFUSED, Seen, case
 from faults.seen import drives_while
 from faults.systems import MODEL, ONE_ROBOT, Running
-from worldmodel_ros.bringup.paths import config_directory, find_executable
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bringup.process import activation_command
-from worldmodel_ros.engine.cache_folder import cache_folder
+from worldmodel_ros.engine.backends.cache_folder import cache_folder
 from worldmodel_ros.engine.loading import WEIGHTS
-from worldmodel_ros.evaluate.bag.source import open_bag
-from worldmodel_ros.nodes.qos import STATUS
+from worldmodel_ros.nodes.common.qos import STATUS
+from worldmodel_ros.paths import config_directory, find_executable
 
 SHIPPED = 'tiny'
 LOADED = 30.0     # s, to start a node beside one that drives, and to read the files

@@ -23,7 +23,7 @@ from faults.seen import RECOVERY, afterwards, drives_through, longest_pause, rig
 from faults.systems import MODEL, TWO_NETWORKS, Running
 from scenarios.checks import STOP_LATENCY, stopped_within
 from scenarios.rig import answers
-from worldmodel_ros.bringup.paths import config_directory, find_executable, prefixes
+from worldmodel_ros.paths import config_directory, find_executable, prefixes
 
 INSIDE = 'FAULTS_NETWORK'  # names the two namespaces, in the environment of the process that plays the cases
 PERIOD = 0.1               # s, of the camera

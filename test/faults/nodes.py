@@ -14,7 +14,7 @@ from worldmodel_ros.msg import DeadlineStatus
 ENDING = {'sigkill': signal.SIGKILL, 'sigterm': signal.SIGTERM, 'sigint': signal.SIGINT}
 ROBOT_TIMEOUT = 0.5  # s, cmd_vel_timeout_s of the robot: without a gate it brakes by itself
 HANG = 1.5           # s
-NOTICED = 0.1        # s, after which a node's main loop has seen a signal at the latest (nodes/spin.py)
+NOTICED = 0.1        # s, after which a node's main loop has seen a signal at the latest (nodes/common/spin.py)
 STOPPED = f'{DEGRADED}a stop'
 
 

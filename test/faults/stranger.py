@@ -15,7 +15,7 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
 from worldmodel_ros.msg import ActionChunk, PredictedFuture
-from worldmodel_ros.nodes.qos import CAMERA, COMMAND
+from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND
 
 
 def chunks(node: Node, end: float) -> int:

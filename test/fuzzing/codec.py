@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 
-from worldmodel_ros.transport import codec, messages
-from worldmodel_ros.transport.codec import MessageError, pack, unpack
+from worldmodel_ros.serving.transport import codec, messages
+from worldmodel_ros.serving.transport.codec import MessageError, pack, unpack
 
 from . import mutate
 from .harness import Bytes

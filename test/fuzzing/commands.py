@@ -8,8 +8,8 @@ import numpy as np
 from geometry_msgs.msg import TwistStamped
 from rclpy.serialization import serialize_message
 
-from worldmodel_ros.nodes.diagnostics import Refusals
-from worldmodel_ros.nodes.world_model_executed import ExecutedTopic
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.world_model.executed import ExecutedTopic
 
 from . import ros
 from .harness import Bytes

@@ -22,12 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.serve.server import Server
-from worldmodel_ros.transport import messages
-from worldmodel_ros.transport.address import ListeningSocket
-from worldmodel_ros.transport.codec import pack
-from worldmodel_ros.transport.connection import Connection
-from worldmodel_ros.transport.frames import FrameSlots
+from worldmodel_ros.serving.server.server import Server
+from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.address import ListeningSocket
+from worldmodel_ros.serving.transport.codec import pack
+from worldmodel_ros.serving.transport.connection import Connection
+from worldmodel_ros.serving.transport.frames import FrameSlots
 
 from . import codec
 from .harness import States

@@ -7,9 +7,9 @@ from fake_engine import SPEC
 from rclpy.serialization import serialize_message
 from std_msgs.msg import String
 
-from worldmodel_ros.nodes.diagnostics import Refusals
-from worldmodel_ros.nodes.world_model_goal import GoalTopic
-from worldmodel_ros.nodes.world_model_node import WorldModelNode
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.world_model.goal import GoalTopic
+from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 from . import ros
 from .harness import Bytes

@@ -234,7 +234,7 @@ class _Progress:
 
 
 # Whose branches guide atheris.
-_GUIDES = ['worldmodel_ros.transport', 'worldmodel_ros.evaluate', 'worldmodel_ros.inputs', 'worldmodel_ros.cache',
+_GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.evaluate', 'worldmodel_ros.inputs', 'worldmodel_ros.cache',
            'worldmodel_ros.engine.session_file', 'worldmodel_ros.engine.what_if', 'worldmodel_ros.model',
            'worldmodel_ros.nodes', 'worldmodel_ros.safety']
 

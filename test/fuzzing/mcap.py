@@ -14,7 +14,7 @@ from mcap.opcode import Opcode
 from mcap.writer import Writer
 from mcap_forms import FORMS
 
-from worldmodel_ros.evaluate.bag.mcap_records import MAGIC, RECORD
+from worldmodel_ros.bags.mcap_records import MAGIC, RECORD
 
 from . import mutate, recordings
 from .harness import Bytes

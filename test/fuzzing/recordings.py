@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from bag_messages import ACTIONS, NS, TYPES, image_message, string
 
-from worldmodel_ros.evaluate.bag.drive import read_drive
-from worldmodel_ros.evaluate.bag.guess import find_mapping
-from worldmodel_ros.evaluate.bag.problems import BagError, MessageError
-from worldmodel_ros.evaluate.bag.source import open_bag
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.problems import BagError, MessageError
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.model.presets import TINY
 
 START = 1_700_000_000 * NS

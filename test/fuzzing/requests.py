@@ -10,8 +10,8 @@ from rclpy.serialization import serialize_message
 
 from worldmodel_ros.engine.what_if import MAX_BRANCHES, MAX_STEPS, QuestionError
 from worldmodel_ros.msg import ActionChunk
-from worldmodel_ros.nodes.what_if_request import RequestError
-from worldmodel_ros.nodes.world_model_services import Context, to_question
+from worldmodel_ros.nodes.common.what_if_request import RequestError
+from worldmodel_ros.nodes.world_model.services import Context, to_question
 from worldmodel_ros.srv import WhatIf
 
 from . import ros

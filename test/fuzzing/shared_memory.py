@@ -9,9 +9,9 @@ from random import Random
 
 import numpy as np
 
-from worldmodel_ros.transport import memory, pictures
-from worldmodel_ros.transport.codec import MessageError
-from worldmodel_ros.transport.frames import SLOTS, FrameSlots, make_memory
+from worldmodel_ros.serving.transport import memory, pictures
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
 
 from . import mutate
 from .harness import Bytes

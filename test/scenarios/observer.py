@@ -19,7 +19,7 @@ from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros.msg import ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture
-from worldmodel_ros.nodes.qos import LATCHED
+from worldmodel_ros.nodes.common.qos import LATCHED
 
 # Deeper than what the nodes use among themselves: no command may hide behind a later one.
 _ALL = QoSProfile(depth=1000)

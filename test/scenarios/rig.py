@@ -17,8 +17,8 @@ from std_srvs.srv import Trigger
 from scenarios.observer import Observer, Received
 from scenarios.speed import Budget
 from worldmodel_ros.msg import CommandStatus, DeadlineStatus
-from worldmodel_ros.nodes.lifecycle_client import LifecycleClient
-from worldmodel_ros.nodes.qos import LATCHED
+from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
+from worldmodel_ros.nodes.common.qos import LATCHED
 
 ROBOT, GATE, MODEL = 'sim_robot', 'command_gate', 'world_model_node'
 NODES = (ROBOT, GATE, MODEL)

@@ -10,7 +10,7 @@ from std_msgs.msg import Header, String
 from scenarios.checks import drives_on
 from scenarios.rig import GATE, MODEL, ROBOT, Rig
 from worldmodel_ros.msg import ActionChunk
-from worldmodel_ros.nodes.qos import CAMERA, COMMAND, LATCHED
+from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 RECOVERY = 5.0  # s

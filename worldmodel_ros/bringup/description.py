@@ -7,7 +7,7 @@ from typing import Any, Hashable, Iterable, Mapping
 
 import yaml
 
-from worldmodel_ros.bringup.paths import config_directory
+from worldmodel_ros.paths import config_directory
 
 TARGETS = ('sim', 'robot', 'replay')
 

@@ -14,9 +14,9 @@ from typing import Callable, Mapping
 
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import NodeDescription
-from worldmodel_ros.bringup.paths import find_executable
 from worldmodel_ros.bringup.shared_memory import owned_segments, remove_segments
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.paths import find_executable
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def signal_prefix(option: str) -> list[str]:
 
 def activation_command(node: str, timeout: float) -> list[str]:
     """Return the command that brings the lifecycle node of that full name to active, in `timeout` seconds at most."""
-    return [sys.executable, '-m', 'worldmodel_ros.nodes.lifecycle_client', node, 'active', '--timeout', str(timeout)]
+    return [sys.executable, '-m', 'worldmodel_ros.nodes.common.lifecycle_client', node, 'active', '--timeout', str(timeout)]
 
 
 class NodeProcess:

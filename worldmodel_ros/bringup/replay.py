@@ -40,12 +40,12 @@ def prepare(arguments: Mapping[str, Any]) -> Replay:
     :param arguments: of config/bringup.yaml, `bag` at least; None and '' are taken as not given.
     :raises DescriptionError: if there is no bag, or it must be said first what in it is what.
     """
+    from worldmodel_ros.bags.guess import find_mapping
+    from worldmodel_ros.bags.playback import COMPRESSED_IMAGE, parts
+    from worldmodel_ros.bags.problems import BagError
+    from worldmodel_ros.bags.source import open_bag
     from worldmodel_ros.engine.loading import model_folder
-    from worldmodel_ros.evaluate.bag.guess import find_mapping
-    from worldmodel_ros.evaluate.bag.problems import BagError
-    from worldmodel_ros.evaluate.bag.source import open_bag
     from worldmodel_ros.model.checkpoint_description import ModelError, read_description
-    from worldmodel_ros.nodes.bag_player_topics import COMPRESSED_IMAGE, parts
 
     given = {name: value for name, value in arguments.items() if value not in (None, '')}
     if 'bag' not in given:

@@ -19,10 +19,10 @@ from launch_ros.parameter_descriptions import ParameterValue
 from worldmodel_ros.bringup import fleet
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 from worldmodel_ros.bringup.description import Description, NodeDescription, absolute_namespace, load
-from worldmodel_ros.bringup.paths import find_executable
 from worldmodel_ros.bringup.process import HOLD_INTERRUPT, activation_command, signal_prefix
 from worldmodel_ros.bringup.replay import NAMESPACE, Replay, prepare
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.paths import find_executable
 
 Values = dict[str, str]  # launch argument -> its text
 

@@ -92,7 +92,7 @@ def packages(_: dict[str, str]) -> Finding:
 
 def interfaces(_: dict[str, str]) -> Finding:
     """The generated ROS messages, and the executables."""
-    from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
+    from worldmodel_ros.paths import NotInstalledError, find_executable
     if find_spec('worldmodel_ros.msg') is None:
         return Finding(Level.FAIL, 'worldmodel_ros.msg has not been generated', _INSTALL)
     try:

@@ -2,9 +2,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.cli import arguments
+
+if TYPE_CHECKING:
+    from worldmodel_ros.demo.recording import Recording
 
 _EXAMPLES = """\
 examples:
@@ -54,4 +59,9 @@ def _run(chosen: argparse.Namespace) -> int:
     plan = Plan(chosen.seconds, chosen.goal, horizon=chosen.horizon, kill_at=chosen.kill_at)
     bringup = {**dict(chosen.set), 'seed': chosen.seed, 'model': chosen.model}
     return run_demo(Options(plan, chosen.out, bringup, chosen.parameters, chosen.namespace, chosen.load,
-                            arguments.domain_id()))
+                            arguments.domain_id()), _observing)
+
+
+def _observing(recording: Recording, namespace: str) -> AbstractContextManager:
+    from worldmodel_ros.nodes.demo.observer import observing  # not sooner: rclpy reads its environment when it is loaded
+    return observing(recording, namespace)

@@ -24,8 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bringup.description import DescriptionError
-    from worldmodel_ros.bringup.paths import NotInstalledError
     from worldmodel_ros.cli.checks import ALL, QUICK, Level, environment
+    from worldmodel_ros.paths import NotInstalledError
     try:
         surroundings = environment()
     except (DescriptionError, NotInstalledError) as error:

@@ -16,7 +16,7 @@ examples:
                                                           two models on one drive, compared
   worldmodel evaluate bag monday/ tuesday/                one model on two drives, compared
   worldmodel evaluate bag drive/ --step-times robot.json  the deadline with times measured on the robot:
-                                                          python -m worldmodel_ros.evaluate.step_times --out robot.json
+                                                          python -m worldmodel_ros.evaluate.drive.step_times --out robot.json
 
 The report is one HTML page without network or scripts; summary.json and the windows (one JSON a line) lie beside it.
 The same frames give the same windows, bit for bit. No ROS is needed.
@@ -76,8 +76,8 @@ def _run(chosen: argparse.Namespace) -> int:
         print(f'worldmodel evaluate bag: {len(chosen.bag)} bags with {len(models)} models are more than a report '
               'compares: give two bags, or one bag and two models', file=sys.stderr)
         return 2
-    from worldmodel_ros.evaluate.bag.problems import BagError
-    from worldmodel_ros.evaluate.step_times import StepTimesError
+    from worldmodel_ros.bags.problems import BagError
+    from worldmodel_ros.evaluate.drive.step_times import StepTimesError
     from worldmodel_ros.model.checkpoint_description import ModelError
     try:
         return _evaluate(chosen, models)
@@ -90,12 +90,12 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
     import json
     from datetime import datetime, timezone
 
-    from worldmodel_ros.machine import machine, versions
     from worldmodel_ros.engine import load
-    from worldmodel_ros.evaluate.bag_evaluation import Task, evaluate_bag
-    from worldmodel_ros.evaluate.progress import Progress
-    from worldmodel_ros.evaluate.results import in_words, write_results
-    from worldmodel_ros.evaluate.step_times import MeasuredTimes, measure
+    from worldmodel_ros.evaluate.drive.bag_evaluation import Task, evaluate_bag
+    from worldmodel_ros.evaluate.drive.progress import Progress
+    from worldmodel_ros.evaluate.drive.results import in_words, write_results
+    from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes, measure
+    from worldmodel_ros.machine import machine, versions
     chosen.out.mkdir(parents=True, exist_ok=True)
     given = MeasuredTimes.load(chosen.step_times) if chosen.step_times else None
     # Files of a comparison are told apart as its evaluations are: A and B.

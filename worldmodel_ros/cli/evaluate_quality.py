@@ -58,7 +58,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     import shlex
     import time
 
-    from worldmodel_ros.evaluate.progress import Progress
+    from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.evaluate.quality.run import evaluate
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     from worldmodel_ros.evaluate.quality.task import Task

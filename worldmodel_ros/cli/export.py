@@ -32,12 +32,12 @@ def _run(chosen: argparse.Namespace) -> int:
     import sys
     from contextlib import ExitStack
 
+    from worldmodel_ros.bags.drive import read_drive
+    from worldmodel_ros.bags.export import export
+    from worldmodel_ros.bags.guess import find_mapping
+    from worldmodel_ros.bags.problems import BagError
+    from worldmodel_ros.bags.source import open_bag
     from worldmodel_ros.engine.loading import model_folder
-    from worldmodel_ros.evaluate.bag.drive import read_drive
-    from worldmodel_ros.evaluate.bag.export import export
-    from worldmodel_ros.evaluate.bag.guess import find_mapping
-    from worldmodel_ros.evaluate.bag.problems import BagError
-    from worldmodel_ros.evaluate.bag.source import open_bag
     from worldmodel_ros.model.checkpoint_description import ModelError, read_description
     try:
         preset = read_description(model_folder(chosen.model)).preset

@@ -67,10 +67,10 @@ def _count(text: str) -> int:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from worldmodel_ros.evaluate.bag.problems import BagError
+    from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.model.checkpoint_description import ModelError
+    from worldmodel_ros.train.data.lerobot import DatasetError
     from worldmodel_ros.train.finetune.recording import RecordingError
-    from worldmodel_ros.train.lerobot import DatasetError
     try:
         bags = _finetune(chosen)
     except (BagError, DatasetError, ModelError, RecordingError) as error:
@@ -86,11 +86,11 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
 
     import torch
 
-    from worldmodel_ros.machine import machine, versions
     from worldmodel_ros.engine.loading import model_folder
+    from worldmodel_ros.machine import machine, versions
     from worldmodel_ros.model import checkpoint
     from worldmodel_ros.model.checkpoint_description import ModelError, read_description
-    from worldmodel_ros.train import lerobot
+    from worldmodel_ros.train.data import lerobot
     from worldmodel_ros.train.finetune import recording, run, split, summary
     from worldmodel_ros.train.finetune.options import FineTuning
     began = time.monotonic()

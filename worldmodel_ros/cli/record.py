@@ -42,7 +42,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
     from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.environment import network, node_environment
-    from worldmodel_ros.bringup.paths import NotInstalledError, find_executable
+    from worldmodel_ros.paths import NotInstalledError, find_executable
     folder = chosen.out or Path(time.strftime('rosbag2_%Y_%m_%d-%H_%M_%S'))
     try:
         description = load()

@@ -51,9 +51,9 @@ def _run(chosen: argparse.Namespace) -> int:
 
     from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.environment import network
-    from worldmodel_ros.bringup.paths import NotInstalledError
     from worldmodel_ros.bringup.replay import prepare
     from worldmodel_ros.bringup.supervisor import Supervisor
+    from worldmodel_ros.paths import NotInstalledError
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = {'bag': chosen.bag, 'config': chosen.config, 'model': chosen.model, 'goal': chosen.goal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from worldmodel_ros.engine.loading import BACKENDS, PARALLEL_KINDS
+from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
@@ -82,9 +82,9 @@ def _run(chosen: argparse.Namespace) -> int:
     import json
 
     from worldmodel_ros.model.checkpoint_description import ModelError
-    from worldmodel_ros.serve.link import Unavailable, ask_status
-    from worldmodel_ros.serve.process import Options, serve
-    from worldmodel_ros.transport.address import AddressError, socket_path
+    from worldmodel_ros.serving.client.link import Unavailable, ask_status
+    from worldmodel_ros.serving.server.process import Options, serve
+    from worldmodel_ros.serving.transport.address import AddressError, socket_path
     try:
         path = socket_path(chosen.socket)
     except AddressError as error:

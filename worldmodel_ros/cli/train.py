@@ -10,7 +10,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser('train', help='train a world model on simulated episodes',
                                    description='Trains autoencoder, teacher and student, stage after stage.')
     try:
-        from worldmodel_ros.train.cli import add_arguments
+        from worldmodel_ros.train.run.cli import add_arguments
     except ImportError as error:
         parser.set_defaults(run=lambda _: _missing(error))
         return
@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     try:
-        from worldmodel_ros.train.cli import main
+        from worldmodel_ros.train.run.cli import main
         return main(chosen)
     except ModuleNotFoundError as error:
         return _missing(error)

@@ -53,7 +53,7 @@ def _run(chosen: argparse.Namespace) -> int:
     domain = arguments.domain_id() or 0
     os.environ.update(node_environment(load().environment, domain, str(chosen.out / 'ros'),
                                        this_machine_only=False))
-    from worldmodel_ros.nodes.what_if_client import COMPRESSED_IMAGE, IMAGE, ask_once
+    from worldmodel_ros.nodes.common.what_if_client import COMPRESSED_IMAGE, IMAGE, ask_once
     try:
         images = (chosen.image or IMAGE, chosen.compressed_image or COMPRESSED_IMAGE)
         answer, observed = ask_once(

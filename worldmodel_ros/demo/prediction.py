@@ -12,7 +12,7 @@ import numpy as np
 
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.recording import NS, Future, Recording
-from worldmodel_ros.evaluate.pictures import is_moving, psnr
+from worldmodel_ros.evaluate.drive.pictures import is_moving, psnr
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from worldmodel_ros.engine.ladder import Tier
+from worldmodel_ros.control.ladder import Tier
 
 NS = 1_000_000_000
 TIERS = {int(tier): tier.name.lower() for tier in Tier if tier is not Tier.NONE}

@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +18,12 @@ from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.demo.drive import Plan, drive
 from worldmodel_ros.demo.live import LiveView
 from worldmodel_ros.demo.load import CpuLoad
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording
 from worldmodel_ros.demo.summary import Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
+from worldmodel_ros.machine import machine, versions
 
 REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
 MODEL_NODE = 'world_model_node'
@@ -40,13 +42,18 @@ class Options:
     domain_id: int | None = None    # None: one that is free
 
 
-def run_demo(options: Options) -> int:
-    """Run the demo; returns the exit code: that of the verdict, 1 if it could not run, 130 if interrupted."""
+def run_demo(options: Options, observing: Callable[[Recording, str], AbstractContextManager]) -> int:
+    """
+    Run the demo; returns the exit code: that of the verdict, 1 if it could not run, 130 if interrupted.
+
+    `observing(recording, namespace)` gives a node that listens and asks (`nodes.demo.observer`); it is called when the
+    environment of its ROS graph has been set.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     recording = Recording()
     scorer = PredictionScorer(recording)
     try:
-        run = _drive(options, recording, scorer)
+        run = _drive(options, recording, scorer, observing)
     except KeyboardInterrupt:
         print('\ninterrupted: all processes have been stopped, nothing was written')
         return 130
@@ -56,7 +63,8 @@ def run_demo(options: Options) -> int:
     return _conclude(options, recording, scorer, run)
 
 
-def _drive(options: Options, recording: Recording, scorer: PredictionScorer) -> Run:
+def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
+           observing: Callable[[Recording, str], AbstractContextManager]) -> Run:
     began = time.monotonic()
     start_up: dict[str, float] = {}
 
@@ -74,7 +82,6 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer) -> 
         live.note(f'Starting {", ".join(node.name for node in nodes)} '
                   f'(ROS_DOMAIN_ID={supervisor.domain_id}, logs in {log})')
         supervisor.start()
-        from worldmodel_ros.nodes.demo_observer import observing
         with observing(recording, options.namespace) as observer:
             done('observer')
             supervisor.wait_ready(ACTIVATION_TIMEOUT, live.note)

@@ -11,7 +11,7 @@ import numpy as np
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
-from worldmodel_ros.evaluate.pictures import psnr
+from worldmodel_ros.evaluate.drive.pictures import psnr
 
 # Of the model node's diagnostics.
 MODEL_KEYS = ('model', 'backend', 'warmup_s', 'tick_two_step_ms', 'tick_one_step_ms', 'predictions_possible_hz')

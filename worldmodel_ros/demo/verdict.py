@@ -4,7 +4,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from worldmodel_ros.engine.ladder import MODEL_TIERS
+from worldmodel_ros.control.ladder import MODEL_TIERS
 from worldmodel_ros.exit_codes import TOO_SLOW
 
 MODEL_SHARE = 0.5           # of the ticks, answered after their future was imagined

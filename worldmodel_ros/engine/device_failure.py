@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from ..exit_codes import DEVICE_LOST
-from .parallel.failure import RankFailure
+from .distributed.failure import RankFailure
 
 _STANDARD_ERROR = 2  # by its number: a node's host may have replaced sys.stderr by what is no file
 # CUDA's own, of <driver_types.h>: those of which it says that the process must be terminated and relaunched, and those of

@@ -17,8 +17,8 @@ from .session_file import Loaded, read
 from .step_times import SESSION, StepTimes
 
 if TYPE_CHECKING:
-    from .onnx_backend import OnnxBackend
-    from .torch_backend import TorchBackend
+    from .backends.onnx import OnnxBackend
+    from .backends.torch import TorchBackend
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s

@@ -7,11 +7,11 @@ import numpy as np
 
 from ..cache.sequence import SequenceCache
 from ..model.steps import FLOW, HALF, WHOLE
+from .backends.stage_timer import PartTimes
 from .calls import Boundary, Call, Calls
 from .futures import Future
 from .memory import Memory
 from .noise import Noise
-from .part_times import PartTimes
 
 
 class Sampler:

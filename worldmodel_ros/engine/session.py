@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from .branching import Chunk, branch, joined
+from .backends.stage_timer import PartTimes
 from .calls import Boundary, Call, Calls, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
-from .part_times import PartTimes
-from .running import Runner
+from .network_calls import Runner
+from .rollout import Chunk, branch, joined
 from .sampler import Sampler
 from .session_file import Capture, Loaded, read
 from .session_folder import SessionFileError

@@ -1,1 +1,5 @@
-"""Judging a model: here in the simulator's closed loop."""
+"""
+What a model is worth: on recorded drives (`drive`), in simulated rooms (`quality`), and the pages that show it (`report`).
+
+Nothing here runs on a robot; the loop that is judged is `control`, and the networks are those of `engine`.
+"""

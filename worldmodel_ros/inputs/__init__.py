@@ -1,5 +1,5 @@
 """
-How messages become what the model is given: pictures, ticks, executed actions. Without ROS.
+How messages become what the model is given: images, ticks, executed actions. Without ROS.
 
 The live node and the reading of bags call the same functions, so that the same messages give the same inputs.
 """

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import page_write, qk_norm, reference
-from . import requantise as definitions
+from . import page_write, qk_norm, reference, requantise as definitions
 from .pages import Pool, TileLists
 
 

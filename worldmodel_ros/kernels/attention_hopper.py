@@ -14,8 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .hopper_attend import attend
-from .hopper_load import RAW_STAGES, expand_tiles, load_tiles
+from .attention_hopper_attend import attend
+from .attention_hopper_load import RAW_STAGES, expand_tiles, load_tiles
 from .pages import Pool, Precision, TileLists
 from .query import quantise_queries
 

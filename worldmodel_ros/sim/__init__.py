@@ -1,1 +1,5 @@
-"""A simulated differential-drive robot in a walled room: data source, ground truth and embedded default."""
+"""
+A simulated differential-drive robot in a walled room: data source, ground truth and embedded default.
+
+Its node is `nodes.sim_robot`; recording its drives for training is `train.data`.
+"""

@@ -1,1 +1,5 @@
-"""Training: simulated episodes, VAE, teacher and few-step student, each a stage of one command."""
+"""
+From episodes to weights: `data`, the losses of each stage (`objectives`), their runs (`run`), and `finetune`.
+
+What a trained model is worth is judged in `evaluate`.
+"""

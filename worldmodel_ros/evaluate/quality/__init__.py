@@ -1,4 +1,5 @@
-"""What a model is worth on rooms that nobody trained or tuned on: prediction, questions, long dreams, driving.
+"""
+What a model is worth in simulated rooms that no training has seen: prediction, questions, long rollouts, driving.
 
 Every number comes from seeds that are simulated afresh, outside those that training may use.
 """

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from ...engine.maneuvers import maneuver
+from worldmodel_ros.control.maneuvers import maneuver
 from .drives import Drive, drive_branch, record_drive
 from .horizons import CONTEXT
 from .images import rms, sharpness, shift

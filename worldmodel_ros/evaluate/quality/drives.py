@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from worldmodel_ros.evaluate.drive.pictures import is_moving
 from ...safety.limits import TwistLimiter
 from ...sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from ...sim.rollout import PERIOD, array_shapes, drive_episode
 from ...sim.scene import CAMERA_X, COLOURS, Scene
 from ...sim.world import LIMITS, World
-from ..pictures import is_moving
 
 COMMAND_DELAY = 0.03  # s from a frame to the command that answers it, as over ROS on two cores
 NO_GOAL = -1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from worldmodel_ros.evaluate.drive.pictures import psnr, ssim
 from ...sim.scene import COLOURS
-from ..pictures import psnr, ssim
 from .bounds import resimulate
 from .displacement import find_pose
 from .drives import Drive

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import numpy as np
 
-from ...engine.maneuvers import NAMES, maneuver
-from ..pictures import psnr
+from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.evaluate.drive.pictures import psnr
 from .drives import Branch, Drive, drive_branch
 from .horizons import CONTEXT, HORIZONS, starts, steps_of
 from .images import rms

@@ -113,7 +113,7 @@ def _attempt(task: Task, job: Job) -> Result | Exception:
 
 
 def _work(task: Task, job: Job) -> Result:
-    from ..closed_loop import drive, drivers
+    from .closed_loop import drive, drivers
     from .drift import drift_record
     from .drives import record_drive
     from .horizons import drive_frames, horizon_records

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from ..bootstrap import mean_interval
+from worldmodel_ros.evaluate.drive.bootstrap import mean_interval
 from .horizons import HORIZONS
 from .ranking import HORIZON as RANKING_HORIZON
 

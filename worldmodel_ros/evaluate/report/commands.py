@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..metrics import chosen_plans
+from worldmodel_ros.evaluate.drive.metrics import chosen_plans
 from .html import escape, number, section, table
 from .plot import Plot, legend, over_time, padded
 from .runs import Run

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...engine.ladder import Tier
-from ..step_times import MeasuredTimes
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes
 from .html import escape, number, section, table
 from .plot import Plot, legend
 from .runs import Run

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..windows import Scene
+from worldmodel_ros.evaluate.drive.windows import Scene
 from .html import difference, number, picture
 from .runs import Run
 

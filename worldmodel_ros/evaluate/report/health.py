@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+from worldmodel_ros.bags.findings import Finding
+from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from ...inputs.ticks import NS
-from ..bag.findings import Finding
-from ..evaluation import Evaluation
 from .html import escape, number, section, table
 from .runs import Run
 

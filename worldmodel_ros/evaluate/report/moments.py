@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..surprise import THRESHOLD, Moment, limit
+from worldmodel_ros.evaluate.drive.surprise import THRESHOLD, Moment, limit
 from .film import strip
 from .html import number, section
 from .plot import Plot, over_time

@@ -1,9 +1,9 @@
 """The head of the page: the verdict in one sentence, what was evaluated, and the numbers to see first."""
 from __future__ import annotations
 
-from ...engine.ladder import Tier
-from ..compare import MEASURES, Comparison
-from ..verdict import Verdict
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.evaluate.drive.compare import MEASURES, Comparison
+from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .html import bounds, escape, number, section, signed, table
 from .runs import Run
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..compare import Comparison
-from ..evaluation import Evaluation
-from ..verdict import Verdict
+from worldmodel_ros.evaluate.drive.compare import Comparison
+from worldmodel_ros.evaluate.drive.evaluation import Evaluation
+from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .commands import commands
 from .deadline import deadline
 from .health import health

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..metrics import SUBSETS
+from worldmodel_ros.evaluate.drive.metrics import SUBSETS
 from .film import strip
 from .html import bounds, number, section, signed, table
 from .plot import Plot, legend, padded

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..compare import names
-from ..evaluation import Evaluation
+from worldmodel_ros.evaluate.drive.compare import names
+from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 
 KINDS = ('a', 'b')  # style classes, in the order of the evaluations
 

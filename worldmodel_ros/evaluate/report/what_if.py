@@ -1,7 +1,7 @@
 """Section: does the model see that another action leads elsewhere?"""
 from __future__ import annotations
 
-from ...engine.maneuvers import NAMES
+from worldmodel_ros.control.maneuvers import NAMES
 from .film import cell, row
 from .html import bounds, number, section, table
 from .runs import Run

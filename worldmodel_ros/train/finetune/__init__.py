@@ -1,1 +1,5 @@
-"""Fine-tuning on one's own robot: recordings become clips, autoencoder and DiT adapt, a held-out part judges."""
+"""
+Fine-tuning on recordings of one's own robot: clips, adaptation of autoencoder and DiT, judgement on a held-out part.
+
+Training from scratch is the rest of `train`.
+"""

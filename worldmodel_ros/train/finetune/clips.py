@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel_ros.train.data.episodes import Episodes
 from ...model.presets import Preset
 from ...model.vae import VAE
-from ..data import Episodes
 from .augment import Light, mirror_signs, mirrored
 from .recording import Chain
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel_ros.train.objectives.sampler import roll_out
 from ...model.presets import Preset
 from ...model.vae import VAE
 from ...model.world_model import WorldModel
-from ..sampler import roll_out
 from .split import Part, judged_frames
 
 _BATCH = 32  # moments at a time

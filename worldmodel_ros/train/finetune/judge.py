@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...evaluate.bootstrap import block_labels, mean_interval
-from ...evaluate.pictures import is_moving, psnr, ssim
+from worldmodel_ros.evaluate.drive.bootstrap import block_labels, mean_interval
+from worldmodel_ros.evaluate.drive.pictures import is_moving, psnr, ssim
 from ...model.vae import VAE
 from ...model.world_model import WorldModel
 from .augment import mirror_signs

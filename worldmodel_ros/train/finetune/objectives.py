@@ -5,12 +5,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from worldmodel_ros.train.data.batches import Batch, expand, mix
+from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
+from worldmodel_ros.train.objectives.student import StudentObjective
+from worldmodel_ros.train.objectives.vae import VaeObjective
 from ...model.steps import HALF
-from ..batches import Batch, expand, mix
-from ..sampler import Sampler
-from ..self_forcing import SelfForcingObjective
-from ..student import StudentObjective
-from ..vae import VaeObjective
 from .augment import Light, mirrored
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worldmodel_ros.train.run.config import Schedule
+from worldmodel_ros.train.run.options import SelfForcingOptions, StudentOptions
 from ...model.presets import Preset
-from ..config import Schedule
-from ..options import SelfForcingOptions, StudentOptions
 
 VAE_SHARE = 0.3         # of the time
 MOST_STEPS = 1_000_000  # where time is the limit

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ...evaluate.bag.drive import read_drive
-from ...evaluate.bag.guess import find_mapping
-from ...evaluate.bag.problems import BagError
-from ...evaluate.bag.source import open_bag
+from worldmodel_ros.bags.drive import read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.problems import BagError
+from worldmodel_ros.bags.source import open_bag
+from worldmodel_ros.train.data import lerobot
 from ...inputs.frames import FrameSettings
 from ...inputs.ticks import GAP, NS, FramePacer, Pace
 from ...model.presets import Preset
-from .. import lerobot
 
 _SETTINGS = FrameSettings()  # of the live node
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
+from worldmodel_ros.train.data.episodes import Episodes
+from worldmodel_ros.train.objectives.vae import VaeOptions, normalise
+from worldmodel_ros.train.run.config import Schedule
+from worldmodel_ros.train.run.log import Log
+from worldmodel_ros.train.run.optim import averaged_copy
 from ...model.world_model import WorldModel
-from ..config import Schedule
-from ..data import Episodes
-from ..log import Log
-from ..optim import averaged_copy
-from ..vae import VaeOptions, normalise
 from .augment import mirror_signs
 from .clips import encoded_variants, episodes
 from .imagination import Moments, moments

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import Schedule
-from ..log import Log
-from ..optim import Optimiser
-from ..ranks import Ranks
+from worldmodel_ros.train.run.config import Schedule
+from worldmodel_ros.train.run.log import Log
+from worldmodel_ros.train.run.optim import Optimiser
+from worldmodel_ros.train.run.ranks import Ranks
 
 CHECKS = 12    # looks at the validation part, evenly spread over the schedule
 PATIENCE = 4   # looks without a better result after which the training ends, once half of it is done

@@ -1,0 +1,129 @@
+"""Which package imports which: the arrows of docs/architecture.md and no others, and no cycle anywhere."""
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = 'worldmodel_ros'
+GENERATED = {'msg', 'srv'}
+DOCUMENT = ROOT / 'docs' / 'architecture.md'
+HAS_NO = {  # package -> libraries that none of its files may import
+    'safety': {'rclpy', 'torch'}, 'inputs': {'rclpy'}, 'bags': {'rclpy'}, 'model': {'rclpy'}, 'kernels': {'rclpy'}, 'cache': {'rclpy'},
+    'engine': {'rclpy'}, 'control': {'rclpy', 'torch'}, 'serving': {'rclpy'}, 'sim': {'rclpy', 'torch'}, 'datasets': {'rclpy', 'torch'}}
+
+
+def modules():
+    """Return name -> file of every module that is written by hand."""
+    found = {}
+    for file in sorted((ROOT / PACKAGE).rglob('*.py')):
+        parts = file.relative_to(ROOT).with_suffix('').parts
+        if parts[1] not in GENERATED:
+            found['.'.join(parts[:-1] if parts[-1] == '__init__' else parts)] = file
+    return found
+
+
+def imported(name, file, known):
+    """Return the modules that a module imports at run time, in functions too, and the libraries."""
+    own, libraries = set(), set()
+
+    def visit(node):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test):
+                for other in child.orelse:
+                    visit(other)
+                continue
+            if isinstance(child, ast.Import):
+                targets = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                base = name.split('.') if file.name == '__init__.py' else name.split('.')[:-1]
+                base = '.'.join([*base[:len(base) - child.level + 1], *filter(None, [child.module])]) if child.level else child.module
+                targets = [f'{base}.{alias.name}' if f'{base}.{alias.name}' in known else base for alias in child.names]
+            else:
+                targets = []
+            own.update(target for target in targets if target in known)
+            libraries.update(target.partition('.')[0] for target in targets)
+            visit(child)
+
+    visit(ast.parse(file.read_text()))
+    return own - {name}, libraries
+
+
+@pytest.fixture(scope='module')
+def graph():
+    known = modules()
+    return {name: imported(name, file, known) for name, file in known.items()}
+
+
+def room(module):
+    return module.split('.')[1] if module.count('.') else ''
+
+
+def cycle(arrows):
+    """Return a cycle of a graph, node -> nodes, as a list of nodes; [] if there is none."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return [*path[path.index(node):], node]
+        if node in done:
+            return []
+        path.append(node)
+        found = next((found for other in sorted(arrows.get(node, ())) if (found := visit(other))), [])
+        path.pop()
+        done.add(node)
+        return found
+
+    return next((found for node in sorted(arrows) if (found := visit(node))), [])
+
+
+def allowed():
+    """Return package -> packages, as the table of the document says."""
+    rows = re.findall(r'^\| `(\w+)` \|([^|]*)\|', DOCUMENT.read_text(), re.MULTILINE)
+    return {name: set(re.findall(r'`(\w+)`', others)) for name, others in rows}
+
+
+def test_packages_import_what_the_table_of_the_document_says_and_nothing_else(graph):
+    arrows = {}
+    for module, (own, _) in graph.items():
+        arrows.setdefault(room(module), set()).update(room(other) for other in own)
+    arrows = {name: {other for other in others if other not in (name, '')} for name, others in arrows.items() if name}
+    table = allowed()
+    packages = {name for name in arrows if (ROOT / PACKAGE / name).is_dir()}
+    assert packages == set(table), 'the table does not name the packages that there are'
+    single = {name for name in arrows if name not in packages}  # files such as paths.py, which all may import
+    for name in sorted(packages):
+        others = arrows[name] - single
+        assert others == table[name], f'{name} imports {sorted(others)}, the table says {sorted(table[name])}'
+    for name in single:
+        assert not arrows[name] - single, f'{name}.py imports {sorted(arrows[name] - single)}'
+
+
+def test_no_package_imports_itself_by_way_of_others():
+    assert cycle(allowed()) == []
+
+
+def test_no_file_imports_itself_by_way_of_others(graph):
+    assert cycle({name: own for name, (own, _) in graph.items()}) == []
+
+
+def test_cycles_are_found():
+    assert cycle({'a': {'b'}, 'b': {'c'}, 'c': {'b'}}) == ['b', 'c', 'b']
+    assert cycle({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()}) == []
+
+
+@pytest.mark.parametrize('package', HAS_NO)
+def test_a_package_does_without_the_libraries_that_it_must_not_need(graph, package):
+    for module, (_, libraries) in graph.items():
+        if room(module) == package:
+            assert not libraries & HAS_NO[package], f'{module} imports {sorted(libraries & HAS_NO[package])}'
+
+
+@pytest.mark.parametrize('name, file', [(name, file) for name, file in modules().items() if file.name == '__init__.py'])
+def test_each_folder_says_what_belongs_there(name, file):
+    text = ast.get_docstring(ast.parse(file.read_text())) or ''
+    assert text.endswith('.'), f'{name} does not say what it is'
+    if name.count('.') and name not in (f'{PACKAGE}.cli',):
+        first, _, second = text.partition('\n\n')
+        assert first and second, f'{name} does not say in a second paragraph what belongs elsewhere'

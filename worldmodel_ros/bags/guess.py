@@ -1,0 +1,142 @@
+"""Finds the mapping of a bag: what the user says, else what is the only sensible guess, else a question back."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.model.presets import Preset
+from .mapping import Mapping, read_config, twist_fields
+from .problems import BagError, MessageError
+from .source import Bag, Topic
+
+# What the world model node listens to, unless it is remapped.
+_IMAGE, _ACTION, _GOAL = '/camera/image_raw', '/cmd_vel', '/goal'
+_COMPRESSED = '/compressed'
+_IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+_DEPTH = ('16UC1', '32FC1', 'mono16')
+# Where a type of message has the fields of a Twist.
+_TWISTS = {'geometry_msgs/msg/TwistStamped': 'twist.', 'geometry_msgs/msg/Twist': ''}
+_ODOMETRY = {'nav_msgs/msg/Odometry': 'twist.twist.'}
+_STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msgs/msg/AckermannDrive': ''}
+_UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
+_STRING = 'std_msgs/msg/String'
+
+
+class MappingQuestion(BagError):
+    """A guess would be a gamble: the text lists what there is, and what to write into the file of --config."""
+
+
+def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mapping:
+    """
+    Return what the images, actions and goals of a bag are, by the YAML file `config` and by guessing the rest.
+
+    Raises MappingQuestion where the user has to choose, and BagError where the bag has no colour images, or not
+    the topics that the file names.
+    """
+    given = read_config(config, preset.action_names) if config else {}
+    notes = list(given.get('notes', ()))
+    if 'image_topic' not in given:
+        given['image_topic'] = _image_topic(bag)
+    if 'action_topic' not in given:
+        given['action_topic'] = _action_topic(bag, notes)
+    for key, types in (('image_topic', _IMAGES), ('action_topic', ()), ('goal_topic', (_STRING,))):
+        _check(bag, key, given.get(key), types)
+    if 'goal_topic' not in given:
+        topic = bag.topics.get(_GOAL)
+        given['goal_topic'] = _GOAL if topic and topic.type == _STRING else None
+    if given['action_topic'] is None:
+        given['actions'] = ()
+    elif 'actions' not in given:
+        given['actions'] = _fields(bag.topics[given['action_topic']], preset.action_names)
+    return Mapping(**{**given, 'notes': tuple(notes)})
+
+
+def _image_topic(bag: Bag) -> str:
+    cameras = {t.name: t for t in bag.topics.values() if t.type in _IMAGES and t.count}
+    if not cameras:
+        raise BagError(f'{bag.path} has no images (sensor_msgs/Image or CompressedImage); its topics are {_list(bag)}. '
+                       'Record the camera too')
+    depth = {name for name, topic in cameras.items() if _is_depth(bag, topic)}
+    colour = [name for name in cameras if name not in depth]
+    # The same camera twice: raw is what was compressed.
+    colour = [name for name in colour if name.removesuffix(_COMPRESSED) == name
+              or name.removesuffix(_COMPRESSED) not in colour]
+    if not colour:
+        raise BagError(f'{bag.path} has depth images only ({", ".join(sorted(depth))}), and the model takes '
+                       'colour: record the colour camera')
+    known = [name for name in colour if name.removesuffix(_COMPRESSED) == _IMAGE]
+    return _choose('image_topic', 'cameras', colour, known, bag)
+
+
+def _is_depth(bag: Bag, topic: Topic) -> bool:
+    for record in bag.messages([topic.name]):
+        try:
+            message = bag.deserialize(record.topic, record.raw)
+        except MessageError:
+            return False
+        label = message.encoding if hasattr(message, 'encoding') else message.format
+        return 'compressedDepth' in label or label.split(';')[0].strip() in _DEPTH
+    return False
+
+
+def _action_topic(bag: Bag, notes: list[str]) -> str | None:
+    def of(types: Iterable[str]) -> list[str]:
+        return [t.name for t in bag.topics.values() if t.type in types and t.count]
+    for types in (_TWISTS, _STEERED, _ODOMETRY):
+        found = of(types)
+        if found:
+            chosen = _choose('action_topic', 'topics of actions', found, [n for n in found if n == _ACTION], bag)
+            if types is _ODOMETRY:
+                notes.append(f'No commands were recorded: the measured motion of {chosen} is taken as the action.')
+            return chosen
+    if of(_UNNAMED):
+        raise MappingQuestion(
+            f'{bag.path}: the numbers in {", ".join(of(_UNNAMED))} may be the actions, but their type does not say '
+            f'what they mean. Write into a file for --config:\n\naction_topic: {of(_UNNAMED)[0]}\n\nand you will be '
+            'asked for its fields; or action_topic: none, to go without')
+    return None
+
+
+def _choose(key: str, what: str, found: list[str], known: list[str], bag: Bag) -> str:
+    if len(found) == 1:
+        return found[0]
+    if len(known) == 1:
+        return known[0]
+    topics = [bag.topics[name] for name in sorted(found)]
+    lines = '\n'.join(f'  {topic.name}   {topic.type}, {topic.count} messages' for topic in topics)
+    raise MappingQuestion(f'{bag.path} has {len(found)} {what}:\n{lines}\nWrite the right one into a file for '
+                          f'--config:\n\n{key}: {topics[0].name}\n')
+
+
+def _fields(topic: Topic, names: tuple[str, ...]) -> tuple[Any, ...]:
+    twist = {**_TWISTS, **_ODOMETRY}.get(topic.type)
+    if twist is not None and all(name in ('linear.x', 'linear.y', 'angular.z') for name in names):
+        return twist_fields(twist, names)
+    lines = '\n'.join(f'  {name}: {_example(topic, name)}' for name in names)
+    raise MappingQuestion(
+        f'{topic.name} is a {topic.type}, and what its numbers are to the model has to be said. Write into a file '
+        'for --config, with your fields, and scales that lead to SI units:\n\n'
+        f'action_topic: {topic.name}\nactions:\n{lines}\n')
+
+
+def _example(topic: Topic, name: str) -> str:
+    steered = _STEERED.get(topic.type)
+    if steered is None:
+        return f'{{field: {_UNNAMED.get(topic.type, "FIELD")}, scale: 1.0, offset: 0.0}}'
+    if name == 'angular.z':
+        return f'{{speed: {steered}speed, steering: {steered}steering_angle, wheelbase: METRES}}'
+    return f'{steered}speed'
+
+
+def _check(bag: Bag, key: str, name: str | None, types: Sequence[str]) -> None:
+    if name is None:
+        return
+    if name not in bag.topics:
+        raise BagError(f'{key} is {name}, which is not in {bag.path}; its topics are {_list(bag)}')
+    if types and bag.topics[name].type not in types:
+        raise BagError(f'{key}: {name} is a {bag.topics[name].type}, and it must be a {" or ".join(types)}')
+
+
+def _list(bag: Bag) -> str:
+    return ', '.join(f'{t.name} ({t.type.split("/")[-1]})' for t in bag.topics.values()) or 'none'

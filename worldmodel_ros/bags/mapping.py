@@ -1,0 +1,130 @@
+"""
+Which topics of a bag are the camera, the actions and the goal, and what their numbers mean.
+
+A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
+one guess alone is sensible (`guess`), and asked back where it would be a gamble.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping as Map
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worldmodel_ros.inputs import executed
+from .fields import Field, YawRate
+from .problems import BagError
+
+_KEYS = {'image_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic', 'notes'}
+STAMPS = ('header', 'log')
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """
+    `actions` are in the order of the model's action names, and empty where no actions were recorded
+    (`action_topic` None). `image_stamps`: 'header', or 'log' for the time of receipt where the camera's stamps
+    are useless. `executed_timeout` [s]: for how long an action is in force, as the node's parameter. `notes` are
+    remarks for the reader of a report, such as that a scale is assumed.
+    """
+
+    image_topic: str
+    action_topic: str | None
+    actions: tuple[Field | YawRate, ...]
+    goal_topic: str | None = None
+    image_stamps: str = 'header'
+    executed_timeout: float = executed.TIMEOUT
+    notes: tuple[str, ...] = ()
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the topics to be read."""
+        return [name for name in (self.image_topic, self.action_topic, self.goal_topic) if name]
+
+    @property
+    def is_twist(self) -> bool:
+        """Whether the action is the linear.x and angular.z of a Twist or TwistStamped as it is."""
+        return self.actions in (twist_fields('', ('linear.x', 'angular.z')),
+                                twist_fields('twist.', ('linear.x', 'angular.z')))
+
+    def action(self, message: Any) -> tuple[float, ...]:
+        """Return the action in a message [SI units], as the model has it. Raises MessageError."""
+        return tuple(field.read(message) for field in self.actions)
+
+    def to_dict(self) -> dict:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def twist_fields(prefix: str, names: tuple[str, ...]) -> tuple[Field, ...]:
+    """Return the fields of actions that are named as a Twist's: 'linear.x', 'angular.z'."""
+    return tuple(Field(prefix + name) for name in names)
+
+
+def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
+    """
+    Return what a YAML file says about a mapping: some of Mapping's fields. Raises BagError for a file that cannot be
+    read or says something unknown.
+    """
+    try:
+        config = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BagError(f'{path} cannot be read as YAML: {error}') from error
+    if not isinstance(config, Map) or set(config) - _KEYS:
+        unknown = sorted(map(str, set(config) - _KEYS)) if isinstance(config, Map) else config
+        raise BagError(f'{path}: {unknown} is not known; the keys are {", ".join(sorted(_KEYS))}')
+    for key in ('image_topic', 'action_topic', 'goal_topic'):
+        if not isinstance(config.get(key, ''), str):
+            raise BagError(f'{path}: {key} must be the name of a topic, or none, got {config[key]!r}')
+    result: dict[str, Any] = {key: _topic(config[key]) for key in ('image_topic', 'action_topic', 'goal_topic')
+                              if key in config}
+    if 'image_stamps' in config:
+        if config['image_stamps'] not in STAMPS:
+            raise BagError(f'{path}: image_stamps must be one of {", ".join(STAMPS)}, got {config["image_stamps"]!r}')
+        result['image_stamps'] = config['image_stamps']
+    if 'executed_timeout_s' in config:
+        result['executed_timeout'] = _timeout(config['executed_timeout_s'], path)
+    if 'actions' in config:
+        result['actions'] = _actions(config['actions'], action_names, path)
+    notes = config.get('notes', [])
+    result['notes'] = tuple(map(str, [notes] if isinstance(notes, str) else notes))
+    return result
+
+
+def _topic(name: str) -> str | None:
+    if name == 'none':
+        return None
+    return name if name.startswith('/') else f'/{name}'
+
+
+def _timeout(value: Any, path: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+        raise BagError(f'{path}: executed_timeout_s must be a time [s], 0 or more, got {value!r}')
+    return float(value)
+
+
+def _actions(config: Any, names: tuple[str, ...], path: Path) -> tuple[Field | YawRate, ...]:
+    if not isinstance(config, Map) or set(config) != set(names):
+        got = ', '.join(map(str, config)) if isinstance(config, Map) else config
+        raise BagError(f'{path}: actions must say where each of the model\'s actions is, which are {", ".join(names)}; '
+                       f'got {got}')
+    return tuple(_action(config[name], f'{path}: actions: {name}') for name in names)
+
+
+def _action(config: Any, where: str) -> Field | YawRate:
+    try:
+        if isinstance(config, str):
+            return Field(config)
+        if 'wheelbase' in config:
+            speed, steering = (_action(config[key], f'{where}: {key}') for key in ('speed', 'steering'))
+            return YawRate(speed, steering, float(config['wheelbase']))
+        return Field(config['field'], float(config.get('scale', 1.0)), float(config.get('offset', 0.0)))
+    except BagError as error:
+        raise BagError(f'{where}: {error}') from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BagError(f'{where}: write {{field: twist.linear.x, scale: 1.0, offset: 0.0}}, or for a steered car '
+                       '{speed: drive.speed, steering: drive.steering_angle, wheelbase: 0.26}; '
+                       f'got {config!r}') from error

@@ -1,0 +1,259 @@
+"""Sees to it that every observation is answered at most once, and never late."""
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from .ladder import STEPS, Counts, Decision, Ladder, LastPlan, Settings, Tier, Verdict
+from .types import Answer, Listener, Observation
+
+_REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
+
+
+class Responder:
+    """
+    Between the thread that runs the model and the timer that cannot wait for it: who comes first, answers.
+
+    The methods may be called from any thread.
+    """
+
+    def __init__(self, listener: Listener, settings: Settings, step_period: float,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._listener, self._clock = listener, clock
+        self._lock = threading.Lock()
+        self._ladder = Ladder(settings)
+        self._plan = LastPlan(step_period)
+        self._newest: tuple[int, int] | None = None  # number of the newest observation
+        self._course: tuple[int, str] | None = None  # its episode and goal, which the plan is for
+        self._open: Observation | None = None  # the one that is to be answered and is not yet
+        self._finish = 0.0  # predicted, of the newest observation
+        self._planned = 0.0  # when it had a plan
+        self._decision: Decision | None = None  # on it, once it is being worked on
+        # Number and tier of the last answers.
+        self._served: deque[tuple[tuple[int, int], Tier]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def settings(self) -> Settings:
+        return self._ladder.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        with self._lock:
+            self._ladder.settings = settings
+
+    @property
+    def best(self) -> Tier:
+        """
+        The best tier allowed at present; STOP: the robot is kept standing until the model has been good
+        again.
+        """
+        return self._ladder.best
+
+    @property
+    def counts(self) -> Counts:
+        """Ticks by what they were answered with."""
+        with self._lock:
+            return replace(self._ladder.counts)
+
+    def open(self, observation: Observation) -> None:
+        """
+        Take an observation as the one that is to be answered. One that still was is not any more.
+
+        Opened again, when one engine hands it on to another, it stays what it is: answered or not.
+        """
+        with self._lock:
+            if observation.number == self._newest:
+                return
+            self._newest = observation.number
+            if self._open:
+                self._ladder.counts.late += 1  # `overdue` has not come to it: the worst overload of all
+                self._answer(
+                    self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
+            course = observation.episode, observation.goal
+            if course != self._course:
+                self._course = course
+                self._plan.forget()
+            self._open = observation if observation.wants_answer else None
+            self._finish = observation.due
+            self._decision = None
+
+    def close(self) -> None:
+        """Leave unanswered what has not been answered."""
+        with self._lock:
+            self._open = None
+
+    def decide(self, observation: Observation, begun: float,
+               predict: Callable[[int], float]) -> Decision | None:
+        """
+        Choose the tier for work that has `begun`, and answer at once where the model is not waited for.
+
+        `predict` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
+        in, and nothing is predicted from it: it is stale, or a newer one has come.
+        """
+        with self._lock:
+            limit = observation.due - self.settings.reserve
+            if not observation.wants_answer:
+                self._pass_over(observation)
+                if observation.stale:
+                    return None
+                # Nothing is commanded, so that nothing can be late: the future is imagined all the same.
+                tier = next((t for t, steps in STEPS.items() if begun + predict(steps) <= limit), Tier.ONE_STEP)
+                return Decision(tier, begun + predict(STEPS[tier]), limit, False, '')
+            if not self._is_open(observation):
+                return None
+            decision = self._ladder.decide(
+                begun, observation.due, predict, self._plan.has_action(observation.stamp))
+            self._finish = decision.finish
+            self._decision = decision
+            if decision.tier is Tier.STOP:
+                self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+            return decision
+
+    def planned(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
+        """
+        Take the plan (T, A) of an observation: what the monitor falls back to from now on, if it was in time.
+        """
+        with self._lock:
+            self._remember(observation, plan)
+            if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
+                self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+
+    def served(self, observation: Observation) -> Tier | None:
+        """What an observation was answered with; None where it has not been, or that was too long ago."""
+        with self._lock:
+            return next((tier for number, tier in reversed(self._served) if number == observation.number), None)
+
+    def finished(self, observation: Observation, decision: Decision, plan: np.ndarray) -> None:
+        """Take note that the future of a plan has been imagined; answer with the plan where that was waited for."""
+        with self._lock:
+            verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
+            self._answer(observation, decision.tier, verdict, decision.reason, plan)
+            self._ladder.finished(decision, self._planned if decision.tier is Tier.STOP else self._clock())
+
+    def relay(self, observation: Observation, tier: Tier, finish: float, reason: str, plan: np.ndarray) -> bool:
+        """
+        Answer with the plan (T, A) that an engine elsewhere has made, by a ladder of its own; return whether it came
+        in time. `finish`: when that ladder had expected to have it.
+        """
+        with self._lock:
+            self._remember(observation, plan)
+            in_time = self._planned <= observation.due - self.settings.reserve
+            if self._is_open(observation):
+                self._finish = finish
+                decision = self._ladder.relay(tier, self._planned, observation.due, reason)
+                standing = decision.tier is Tier.STOP
+                verdict = Verdict.ON_TIME if decision.tier is Tier.TWO_STEP else Verdict.DEGRADED
+                self._answer(observation, decision.tier, verdict, decision.reason, None if standing else plan)
+                self._ladder.finished(decision, self._planned)
+            return in_time
+
+    def bridge(self, observation: Observation, finish: float, reason: str) -> bool:
+        """
+        An engine elsewhere refuses an observation: answer with the last plan. Return False, without an answer, where
+        that has no action left, or the robot is kept standing.
+        """
+        with self._lock:
+            if not self._is_open(observation):
+                return True
+            if self._ladder.best is Tier.STOP or not self._plan.has_action(observation.stamp):
+                return False
+            self._finish = finish
+            decision = self._ladder.bridge(self._clock(), reason)
+            self._answer(observation, decision.tier, Verdict.DEGRADED, decision.reason)
+            return True
+
+    def pass_over(self, observation: Observation) -> None:
+        """Report an observation that wants no answer: it is stale, or there is no goal."""
+        with self._lock:
+            self._pass_over(observation)
+
+    def overdue(self) -> None:
+        """The newest observation must be answered now: do it without the model, if that has not answered."""
+        with self._lock:
+            observation = self._open
+            if observation is None:
+                return
+            decision = self._ladder.overrun(
+                self._decision, self._clock(), self._plan.has_action(observation.stamp))
+            verdict = Verdict.DEGRADED if decision is self._decision else Verdict.LATE
+            self._answer(observation, decision.tier, verdict, decision.reason)
+
+    def fault(self, observation: Observation, reason: str) -> None:
+        """The model failed on an observation: stop, until it has been good for a while."""
+        with self._lock:
+            self._ladder.fault(reason)
+            self._plan.forget()
+            if self._is_open(observation):
+                self._answer(observation, Tier.STOP, Verdict.INVALID, reason)
+            else:
+                self._report(observation, Verdict.INVALID, reason)
+
+    def halt(self, answer: Answer) -> None:
+        """
+        Stop without an observation: `answer` goes out as it is, and what was to be answered is not any more.
+        """
+        with self._lock:
+            self._open = None
+            self._plan.forget()
+            self._ladder.counts.served(answer.tier)
+            self._listener.answered(replace(answer, counts=replace(self._ladder.counts)))
+
+    def forget_plan(self) -> None:
+        """Drop the plan: it was for another past."""
+        with self._lock:
+            self._plan.forget()
+
+    def _is_open(self, observation: Observation) -> bool:
+        return self._open is not None and self._open.number == observation.number
+
+    def _remember(self, observation: Observation, plan: np.ndarray) -> None:
+        """Take a plan as the last one, if it has come in time, and nobody has asked for another goal meanwhile."""
+        self._planned = self._clock()
+        in_time = self._planned <= observation.due - self.settings.reserve
+        if in_time and (observation.episode, observation.goal) == self._course:
+            self._plan.remember(plan, observation.stamp)
+
+    def _pass_over(self, observation: Observation) -> None:
+        if observation.stale:
+            self._report(observation, Verdict.STALE_INPUT, observation.stale)
+        else:
+            self._report(observation, Verdict.IDLE, 'no goal')
+
+    def _answer(self, observation: Observation, tier: Tier, verdict: Verdict, reason: str,
+                plan: np.ndarray | None = None) -> None:
+        if not self._is_open(observation):
+            return
+        self._open = None
+        actions = plan
+        if tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
+            # Decided was what was predicted; what is served, and said, is what is there.
+            actions = self._plan.rest(observation.stamp)
+            if actions is None:
+                tier = Tier.STOP
+            elif self._plan.is_of(observation.stamp):
+                tier, reason = Tier.PLAN_ONLY, f'{reason}; a plan alone is in time'
+            else:
+                tier, reason = Tier.LAST_PLAN, f'{reason}; the last plan goes on'
+        # Half of the reserve is for the lateness of the fallback, the other half belongs to those who come
+        # after.
+        last = observation.due - self.settings.reserve / 2
+        if tier not in (Tier.STOP, Tier.NONE) and self._clock() > last:
+            self._ladder.counts.late += verdict is not Verdict.LATE
+            tier, verdict, actions = Tier.NONE, Verdict.LATE, None
+            reason = 'even the fallback would have been late: the machine is overloaded; nothing is commanded'
+        self._ladder.counts.served(tier)
+        self._served.append((observation.number, tier))
+        self._report(observation, verdict, reason, tier, actions)
+
+    def _report(self, observation: Observation, verdict: Verdict, reason: str, tier: Tier = Tier.NONE,
+                actions: np.ndarray | None = None) -> None:
+        received = observation.received
+        self._listener.answered(Answer(
+            observation.stamp, observation.episode, observation.sequence, tier, verdict, reason,
+            replace(self._ladder.counts), actions, observation.due - received, self._clock() - received,
+            self._finish - received))

@@ -1,0 +1,109 @@
+"""Runs a function of tensors on a batch that is gathered from many sessions: eagerly, or as a CUDA graph.
+
+A tick is hundreds of small kernels, and starting them one by one takes the host longer than a GPU needs to run them. A
+graph starts them all at once; it was captured for one batch size, so a batch is padded to the next of BUCKETS.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .pinned_inputs import Inputs
+
+BUCKETS = (1, 2, 4, 8, 16, 32)
+
+Column = Sequence[np.ndarray | Tensor]  # one of the function's arguments, for each session: on the host or the device
+Function = Callable[..., 'tuple[Tensor, ...]']
+
+
+class Eager:
+    """Stacks and calls."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def __call__(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """Outputs of ``function``; ``key`` tells it from others, and what it closes over."""
+        return function(*(self._stacked(column) for column in columns))
+
+    def reset(self) -> None:
+        """There is nothing to let go of."""
+
+    def _stacked(self, column: Column) -> Tensor:
+        if any(isinstance(part, Tensor) for part in column):
+            return torch.stack([torch.as_tensor(part, device=self._device) for part in column])
+        return torch.from_numpy(np.stack(column)).to(self._device)
+
+
+class Graphs:
+    """As Eager, from graphs that are captured when a function first meets a bucket and shapes.
+
+    Rows that pad a batch repeat its first one, so that they do nothing that it does not do. A function may be called
+    more than once while it is captured; it must not depend on how often. A call returns as soon as the GPU has its
+    work; ``captures`` and ``capture_seconds`` tell how many have been captured, compilation included.
+    """
+
+    inputs_type = Inputs
+
+    def __init__(self, device: torch.device, priority: int = 0):
+        """``priority``: of the kernels, over those of other graphs; lower numbers go first."""
+        self._device = device
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # one for all: no two run at once, and results are copied out
+        # Memory that is free again is so for the stream that had it: with streams of its own, each graph would take more.
+        self._streams = torch.cuda.Stream(), torch.cuda.Stream(priority=priority)
+        self.capture_seconds = 0.0
+
+    @property
+    def captures(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        size = len(columns[0])
+        bucket = next((bucket for bucket in BUCKETS if bucket >= size), size)
+        shapes = tuple(tuple(column[0].shape) for column in columns)
+        graph = self._graphs.get((key, bucket, shapes))
+        if graph is None:
+            start = time.perf_counter()
+            graph = self._graphs[key, bucket, shapes] = _Graph(
+                self.inputs_type(self._device, bucket, columns), function, columns, self._memory, *self._streams)
+            self.capture_seconds += time.perf_counter() - start
+        return graph(columns)
+
+    def reset(self) -> None:
+        """Lets go of all graphs, of which none may be under way; whoever still has one, it holds nothing more."""
+        for graph in list(self._graphs.values()):
+            graph.reset()
+        self._graphs.clear()
+
+
+class _Graph:
+    """One captured function, and the memory that it reads from and writes to."""
+
+    def __init__(self, inputs: Inputs, function: Function, columns: Sequence[Column], memory: tuple,
+                 side: torch.cuda.Stream, capturing: torch.cuda.Stream):
+        """Captures ``function`` for ``inputs``, with the values of ``columns``: it may not like zeros. ``side``: the
+        stream of the calls before; kernels have the priority of ``capturing``."""
+        self._inputs = inputs
+        inputs.fill(columns)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries choose and allocate at first calls
+                function(*inputs.tensors)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads of a node may use the device meanwhile: only this one's calls are forbidden to wait.
+        with torch.cuda.graph(self._graph, pool=memory, stream=capturing, capture_error_mode='thread_local'):
+            self._outputs = function(*inputs.tensors)
+
+    def __call__(self, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        self._inputs.fill(columns)
+        self._graph.replay()
+        return tuple(output[:len(columns[0])].clone() for output in self._outputs)
+
+    def reset(self) -> None:
+        self._graph.reset()

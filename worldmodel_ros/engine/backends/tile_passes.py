@@ -1,0 +1,113 @@
+"""The DiT's passes of a preset with tiles, for one session at a time: one chunk fills the device.
+
+What a pass sees comes in as arrays of fixed shapes, so that one CUDA graph serves every moment of a session.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.cache.torch_storage import TorchStorage
+from worldmodel_ros.engine.memory import page_layout, slabs_of
+from worldmodel_ros.engine.tile_window import PassPages, TileWindow, patterns_of
+from worldmodel_ros.kernels.pages import TileLists
+from worldmodel_ros.model.dit import DiT
+from worldmodel_ros.model.rotary import space_rotation, time_rotation
+from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.tile_attention import OwnPages, PagedTiles
+from .cuda_graphs import Eager, Graphs
+
+Storages = tuple[TorchStorage, ...]  # by tier
+
+
+class TilePasses:
+    """Commits and denoises as `TorchBackend.run` says; the methods in `_pass` take and return tensors alone, and are
+    what is captured."""
+
+    def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs):
+        self.dit, self.preset, self._launch = dit, dit.preset, launch
+        self._layout = page_layout(self.preset)
+        self._run = self._layout.page_tokens // self._layout.frames
+        self._space = torch.tensor(space_rotation(self.preset), device=device)
+
+    def denoise(self, z: np.ndarray | Tensor, tau: float, rate: float, row: int, actions: np.ndarray, window: TileWindow
+                ) -> tuple[Tensor, Tensor | None]:
+        """z moved, and features in the layers' type, or None before the last step, whose features alone are read."""
+        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk)
+        network, run = ('denoise', self.denoise_pass) if rate == 1.0 else ('approach', self.approach_pass)
+        outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
+        return outputs[0][0], outputs[1][0] if rate == 1.0 else None
+
+    def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
+               places: tuple[np.ndarray, np.ndarray]) -> Tensor:
+        """Features (T, P, D), float32. A block over several slabs is passed slab by slab."""
+        features = []
+        for part, pages in window.of_commit(places[0]):
+            inputs = latents[part], actions[part], *self._arrays(pages)
+            features.append(self._launch(('commit', window.storages), partial(self.commit_pass, window.storages),
+                                         [[each] for each in inputs])[0][0])
+        return features[0] if len(features) == 1 else torch.cat(features)
+
+    def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
+                     *pages: Tensor) -> tuple[Tensor, ...]:
+        shape = z.shape[:2]
+        time, own, _, *lists = (each[0] for each in pages)
+        # Its scratch pages are its own, and it fills them.
+        attention = self._attention(storages, len(storages) - 1, time, own, None, lists)
+        clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
+        clean, rate = clean.float(), rate[:, None, None, None, None]
+        return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
+
+    def approach_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+        """A step that is not the last one."""
+        return TilePasses.denoise_pass(self, storages, z, *inputs)[:1]
+
+    def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
+        tau = latents.new_ones(latents.shape[:2])
+        time, own, offsets, *lists = (each[0] for each in pages)
+        attention = self._attention(storages, 0, time, own, offsets, lists)
+        _, features = self.over_tiles(latents, tau, torch.full_like(tau, FLOW, dtype=torch.long), actions, attention)
+        return (features.float(),)
+
+    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, attention: PagedTiles
+                   ) -> tuple[Tensor, Tensor]:
+        """`DiT.over_tiles`."""
+        return self.dit.over_tiles(latents, tau, step, actions, attention)
+
+    def _arrays(self, pages: PassPages) -> list[np.ndarray]:
+        """What `_attention` is made from; the same shapes for as many frames of as many groups, whatever the window."""
+        run, tiles = self._run, self._layout.tiles
+        arrays = [time_rotation(self.preset, pages.times), pages.own,
+                  np.full(len(pages.own), pages.offset * run, np.int32)]
+        most_slabs = slabs_of(self.preset.window_frames, self._layout) + self.preset.sink_slabs + pages.groups
+        for pattern, tiers in zip(patterns_of(self.preset), pages.lists):
+            plane = np.minimum(pattern.plane, self._layout.plane)
+            most = pages.groups * tiles * (pattern.slabs or most_slabs) * int(np.prod(plane))
+            for each in tiers:
+                arrays += [each.starts, *(_padded(part, most) for part in (each.pages, each.lengths)), each.full]
+        return arrays
+
+    def _attention(self, storages: Storages, tier: int, time: Tensor, own: Tensor, offsets: Tensor | None,
+                   lists: Sequence[Tensor]) -> PagedTiles:
+        """The attention of a pass whose own pages are in ``tier``; from `_arrays`."""
+        groups, count = len(own) // self._layout.tiles, time.shape[1]
+        rotary = torch.cat([each.expand(2, count, self.preset.tokens, -1)
+                            for each in (time[:, :, None], self._space[:, None])], -1).flatten(1, 2)
+        counts = torch.full_like(own, count // groups * self._run)
+        tables = iter([TileLists(*lists[first:first + 4]) for first in range(0, len(lists), 4)])
+        by_pattern = {pattern: [next(tables) for _ in storages] for pattern in dict.fromkeys(self.preset.patterns)}
+        layers = range(len(self.preset.cache_layers))
+        return PagedTiles(
+            (groups, count // groups, self._layout.tiles, self._run), rotary, OwnPages(tier, own, counts, offsets),
+            [[storage.layer(layer) for storage in storages] for layer in layers],
+            [by_pattern[self.preset.patterns[layer % len(self.preset.patterns)]] for layer in layers])
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    padded = np.zeros(size, np.int32)
+    padded[:len(array)] = array
+    return padded

@@ -1,0 +1,286 @@
+"""The networks through PyTorch, on a CPU or a GPU; the definition that other back ends are tested against.
+
+Calls of many sessions are stacked into one forward: each has its own window in the pool's pages, its own frame numbers
+and its own noise level, so that different denoising steps share a pass. What one network makes for another stays on
+the device; only plans, outcomes and pictures come to the host.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.cache.torch_storage import TorchStorage
+from worldmodel_ros.engine.memory import BLOCKED, Window
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.rotary import space_rotation, time_rotation
+from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.world_model import WorldModel
+from .background_stream import TICKS, Beside
+from .compiled_layers import compile_layers, not_compiled
+from .cuda_graphs import BUCKETS, Eager, Graphs
+from .pinned_inputs import Fetched
+from .tile_passes import TilePasses
+
+
+class TorchBackend:
+    """``precision`` BF16 puts the DiT and its pages in bfloat16, and is for GPUs; noise levels, the VAE and the heads
+    keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too.
+    ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
+    kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one."""
+
+    storage_type = TorchStorage
+
+    def __init__(self, model: WorldModel, threads: int = 1, precision: Precision = Precision.FP32, graphs: bool = True,
+                 compiled: bool = False, device: torch.device | str | None = None):
+        self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+        on_gpu = self.device.type == 'cuda'
+        self.name = f'torch-{self.device}' + ('' if precision is Precision.FP32 else f'-{precision.value}')
+        if not on_gpu:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark = on_gpu  # shapes never change: the fastest convolutions are worth a search
+        self.model = model.to(self.device).eval().requires_grad_(False)
+        self.preset = model.preset
+        self.heads = self.preset.heads  # whose pages are here
+        self.precision = precision
+        if precision is not Precision.FP32:
+            for part in (model.dit.embed, model.dit.blocks, model.dit.modulation, model.dit.out):
+                part.to(torch.bfloat16)
+        if precision.quantised and self.preset.tile is None:
+            raise ValueError(f'preset {self.preset.name!r} commits frame by frame to pages of one frame, and has them in '
+                             f'fp32 or bf16, not in {precision.value}')
+        self._compiled = compiled
+        if compiled:
+            compile_layers(model.dit)
+        self.sizes = BUCKETS if on_gpu and not self.preset.tile else (1,)
+        self.asynchronous = on_gpu
+        self._launch = Graphs(self.device, TICKS) if on_gpu and graphs else Eager(self.device)
+        # A chunk of tiles is denoised in scratch pages, of which there is one set.
+        self._beside = Beside(self.device) if on_gpu and graphs and not self.preset.tile else None
+        self._tiles = TilePasses(model.dit, self.device, self._launch) if self.preset.tile else None
+        self._space = torch.tensor(space_rotation(self.preset), device=self.device)
+        # In the place of a past frame's features, where a stream begins.
+        self._no_state = torch.zeros(1, 4 * self.preset.vae_width, *self.preset.latent_size, device=self.device)
+
+    def storage(self, layout: TileLayout, pages: int) -> TorchStorage:
+        """What the passes of the DiT read the pages of sessions from, and write new ones to."""
+        return self._storage(layout, pages, Precision.BF16 if self.precision.quantised else self.precision)
+
+    @property
+    def older(self) -> Callable[[TileLayout, int], TorchStorage] | None:
+        """What makes the storage of complete slabs, where they lie in fewer bits than new ones."""
+        return partial(self._storage, precision=self.precision) if self.precision.quantised else None
+
+    def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> TorchStorage:
+        preset, scratch = self.preset, 0
+        if preset.tile and precision is self.precision:  # where a chunk's keys and values lie while it is denoised
+            scratch = preset.chunk_frames // layout.frames * layout.tiles
+        try:
+            return self.storage_type(layout, len(preset.cache_layers), self.heads, preset.head_dim, pages, precision,
+                                     self.device, scratch=scratch)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f'{pages} pages for the sessions of preset {preset.name!r} in {precision.value} do not fit '
+                             f'into the memory of {self.device} ({error}): allow fewer sessions, or keep pages in FP8 '
+                             f'(back end torch-fp8)') from error
+
+    @torch.inference_mode()
+    def launch(self, network: str, batch: Sequence[tuple]) -> list:
+        """`run`, but all outputs are the back end's own: a GPU has only been given the work."""
+        with not_compiled() if self._compiled and len(batch) > 1 else nullcontext():
+            return getattr(self, f'_{network}')(list(zip(*batch, strict=True)))
+
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
+        """Outputs of a network for each of ``batch``, inputs whose shapes are equal. Arrays are float32 unless noted;
+        those that come from another network may be tensors on the device, and those marked * are.
+
+        encode: frame uint8 (H, W, 3) and the last encode's state, or None, to latent (h, w, Z)* and state.
+        commit: clean latents (T, h, w, Z), actions (T, A), Window, and (ids, places) of Stage.places, where their keys
+        and values are written, to features (T, P, D)*.
+        denoise: z (T, h, w, Z), its noise level, the part of the way to the clean latents that it is moved, row of the
+        step embedding, actions (T, A), Window, to z moved*, and features (T, P, D)*; of presets with tiles, None but for
+        the last step.
+        policy: features (P, D) of a frame, noise (goals, K, A), prefix (K, A), int64 number of actions that the prefix
+        gives, to plans (goals, K, A).
+        outcomes: features (T, P, D) to contact logits (T,) and progress (T, goals) in m.
+        decode: latents (T, h, w, Z) and (h, w, Z) before them to frames uint8 (T, H, W, 3).
+        """
+        outputs = self.launch(network, batch)
+        if network == 'outcomes':
+            return list(zip(*(_on_host(part) for part in zip(*outputs))))
+        return _on_host(outputs) if network in ('policy', 'decode') else outputs
+
+    def host(self, array: np.ndarray | Tensor) -> np.ndarray:
+        """An output as numpy."""
+        return array.cpu().numpy() if isinstance(array, Tensor) else array
+
+    @torch.inference_mode()
+    def stack(self, arrays: Sequence[np.ndarray | Tensor]) -> Tensor:
+        """Outputs of equal shapes as one, along a new first axis."""
+        return torch.stack([torch.as_tensor(array, device=self.device) for array in arrays])
+
+    def settle(self) -> None:
+        """Waits until all that `run` began is done."""
+        if self.device.type == 'cuda':
+            torch.cuda.current_stream().synchronize()
+
+    def fetch(self, array: Tensor) -> Fetched:
+        """Begins to bring an output to the host; nothing waits for it yet."""
+        return Fetched(array)
+
+    def mark(self) -> torch.cuda.Event:
+        """A point in the device's time, which is over when `settle` is; `elapsed_time` to another is in ms."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What this thread launches in this context goes before what is launched `beside`."""
+        if self.device.type != 'cuda':
+            yield
+            return
+        stream = torch.cuda.Stream(self.device, priority=TICKS)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            yield
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is a `beside`."""
+        return self._beside is not None
+
+    @contextmanager
+    def beside(self) -> Iterator[Beside]:
+        """What is launched in this context is done beside what is launched outside of it, at lower priority; one piece
+        of work at a time."""
+        self._beside.wait()
+        ours, self._launch = self._launch, self._beside.launch
+        try:
+            with self._beside.queueing():
+                yield self._beside
+        finally:
+            self._launch = ours
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was launched `beside` is still under way."""
+        return self._beside is not None and self._beside.busy
+
+    def settle_beside(self) -> None:
+        """Waits until it is done."""
+        self._beside.wait()
+
+    def before_writing(self) -> None:
+        """To be called before pages are claimed and written."""
+        if self._beside is None:
+            return
+        if self._launch is self._beside.launch:
+            self._beside.will_write()
+        else:
+            self._beside.before_writing()
+
+    def _encode(self, columns: list[tuple]) -> list:
+        frames, states = columns
+
+        def encode(frames: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, ...]:
+            return self.model.vae.encode_next(self._images(frames), previous[:, 0], started)
+        started = [np.bool_(state is not None) for state in states]
+        states = [self._no_state if state is None else state for state in states]
+        latents, features = self._launch('encode', encode, [frames, states, started])
+        return [(latent, features[index:index + 1]) for index, latent in enumerate(latents)]
+
+    def _images(self, frames: Tensor) -> Tensor:
+        return frames.permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1.0
+
+    def _commit(self, columns: list[tuple]) -> list:
+        if self._tiles:
+            return [self._tiles.commit(*inputs) for inputs in zip(*columns)]
+        latents, actions, windows, places = columns
+        storage = windows[0].storage
+        targets, offsets = zip(*(storage.tokens(*place) for place in places))
+
+        def commit(latents: Tensor, actions: Tensor, targets: Tensor, offsets: Tensor, *window: Tensor
+                   ) -> tuple[Tensor, ...]:
+            tau = latents.new_ones(latents.shape[:2])
+            step = torch.full_like(tau, FLOW, dtype=torch.long)
+            _, features, k, v = self._block(storage, latents, tau, step, actions, *window)
+            storage.put(targets.flatten(), offsets.flatten(), *(part.transpose(1, 2).flatten(2, 3) for part in (k, v)))
+            return (features,)
+        features, = self._launch(('commit', storage), commit,
+                                 [latents, actions, targets, offsets, *self._window(windows)])
+        return list(features)
+
+    def _denoise(self, columns: list[tuple]) -> list:
+        if self._tiles:
+            return [self._tiles.denoise(*inputs) for inputs in zip(*columns)]
+        z, tau, rate, row, actions, windows = columns
+        storage = windows[0].storage
+
+        def denoise(z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor, *window: Tensor
+                    ) -> tuple[Tensor, ...]:
+            shape = z.shape[:2]
+            clean, features, _, _ = self._block(storage, z, tau[:, None].expand(shape), row[:, None].expand(shape),
+                                                actions, *window)
+            rate = rate[:, None, None, None, None]
+            return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
+        levels = [[np.float32(level) for level in column] for column in (tau, rate)]
+        moved, features = self._launch(('denoise', storage), denoise, [
+            z, *levels, [np.int64(each) for each in row], actions, *self._window(windows)])
+        return list(zip(moved, features))
+
+    def _window(self, windows: Sequence[Window]) -> list[list[np.ndarray]]:
+        """What `_block` makes rotations, index and mask of, for each session; nothing for a mask that masks nothing."""
+        columns = [[time_rotation(self.preset, window.times) for window in windows],
+                   [window.pages for window in windows]]
+        seen = [window.seen() for window in windows]
+        all_is_seen = not (windows[0].causal and len(windows[0].times) > 1) and all(each.all() for each in seen)
+        return columns if all_is_seen else [*columns, seen]
+
+    def _block(self, storage: TorchStorage, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, time: Tensor,
+               pages: Tensor, seen: Tensor | None = None) -> tuple[Tensor, ...]:
+        """DiT.over_pages; time (B, 2, T, pairs), pages (B, n), seen bool (B, T or 1, n * page_tokens)."""
+        preset, (batch, count) = self.preset, latents.shape[:2]
+        shape = 2, batch, count, preset.tokens, -1
+        rotary = torch.cat([time.transpose(0, 1)[:, :, :, None].expand(shape),
+                            self._space[:, None, None].expand(shape)], -1)
+        bias = None if seen is None else self._bias(seen, count)
+        clean, features, k, v = self.model.dit.over_pages(latents, tau, step, actions, rotary, bias, *storage.rows(),
+                                                          storage.device_rows(pages))
+        return clean.float(), features.float(), k, v
+
+    def _bias(self, seen: Tensor, count: int) -> Tensor:
+        """Window.bias of each session, one row where all ``count`` frames see the same window, and so each other."""
+        batch, rows, _ = seen.shape
+        own = torch.ones(rows, count, dtype=torch.bool, device=self.device).tril(count - 1 if rows < count else 0)
+        own = own.repeat_interleave(self.preset.tokens, 1).expand(batch, -1, -1)
+        hidden, dtype = ~torch.cat([seen, own], 2), self.model.dit.embed.weight.dtype
+        return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill(hidden, float(BLOCKED))
+
+    def _policy(self, columns: list[tuple]) -> list:
+        plans, = self._launch('policy', lambda *inputs: (self.model.action_head(*inputs),), columns)
+        return list(plans)
+
+    def _outcomes(self, columns: list[tuple]) -> list:
+        def outcomes(features: Tensor) -> tuple[Tensor, Tensor]:
+            return self.model.outcome_head(features.float())
+        return list(zip(*self._launch('outcomes', outcomes, columns)))
+
+    def _decode(self, columns: list[tuple]) -> list:
+        def decode(latents: Tensor, before: Tensor) -> tuple[Tensor]:
+            past = torch.cat([before[:, None], latents[:, :-1]], 1)
+            images = self.model.vae.decode_after(latents.flatten(0, 1), past.flatten(0, 1))
+            frames = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+            return (frames.unflatten(0, latents.shape[:2]),)
+        frames, = self._launch('decode', decode, columns)
+        return list(frames)
+
+
+def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
+    """Outputs of a batch as numpy, in one copy."""
+    return list(torch.stack(list(rows)).cpu().numpy())

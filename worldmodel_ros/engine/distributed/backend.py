@@ -1,0 +1,61 @@
+"""A process's share of a model: weights or frames, and the pages of its own heads."""
+from __future__ import annotations
+
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.engine.backends import PARALLEL_KINDS, networks
+from worldmodel_ros.engine.backends.torch import TorchBackend
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model.parallel import tensor_parallel
+from worldmodel_ros.model.parallel.group import Group, SequenceParallel, TensorParallel
+from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.presets import Preset
+from .passes import DividedPasses
+from .source import Source
+from .storage import HeadsOfPages
+
+
+def check(preset: Preset, kind: str, count: int) -> None:
+    """Raises ValueError if a model cannot be divided so."""
+    if kind not in PARALLEL_KINDS:
+        raise ValueError(f'a model is not divided by {kind!r}; known: {", ".join(PARALLEL_KINDS)}')
+    if preset.tile is None:
+        raise ValueError(f'preset {preset.name!r} has no tiles: it runs on one GPU')
+    if count < 2 or preset.heads % count or preset.tokens % count:
+        raise ValueError(f'preset {preset.name!r}: {preset.heads} heads and {preset.tokens} tokens of a frame '
+                         f'cannot be divided among {count} processes')
+
+
+class DividedBackend(TorchBackend):
+    """A `TorchBackend` whose passes over tiles all processes run at the same time; the small networks are whole."""
+
+    storage_type = HeadsOfPages
+    group: Group
+    passes: DividedPasses
+
+    def __init__(self, source: Source, kind: str, rank: int, count: int):
+        """Reads its share; `join` before anything else."""
+        preset = source.preset
+        check(preset, kind, count)
+        self._source, self._kind = source, kind
+        part = tensor_parallel.share(preset, rank, count) if kind == 'tensor' else lambda name: None
+        super().__init__(source.read(part), source.threads, networks.precision(source.backend, preset))
+        self.heads = preset.heads // count
+
+    def join(self, link: Link) -> None:
+        """Takes up work with the other processes."""
+        if self._kind == 'tensor':
+            self.group = TensorParallel(link)
+            tensor_parallel.join(self.model.dit, self.group)
+        else:
+            self.group = SequenceParallel(link, rounded=self._kind == 'sequence-fp8')
+        networks.finish(self.model, self._source.backend)
+        self._tiles = self.passes = DividedPasses(self.model, self.device, self._launch, self.group)
+
+    def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> HeadsOfPages:
+        storage = super()._storage(layout, pages, precision)
+        storage.group = self.group
+        return storage
+
+    def _outcomes(self, columns: list[tuple]) -> list:
+        outcomes, = columns  # which the pass has read already
+        return [(each[..., 0], each[..., 1:]) for each in outcomes]

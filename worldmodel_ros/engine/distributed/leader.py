@@ -1,0 +1,219 @@
+"""Rank 0's back end: it decides what is run, and all processes run it."""
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.engine.backends.cuda_graphs import Column, Eager, Function, Graphs
+from worldmodel_ros.engine.backends.pinned_inputs import Fetched
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model.parallel.link import START_UP, Link
+from .backend import DividedBackend, check
+from .events import OVER, Event, Started
+from .failure import RankFailure
+from .orders import READY, Build, OpenStorage, Pass
+from .passes import PASSES
+from .processes import Processes
+from .source import Source, use_device
+from .storage import LedPages
+from .supervisor import LOOK_S, Supervisor
+
+TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
+PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
+WARM_UP_S = 600.0  # in which a pass must be over while the model starts up: with a cold cache each process compiles
+BEGINNING_S = 5.0  # who takes longer to begin a pass compiles or captures it, and holds no graph of another one
+NO_FEATURES = (None,)  # of a commit while processes are missing
+
+
+class LeadingBackend(DividedBackend):
+    """A `TorchBackend` that has the passes over tiles run by ``count`` processes, of which this is rank 0.
+
+    From when a process has failed until all have been replaced, commits give NO_FEATURES, and whatever looks ahead
+    raises RankFailure. The pages of the former processes are lost then; ``epoch`` counts how often that was.
+    """
+
+    storage_type = LedPages
+
+    def __init__(self, source: Source, kind: str, count: int, patience: float | None = None,
+                 warm_up: float = WARM_UP_S):
+        """``kind``: how the model is divided, one of `backends.PARALLEL_KINDS`; ``patience``: s, in which a pass must be
+        over, unless it is the first of its shapes; a tick's period on GPUs, if not given; ``warm_up``: the same while
+        it starts up. Raises ModelError, and ValueError for what cannot be divided."""
+        check(source.preset, kind, count)
+        if dist.is_initialized():
+            raise ValueError('this process works with others already, and can for one model only: close that first')
+        self._count = count
+        self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
+        self._warm_up, self._starting = warm_up, 0  # how many are in `starting_up`
+        self._opened: list[OpenStorage] = []
+        self._known: set[Pass] = set()  # which have been compiled, and captured
+        self._beginning = threading.Lock()  # held while a pass is begun
+        self._newest: Event = OVER  # the end of the last one
+        self._source, self._kind, self._place = source, kind, use_device(0)
+        store, processes = self._start()  # they read the model at the same time
+        try:
+            super().__init__(source, kind, 0, count)
+            self._alone, self._launch = self._launch, self._launched
+            self._together = self._new_launcher()
+            self.join(self._meet(store, processes))
+        except BaseException:
+            processes.stop()
+            Link.leave().result()
+            raise
+        self._supervisor = Supervisor(processes, self._assemble, self._dissolve)
+        self.name = f'{self.name}-{kind}-{count}'
+        atexit.register(self.close)  # graphs have to be gone before what they send by
+
+    @property
+    def epoch(self) -> int:
+        """How often the processes have been replaced."""
+        return self._supervisor.epoch
+
+    @property
+    def processes(self) -> Processes:
+        """The others, ranks 1 and up; raises RankFailure while they are not complete."""
+        return self._supervisor.processes
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the processes; empty while they are complete."""
+        return self._supervisor.trouble
+
+    def require_complete(self) -> None:
+        """Raises RankFailure while processes are missing."""
+        self._supervisor.require()
+
+    @contextmanager
+    def starting_up(self) -> Iterator[None]:
+        """No pass that is begun in this context has a tick's deadline: another process may be compiling what this one
+        has compiled already, also in a pass that is not the first of its shapes."""
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+
+    def close(self) -> None:
+        """Ends the other processes. They would end with this one, too."""
+        atexit.unregister(self.close)
+        self._supervisor.close()
+
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
+        outputs = super().run(network, batch)
+        if network not in TAKING_IN:
+            self.require_complete()  # or what the device was waited for is no result
+        return outputs
+
+    def fetch(self, array: Tensor) -> FetchedFromAll:
+        return FetchedFromAll(super().fetch(array), self)
+
+    def _commit(self, columns: list[tuple]) -> list:
+        try:
+            return super()._commit(columns)
+        except RankFailure:
+            return [NO_FEATURES] * len(columns[0])
+
+    def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> LedPages:
+        order = OpenStorage(len(self._opened), layout, pages, precision)
+        self._supervisor.tell(order)
+        self._opened.append(order)
+        storage = super()._storage(layout, pages, precision)
+        storage.number, storage.supervisor = order.number, self._supervisor
+        return storage
+
+    def _launched(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """What stands in the place of a launcher: the passes over tiles are everybody's, all else is run here."""
+        if not (isinstance(key, tuple) and key[0] in PASSES):
+            return self._alone(key, function, columns)
+        network, storages = key
+        order = Pass(network, tuple(storage.number for storage in storages),
+                     tuple((tuple(column[0].shape), _dtype(column[0])) for column in columns))
+        with self._beginning:
+            epoch, started, first = self.epoch, Started(), order not in self._known
+            self._supervisor.tell(order)
+            self._supervisor.expect(epoch, started, self._allowed(first))
+            try:
+                outputs = self._together(key, partial(self.passes.run, network, storages), columns)
+                self._newest = started.event = self.mark() if self.device.type == 'cuda' else OVER
+            except Exception as error:
+                raise self._supervisor.failed(epoch, error) from error
+            self._known.add(order)
+        return outputs
+
+    def _allowed(self, first: bool) -> float:
+        """How long a pass may take [s]."""
+        if self._starting:
+            return self._warm_up
+        return START_UP.total_seconds() if first else self._patience
+
+    def _start(self) -> tuple[dist.TCPStore, Processes]:
+        store = Link.listen(self._count)
+        return store, Processes([Build(self._source, self._kind, rank, self._count, store.port)
+                                 for rank in range(1, self._count)])
+
+    def _meet(self, store: dist.TCPStore, processes: Processes) -> Link:
+        processes.expect(READY, START_UP.total_seconds())
+        return Link.join(self._place, 0, self._count, store)
+
+    def _assemble(self) -> Processes:
+        store, processes = self._start()
+        try:
+            self.group.link = self._meet(store, processes)
+            for order in self._opened:
+                processes.tell(order)
+        except BaseException:
+            processes.stop()
+            Link.leave().result()
+            raise
+        self._together = self._new_launcher()
+        return processes
+
+    def _new_launcher(self) -> Eager | Graphs:
+        return Graphs(self.device) if self.device.type == 'cuda' else Eager(self.device)
+
+    def _dissolve(self) -> None:
+        # The device may be in a graph, waiting for a message of the dead. It goes on once messages are given up; giving
+        # them up is over only when no graph holds one any more; and a graph may be let go only when it is through.
+        # Until then nothing here may wait for the device: it is asked.
+        left = Link.leave()
+        alone = self._beginning.acquire(timeout=BEGINNING_S)
+        while not self._newest.query():
+            time.sleep(LOOK_S)
+        self._together.reset()
+        self._known.clear()
+        if alone:
+            self._beginning.release()
+        left.result()
+        if self.device.type == 'cuda':
+            torch.cuda.synchronize(self.device)
+
+
+class FetchedFromAll:
+    """A `Fetched` of which somebody has to make sure that it is a result."""
+
+    def __init__(self, fetched: Fetched, backend: LeadingBackend):
+        self._fetched, self._backend = fetched, backend
+
+    def result(self) -> np.ndarray:
+        result = self._fetched.result()
+        self._backend.require_complete()
+        return result
+
+
+def _dtype(array: np.ndarray | Tensor) -> torch.dtype:
+    return array.dtype if isinstance(array, Tensor) else _torch_type(array.dtype)
+
+
+@lru_cache
+def _torch_type(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

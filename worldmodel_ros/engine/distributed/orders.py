@@ -1,0 +1,60 @@
+"""What rank 0 tells the other processes, in the order in which it does the same."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.kernels.pages import Precision
+from .source import Source
+
+READY = 'ready'  # said by a process when it has built its model
+
+
+@dataclass(frozen=True)
+class Build:
+    """The first order: read the model, say READY, join the others at a port, and take a share (``kind``)."""
+
+    source: Source
+    kind: str
+    rank: int
+    count: int
+    port: int
+
+
+@dataclass(frozen=True)
+class OpenStorage:
+    """Make storage ``number``, for the pages of own heads."""
+
+    number: int
+    layout: TileLayout
+    pages: int
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class StorageNumber:
+    """Stands for a storage among the arguments of `ChangePages`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ChangePages:
+    """Call a method of a storage."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Run a pass of the network (one of `passes.PASSES`) over storages, on tensors that rank 0 broadcasts in it;
+    their shapes and types."""
+
+    network: str
+    storages: tuple[int, ...]
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -1,0 +1,47 @@
+"""A process's part in the passes of a model with tiles that several processes run at the same time."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worldmodel_ros.engine.backends.cuda_graphs import Eager, Graphs
+from worldmodel_ros.engine.backends.tile_passes import Storages, TilePasses
+from worldmodel_ros.model.parallel.group import Group, SequenceParallel
+from worldmodel_ros.model.parallel.tiles import pass_over_tiles
+from worldmodel_ros.model.tile_attention import PagedTiles
+from worldmodel_ros.model.world_model import WorldModel
+
+PASSES = ('commit', 'approach', 'denoise')
+
+
+class DividedPasses(TilePasses):
+    """As `TilePasses`, by all processes of a group; every one has the results.
+
+    `denoise` gives, in the place of features, what is read from them: they are a hundred times as large, and divided.
+    """
+
+    def __init__(self, model: WorldModel, device: torch.device, launch: Eager | Graphs, group: Group):
+        super().__init__(model.dit, device, launch)
+        self._outcome_head, self._group = model.outcome_head, group
+
+    def run(self, network: str, storages: Storages, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """One of PASSES, on rank 0's tensors: those of others say only of which shapes and types they are."""
+        return getattr(self, f'{network}_pass')(storages, *self._group.shared(tensors))
+
+    def denoise_pass(self, storages: Storages, z: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        moved, features = super().denoise_pass(storages, z, *inputs)
+        logits, progress = self._outcome_head(features.float())
+        return moved, self._of_all_frames(torch.cat([logits[..., None], progress], -1), z)
+
+    def commit_pass(self, storages: Storages, latents: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        features, = super().commit_pass(storages, latents, *inputs)
+        return (self._of_all_frames(features, latents),)
+
+    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, attention: PagedTiles
+                   ) -> tuple[Tensor, Tensor]:
+        if isinstance(self._group, SequenceParallel):
+            return pass_over_tiles(self._group, self.dit, latents, tau, step, actions, attention)
+        return super().over_tiles(latents, tau, step, actions, attention)
+
+    def _of_all_frames(self, x: Tensor, latents: Tensor) -> Tensor:
+        return x if x.shape[1] == latents.shape[1] else self._group.gather(x, 1)

@@ -1,0 +1,95 @@
+"""A process of a model, other than rank 0: does what rank 0 orders, and ends when that is gone.
+
+Rank 0 starts it (see `processes`): `python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE`, file descriptors.
+"""
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import signal
+import sys
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from worldmodel_ros import realtime
+from worldmodel_ros.engine.backends.cuda_graphs import Column
+from worldmodel_ros.model.parallel.link import Link
+from .backend import DividedBackend
+from .following import receiving_launcher, stand_ins
+from .orders import READY, Build, ChangePages, OpenStorage, Pass, StorageNumber
+from .source import use_device
+from .storage import HeadsOfPages
+
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Does with its share of the model what rank 0 does with its own."""
+
+    def __init__(self, order: Build, pipe: Connection):
+        device = use_device(order.rank)
+        self._backend = DividedBackend(order.source, order.kind, order.rank, order.count)
+        self._storages: dict[int, HeadsOfPages] = {}
+        self._launch = receiving_launcher(self._backend.device)
+        self._stand_ins: dict[Pass, list[Column]] = {}
+        pipe.send(READY)
+        self._backend.join(Link.join(device, order.rank, order.count, Link.connect(order.port, order.count)))
+
+    @torch.inference_mode()
+    def do(self, order: Any) -> None:
+        """Carries out an order."""
+        if isinstance(order, Pass):
+            if order not in self._stand_ins:
+                self._stand_ins[order] = stand_ins(order, self._backend.device)
+                _schedule_as_rank_0()
+            storages = tuple(self._storages[number] for number in order.storages)
+            self._launch((order.network, storages), partial(self._backend.passes.run, order.network, storages),
+                         self._stand_ins[order])
+        elif isinstance(order, ChangePages):
+            arguments = [self._storages[each.number] if isinstance(each, StorageNumber) else each
+                         for each in order.arguments]
+            getattr(self._storages[order.number], order.method)(*arguments)
+        elif isinstance(order, OpenStorage):
+            self._storages[order.number] = self._backend._storage(order.layout, order.pages, order.precision)
+        else:
+            raise TypeError(f'unknown order: {order!r}')
+
+
+def main(pipe: Connection, lifeline: int) -> None:
+    """Follows until rank 0 is gone."""
+    _end_with(lifeline)
+    try:
+        follower = Follower(pipe.recv(), pipe)
+        while True:
+            follower.do(pipe.recv())
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(f'{type(error).__name__}: {error}')
+        raise
+
+
+def _schedule_as_rank_0() -> None:
+    # All wait for the slowest: a real-time rank 0 is no faster than the others.
+    priority = realtime.priority_of(os.getppid())
+    if priority != realtime.priority_of(0):
+        realtime.apply(_log, priority)
+
+
+def _end_with(lifeline: int) -> None:
+    # By the kernel: this process may hang in a message that has no partner any more, or be stopped.
+    own = os.open(f'/proc/self/fd/{lifeline}', os.O_RDONLY)  # whom to signal is said of an opened file; ranks share one
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([own], [], [], 0.0)[0]:
+        os._exit(0)  # it was gone before
+
+
+if __name__ == '__main__':
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -1,1 +1,0 @@
-"""A model on several GPUs (or CPUs): one process for each, of which rank 0 owns the sessions and leads the others."""

@@ -1,0 +1,40 @@
+"""Messages in e4m3 with a scale for each row, half of bfloat16's bytes: the definition, in plain PyTorch.
+
+A message has a row of bytes for each process: its values, then their scales, float32. Root-mean-square error of
+normally distributed values: 2.6 %.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from worldmodel_ros.kernels.quantise import FP8_MAX, SCALE_MIN
+
+ALIGNMENT = 16  # bytes; of a process's row
+
+
+def row_bytes(rows: int, width: int) -> int:
+    """Bytes for one process of so many rows of ``width`` values."""
+    size = rows * (width + 4)
+    return size + -size % ALIGNMENT
+
+
+def encode(x: Tensor) -> Tensor:
+    """x (F, R, C, d), bfloat16 or float32, to uint8 (R, row_bytes(F * C, d)): what is for each of R processes,
+    rounded. The largest magnitude of each row of d becomes 448; a row with what is not finite stays not finite."""
+    x = x.transpose(0, 1).float()
+    top = x.abs().amax(-1, keepdim=True)
+    scale = top * (1.0 / FP8_MAX)
+    scale = torch.where(scale < SCALE_MIN, torch.ones_like(scale), scale)
+    values = (x * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    parts = [part.flatten(1).contiguous().view(torch.uint8) for part in (values, scale)]
+    filler = row_bytes(scale[0].numel(), x.shape[-1]) - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, parts[0].new_zeros(len(x), filler)], 1)
+
+
+def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """What R processes sent, uint8 (R, n) of shape (G, C, d) each, in ``dtype``: (G, R, C, d)."""
+    g, c, d = shape
+    values = message[:, :g * c * d].view(torch.float8_e4m3fn).unflatten(1, shape)
+    scale = message[:, g * c * d:g * c * (d + 4)].view(torch.float32).unflatten(1, (g, c, 1))
+    return (values.float() * scale).to(dtype).transpose(0, 1)

@@ -1,0 +1,173 @@
+"""
+The last check between a model and a robot: passes commands that are fresh, sound, in order and within limits.
+
+Runs as a process of its own, without the model's libraries, so that neither a stall nor the death of the
+model's process can keep it from stopping the robot. What it decides, it decides in `worldmodel_ros.safety`.
+"""
+
+import gc
+import time
+
+from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
+from rclpy.node import Node
+from sensor_msgs.msg import JointState
+from std_srvs.srv import Trigger
+
+from worldmodel_ros import realtime
+from worldmodel_ros.msg import ActionChunk, CommandStatus
+from worldmodel_ros.nodes.command_gate.messages import max_chunk_bytes, read_chunk, read_joint_state
+from worldmodel_ros.nodes.command_gate.output import make_output
+from worldmodel_ros.nodes.command_gate.parameters import PARAMETERS, axis_names, inconsistency, make_motion, make_policy, retune
+from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.parameters import Parameters
+from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
+from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.safety.chunk import Refusal
+from worldmodel_ros.safety.gate import Command, Gate, State
+from worldmodel_ros.safety.motion import PositionMotion
+
+_STATUS_PERIOD = 0.1  # s
+_LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
+_FAREWELL = Duration(seconds=0.1)  # to let the last stop leave the process
+
+
+class CommandGate(Node):
+    """
+    Subscribes to action_chunk, and to joint_states where it commands positions; publishes the command, command_status
+    and /diagnostics; serves ~/reset.
+    """
+
+    def __init__(self) -> None:
+        super().__init__('command_gate')
+        self.refusals = diagnostics.Refusals()
+        parameters = Parameters(self, PARAMETERS, self._on_parameter, consistent=inconsistency)
+        self._settings = parameters
+        self._gate = Gate(axis_names(parameters), make_motion(parameters), make_policy(parameters))
+        self._output = make_output(
+            self, parameters['output'], frame_id=parameters['frame_id'], joint_names=axis_names(parameters))
+        self._status = self.create_publisher(CommandStatus, 'command_status', STATUS)
+        self._announced = (self._gate.state, self._gate.reason, self._gate.first_reason)
+        self._oldest = 0.0
+        self._watched_at = time.monotonic()
+        self._max_chunk_bytes = max_chunk_bytes(axis_names(parameters))
+        self.create_subscription(ActionChunk, 'action_chunk', self._on_chunk, COMMAND, raw=True)
+        if isinstance(self._gate.motion, PositionMotion):
+            self.create_subscription(JointState, 'joint_states', self._on_joint_state, JOINT_STATES, raw=True)
+        self.create_service(Trigger, '~/reset', self._on_reset)
+        # Not the node's clock: ROS time may stand still or be set back, and the watchdog must bark all the
+        # same.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(parameters['watchdog_period_s'], self._on_tick, clock=steady)
+        self.create_timer(_STATUS_PERIOD, self._publish_status, clock=steady)
+        diagnostics.Diagnostics(self, {'commands': self._report})
+        realtime.keep_freed_memory()
+        realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
+        # What lives now lives to the end; the collector need not walk it again, which would cost
+        # milliseconds.
+        gc.collect()
+        gc.freeze()
+
+    def on_shutdown(self) -> None:
+        """Stop the robot and make sure that the message has left."""
+        self._send(self._gate.halt('the gate is shutting down', time.monotonic()))
+        self._announce()
+        self._output.publisher.wait_for_all_acked(_FAREWELL)
+
+    def _on_chunk(self, data: bytes) -> None:
+        before, command = self._gate.last_refusal, None
+        chunk = read_chunk(data, self._max_chunk_bytes)
+        if isinstance(chunk, Refusal):
+            # DDS has copied it all the same, however long it is. Another like it must not make a stop late.
+            now = time.monotonic()
+            self._send(self._gate.on_tick(now, ahead=now - self._watched_at))
+            self._watched_at = time.monotonic()
+            self._gate.refuse(chunk)
+        else:
+            ros_now = self.get_clock().now().nanoseconds
+            command = self._gate.on_chunk(chunk, ros_now, time.monotonic())
+        if command:
+            self._send(command)
+            if command.stamp:
+                self._oldest = max(self._oldest, (ros_now - command.stamp) * 1e-9)
+        elif self._gate.last_refusal is not before:
+            self.get_logger().warning(
+                f'refused: {self._gate.last_refusal.text}', throttle_duration_sec=_LOG_INTERVAL)
+        self._announce()
+
+    def _on_joint_state(self, data: bytes) -> None:
+        message = read_joint_state(data)
+        refusal = (message.text if isinstance(message, Refusal) else
+                   self._gate.motion.joints.hear(message.name, message.position, time.monotonic()))
+        if refusal:
+            self.refusals.count('joint_states')
+            self.get_logger().warning(f'refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
+
+    def _on_tick(self) -> None:
+        self._send(self._gate.on_tick(time.monotonic()))
+        self._announce()
+        self._watched_at = time.monotonic()
+
+    def _send(self, command: Command | None) -> None:
+        if command:
+            self._output.publish(command)
+
+    def _announce(self) -> None:
+        """Publish the status where it has changed; only after the command, which must not wait for it."""
+        now = (self._gate.state, self._gate.reason, self._gate.first_reason)
+        if now == self._announced:
+            return
+        (before, *_), self._announced = self._announced, now
+        self._publish_status()
+        if self._gate.state is not before:
+            # Two calls in two places: rclpy lets no line of code change its severity.
+            if self._gate.state is State.PASSING:
+                self.get_logger().info('commands pass')
+            else:
+                self.get_logger().warning(f'{self._gate.state.name}: {self._gate.reason}')
+
+    def _publish_status(self) -> None:
+        gate, counts = self._gate, self._gate.counts
+        silence = gate.silence(time.monotonic())
+        status = CommandStatus(
+            state=int(gate.state), reason=gate.reason, first_reason=gate.first_reason,
+            latched=bool(gate.first_reason), age=float('nan') if silence is None else silence,
+            passed=counts.passed, limited=counts.limited, stops=counts.stops, refused_late=counts.late,
+            refused_invalid=counts.invalid, refused_order=counts.order, refused_shape=counts.shape)
+        status.header.stamp = self.get_clock().now().to_msg()
+        if gate.last_passed:
+            status.episode_id, status.sequence = gate.last_passed.episode_id, gate.last_passed.sequence
+        self._status.publish(status)
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        latched = self._gate.first_reason
+        self._gate.reset()
+        self._announce()
+        response.success = True
+        response.message = f'cleared: {latched}' if latched else 'nothing was latched'
+        return response
+
+    def _on_parameter(self, name: str, value: object) -> None:
+        self._gate.policy = make_policy(self._settings)
+        retune(self._gate.motion, self._settings)
+        self.get_logger().info(f'{name} is now {value}')
+
+    def _report(self) -> diagnostics.Report:
+        gate, counts = self._gate, self._gate.counts
+        values = {
+            'state': gate.state.name, 'first reason': gate.first_reason, 'passed': counts.passed,
+            'limited': counts.limited, 'stops': counts.stops, 'refused: late': counts.late,
+            'refused: invalid': counts.invalid, 'refused: order': counts.order,
+            'refused: shape': counts.shape,
+            'last refused': gate.last_refusal.text if gate.last_refusal else '',
+            'observation_age_max_ms': self._oldest * 1e3, **self.refusals.values()}
+        self._oldest = 0.0
+        if gate.state is State.PASSING:
+            return diagnostics.Report(diagnostics.OK, 'commands pass', values)
+        never = not gate.first_reason and gate.state is State.STOPPED
+        return diagnostics.Report(diagnostics.OK if never else diagnostics.ERROR, gate.reason, values)
+
+
+def main() -> int:
+    """Run the gate until it is told to end."""
+    return run(CommandGate)

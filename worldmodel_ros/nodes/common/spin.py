@@ -1,0 +1,205 @@
+"""Runs one node as a process: signals, executor, containment of exceptions, orderly end."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import rclpy
+from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.nodes.common.parameters import ParameterError
+
+EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
+EXECUTORS = ('events', 'single')
+_LOG_INTERVAL = 5.0  # s, between two reports of the same exception
+_GUARD_PERIOD = 0.02  # s, between two looks at the wall clock
+_SET_BACK = 0.005  # s; a clock that is slewed differs by less between two looks
+_POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
+
+
+class _Interrupted(BaseException):
+    """A signal came while the node was being built. No Exception: no handler on the way may swallow it."""
+
+
+class _Signals:
+    """
+    Turns SIGINT and SIGTERM into a request to stop.
+
+    rclpy's own handlers shut the context down at once, and then a last stop command could no longer be
+    published. Later signals are ignored: Ctrl-C in a terminal under `ros2 launch` arrives twice.
+    """
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.building = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+        if self.building:
+            self.building = False
+            raise _Interrupted
+
+
+class _Contained:
+    """Reports exceptions that callbacks let through: each place at once, then at most every few seconds."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._reported: dict[str, float] = {}
+
+    def report(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f'{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}' if frames else 'unknown place'
+        kind = f'{type(error).__name__} in {place}'
+        refusals = getattr(self._node, 'refusals', None)
+        if refusals is not None:
+            refusals.count(f'exception: {kind}')
+        now = time.monotonic()
+        if now - self._reported.get(kind, -_LOG_INTERVAL) >= _LOG_INTERVAL:
+            self._reported[kind] = now
+            story = ''.join(traceback.format_exception(error))
+            self._node.get_logger().error(f'a callback failed and was abandoned, the node goes on:\n{story}')
+
+
+class _ClockGuard:
+    """
+    Notices, by the steady clock, when the machine's wall clock is set back; `set_back` then, and the executor returns.
+
+    The wheels of rclpy and rmw are built for an old C library, where a wait for a while is one until an instant of the wall
+    clock. One that has begun when that is set back by an hour lasts for an hour: no timer would run, not even the gate's
+    watchdog, and no signal be heeded. Only an executor that is made afterwards has no such wait in any of its threads.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.set_back, self._over = executor, False, False
+        self._thread = threading.Thread(target=self._watch, name='clock guard', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = time.time() - time.monotonic()
+        while not self._over:
+            time.sleep(_GUARD_PERIOD)
+            now = time.time() - time.monotonic()
+            if now < before - _SET_BACK:
+                self.set_back = True
+            if self.set_back:  # until it is heeded
+                self.executor.wake()
+            before = now
+
+
+def make_executor(kind: str | None = None) -> Executor:
+    """
+    Return the executor `kind`, or else the one that the environment names, or else 'events'.
+
+    The events executor does not rebuild a wait set for each callback: a node of two fast timers takes a third
+    of the processor time. Where this rclpy has none, 'single' takes its place. Raises ParameterError for an
+    unknown kind.
+    """
+    kind = kind or os.environ.get(EXECUTOR_VARIABLE) or 'events'
+    if kind not in EXECUTORS:
+        raise ParameterError(
+            f'unknown executor {kind!r}: set {EXECUTOR_VARIABLE} to one of: {", ".join(EXECUTORS)}')
+    if kind == 'events':
+        try:
+            from rclpy.experimental.events_executor import EventsExecutor
+        except ImportError:  # rclpy before 7.1.4
+            return SingleThreadedExecutor()
+        return EventsExecutor()
+    return SingleThreadedExecutor()
+
+
+def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[str] | None = None) -> int:
+    """
+    Build a node and run it until SIGINT or SIGTERM; return the exit code of the process.
+
+    0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused; 1 where the node could not be
+    built for another reason. An exception in a callback is
+    logged and counted (in `node.refusals`, if there is one) and the node goes on. At the end, while
+    publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
+    `on_shutdown()` is called, if it has one. To be called from the main thread, as the last thing of a process: both
+    signals are ignored afterwards.
+    """
+    signals = _Signals()
+    node = None
+    try:
+        signals.building = True
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        node = factory()
+        signals.building = False
+        _spin(node, make_executor(executor), signals)
+        return 0
+    except _Interrupted:
+        return 0
+    except ParameterError as error:
+        print(f'cannot start: {error}', file=sys.stderr)
+        return BAD_CONFIGURATION
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        signals.building = False
+        if node is not None:
+            node.destroy_node()
+        rclpy.try_shutdown()
+        # A terminal and a launcher both send SIGINT: the second one may come while the interpreter ends, when handlers
+        # written in Python are gone and the default would turn a clean end into a failed one.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _spin(node: Node, executor: Executor, signals: _Signals) -> None:
+    contained = _Contained(node)
+    guard = _ClockGuard(executor)
+    executor.add_node(node)
+    try:
+        # One callback at a time: an exception ends neither the loop nor the callbacks queued behind it.
+        while not signals.stop and rclpy.ok():
+            if guard.set_back:
+                guard.executor = executor = _replaced(executor, node)
+                guard.set_back = False
+            try:
+                executor.spin_once(timeout_sec=_POLL_PERIOD)
+            except Exception as error:
+                contained.report(error)
+        if rclpy.ok():
+            try:
+                _say_goodbye(node)
+            except Exception as error:
+                contained.report(error)
+    finally:
+        guard.stop()
+        executor.remove_node(node)
+        executor.shutdown()
+
+
+def _replaced(executor: Executor, node: Node) -> Executor:
+    executor.remove_node(node)
+    executor.shutdown()
+    replacement = SingleThreadedExecutor() if isinstance(executor, SingleThreadedExecutor) else make_executor('events')
+    replacement.add_node(node)
+    node.get_logger().warning('the wall clock of this machine was set back: timers go on by the steady clock')
+    return replacement
+
+
+def _say_goodbye(node: Node) -> None:
+    if isinstance(node, LifecycleNode):
+        # Its on_shutdown(state) belongs to the transition, which also records the state.
+        node.trigger_shutdown()
+    elif hasattr(node, 'on_shutdown'):
+        node.on_shutdown()

@@ -1,0 +1,179 @@
+"""The demo's onlooker: records what goes over the topics, gives goals and asks what-if questions."""
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import Quaternion, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import qos_profile_sensor_data
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+from visualization_msgs.msg import Marker, MarkerArray
+
+from worldmodel_ros.demo.recording import Command, Future, Pose, Recording, Thing, Tick
+from worldmodel_ros.msg import DeadlineStatus, PredictedFuture
+from worldmodel_ros.nodes.common.qos import LATCHED, STATUS
+from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, nanoseconds, record_image
+
+LATE_KEY = 'late'               # of the robot's diagnostics: commands that came too late, since the start
+LATENCIES_KEY = 'latencies_ms'  # of the robot's diagnostics: camera to command, of each since its last report
+
+
+class DemoObserver(Node):
+    """
+    Appends to a Recording, from the first command on that answers an observation until `finish`.
+
+    Deeper queues than the system's own: an onlooker is to see every message, not just the newest.
+    """
+
+    def __init__(self, recording: Recording, namespace: str) -> None:
+        super().__init__('demo_observer', namespace=namespace)
+        self.recording = recording
+        self.waited = math.nan      # from the first goal to the first command [s]
+        self._asked = math.nan
+        self._driving = threading.Event()
+        self._recording = False
+        self._diagnosed = threading.Condition()
+        self._reports = {self._full(MODEL_NODE): recording.model, self._full(ROBOT_NODE): recording.robot}
+        self._goal = self.create_publisher(String, 'goal', LATCHED)
+        self._what_if = WhatIfClient(self, recording.what_ifs.append, MODEL_NODE, ROBOT_NODE)
+        self.create_subscription(TwistStamped, 'cmd_vel', self._on_command, STATUS)
+        self.create_subscription(Image, 'camera/image_raw', self._on_image, qos_profile_sensor_data)
+        self.create_subscription(PredictedFuture, 'predicted_future', self._on_future, STATUS)
+        self.create_subscription(DeadlineStatus, 'deadline_status', self._on_deadline, STATUS)
+        self.create_subscription(Odometry, 'sim/ground_truth', self._on_pose, STATUS)
+        self.create_subscription(MarkerArray, 'sim/objects', self._on_objects, LATCHED)
+        self.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, STATUS)
+
+    def set_goal(self, goal: str) -> None:
+        """Send the robot to a goal."""
+        if math.isnan(self._asked):
+            self._asked = time.monotonic()
+        self._goal.publish(String(data=goal))
+
+    def wait_for_command(self, timeout: float) -> bool:
+        """Wait for a command that answers an observation, and record from it on; False: none came."""
+        return self._driving.wait(timeout)
+
+    def ask_what_if(self, names: tuple[str, ...], goal: str, horizon: float) -> None:
+        """Ask the model, then the simulator, without waiting; the answer appears in the recording."""
+        self._what_if.ask(names, goal, horizon)
+
+    def now(self) -> int:
+        """ROS time [ns]."""
+        return self.get_clock().now().nanoseconds
+
+    def finish(self, timeout: float) -> int | None:
+        """
+        End the recording, take the goal away, and wait for the robot's next report.
+
+        Returns how many commands the robot has counted as late since its start; None: it did not say.
+        """
+        self._recording = False
+        self.set_goal('')
+        with self._diagnosed:
+            self.recording.robot.pop(LATE_KEY, None)
+            self._diagnosed.wait_for(lambda: LATE_KEY in self.recording.robot, timeout)
+            late = self.recording.robot.get(LATE_KEY)
+        return None if late is None else int(late)
+
+    def _full(self, name: str) -> str:
+        return f'{self.get_namespace().strip("/")}/{name}'.lstrip('/')
+
+    def _on_command(self, message: TwistStamped, info: dict[str, int]) -> None:
+        # When DDS had it, by a thread that needs no Python: this process may itself be kept waiting.
+        received = self.now() - (time.time_ns() - info['received_timestamp'])
+        stamp = nanoseconds(message.header.stamp)
+        if stamp and not self._driving.is_set() and not math.isnan(self._asked):
+            self.waited = time.monotonic() - self._asked
+            self._recording = True
+            self._driving.set()
+        if self._recording:
+            twist = message.twist
+            self.recording.commands.append(Command(stamp, received, twist.linear.x, twist.angular.z))
+
+    def _on_image(self, message: Image) -> None:
+        if self._recording:
+            record_image(self.recording, message)
+
+    def _on_future(self, message: PredictedFuture) -> None:
+        if self._recording and message.frames:
+            frames = tuple(frame.data.tobytes() for frame in message.frames)
+            stamp = nanoseconds(message.header.stamp)
+            self.recording.futures.append(Future(stamp, message.step_period, frames, message.tier, message.age))
+
+    def _on_deadline(self, message: DeadlineStatus) -> None:
+        if self._recording:
+            stamp, late = nanoseconds(message.header.stamp), message.verdict == DeadlineStatus.LATE
+            self.recording.ticks.append(Tick(stamp, message.tier, late, message.latency, message.reason))
+
+    def _on_pose(self, message: Odometry) -> None:
+        if self._recording:
+            position, twist = message.pose.pose.position, message.twist.twist
+            yaw = _yaw(message.pose.pose.orientation)
+            stamp = nanoseconds(message.header.stamp)
+            self.recording.poses.append(
+                Pose(stamp, position.x, position.y, yaw, twist.linear.x, twist.angular.z))
+
+    def _on_objects(self, message: MarkerArray) -> None:
+        for marker in message.markers:
+            position, colour = marker.pose.position, marker.color
+            self.recording.things[f'{marker.ns}/{marker.id}'] = Thing(
+                marker.text, position.x, position.y, _yaw(marker.pose.orientation), marker.scale.x,
+                marker.scale.y, (colour.r, colour.g, colour.b), marker.type == Marker.CYLINDER)
+
+    def _on_diagnostics(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            report = self._reports.get(status.hardware_id)
+            if report is None:
+                continue
+            values = {value.key: value.value for value in status.values}
+            latencies = values.pop(LATENCIES_KEY, '')
+            with self._diagnosed:
+                self.recording.robot_latencies += [float(ms) / 1e3 for ms in latencies.split()]
+                report.update(values)
+                self._diagnosed.notify_all()
+
+
+@contextmanager
+def observing(recording: Recording, namespace: str) -> Iterator[DemoObserver]:
+    """Run an observer on a thread of its own for as long as the block lasts; signals stay with the caller."""
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = DemoObserver(recording, namespace)
+        # The events executor cannot deliver the time of reception (a callback with message info fails in it).
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        over = threading.Event()
+        spinning = threading.Thread(target=_spin, args=(node, executor, over), name='observer', daemon=True)
+        spinning.start()
+        try:
+            yield node
+        finally:
+            over.set()
+            spinning.join()
+            executor.shutdown()
+            node.destroy_node()
+    finally:
+        rclpy.try_shutdown()
+
+
+def _spin(node: Node, executor: Executor, over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            executor.spin_once(timeout_sec=0.1)
+        except Exception as error:  # one message that cannot be read must not end the recording
+            node.get_logger().error(f'a message was not recorded: {error!r}', throttle_duration_sec=5.0)
+
+
+def _yaw(orientation: Quaternion) -> float:
+    return 2.0 * math.atan2(orientation.z, orientation.w)

@@ -1,0 +1,240 @@
+"""
+Records what goes into the world model and what comes out of it, to a rosbag2 of MCAP files.
+
+A process of its own that nobody waits for: messages are taken as bytes, wait in a bounded queue, and are
+written by a thread. What the disk cannot keep up with is dropped, oldest first, and counted.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rclpy.clock import Clock, ClockType
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
+from rclpy.topic_endpoint_info import TopicEndpointInfo
+
+from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN, Diagnostics, Report
+from worldmodel_ros.nodes.common.parameters import Param, ParameterError, Parameters
+from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.recorder.backlog import Backlog, Received
+from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
+from worldmodel_ros.nodes.recorder.types import UnknownTypeError, definition, message_class
+
+MB = 10 ** 6
+TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 'action_chunk', 'predicted_future',
+          'predicted_image/compressed', 'predicted_path', 'deadline_status', 'command_status', '/diagnostics')
+PARAMETERS = (
+    Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory',
+          read_only=True),
+    Param('topics', TOPICS, 'topics to record as soon as somebody publishes them; relative names are of the '
+          "node's namespace", read_only=True),
+    Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
+          'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
+    Param('max_file_mb', 1000, 'size at which the next file of the bag is begun; 0: one file', low=0, high=1_000_000,
+          read_only=True),
+    Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
+          high=100_000, read_only=True),
+)
+_DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
+_PATIENCE = 10.0  # s, after which a topic that nobody publishes is complained of
+_DEPTH = 20  # messages of a topic that DDS keeps until they are taken
+
+
+class _Recorded(NamedTuple):
+    """A topic that is subscribed to."""
+
+    subscription: Subscription
+    qos: QoSProfile
+    type: str
+
+
+class Recorder(Node):
+    """The node. It records from its construction to `on_shutdown`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__('recorder', **options)
+        settings = Parameters(self, PARAMETERS)
+        self.folder = Path(settings['bag'] or time.strftime('rosbag2_%Y_%m_%d-%H_%M_%S')).expanduser().absolute()
+        try:
+            self._bag = BagWriter(self.folder, settings['max_file_mb'] * MB)
+        except OSError as error:
+            raise ParameterError(f'bag: {error}') from error
+        self._backlog = Backlog(settings['queue_mb'] * MB)
+        self._topics = {name: self.resolve_topic_name(name) for name in settings['topics']}  # as listed -> as remapped
+        self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
+        self._recorded: dict[str, _Recorded] = {}
+        self._refused: dict[str, str] = {}  # topic -> why it, or some of its messages, cannot be recorded
+        self._types: dict[str, set[str]] = {}  # of the publishers of a topic, at the last look
+        self._began = time.monotonic()
+        self._complained = False
+        self._failure = ''
+        self._lock = threading.Lock()  # of the bag
+        self._writer = threading.Thread(target=self._write, name='writing', daemon=True)
+        self._writer.start()
+        self.create_timer(_DISCOVERY_PERIOD, self._discover, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        Diagnostics(self, {'recorder': self.report})
+        self.get_logger().info(f'recording to {self.folder}')
+
+    def on_shutdown(self) -> None:
+        """Write what waits, complete the bag, and say what is in it."""
+        self._backlog.close()
+        self._writer.join()
+        with self._lock:
+            try:
+                self._bag.close()
+            except OSError as error:
+                self.get_logger().error(
+                    f'the bag could not be completed: {error}; `mcap recover` repairs its last file')
+                return
+            counts, size = self._bag.counts, self._bag.bytes_written
+        dropped = self._backlog.dropped.total()
+        self.get_logger().info(f'recorded {counts.total()} messages of {len(counts)} topics ({size / MB:.1f} MB) in '
+                               f'{self.folder}' + (f'; dropped {dropped}: the disk is too slow' if dropped else ''))
+
+    def _discover(self) -> None:
+        for topic in self._topics.values():
+            publishers = self.get_publishers_info_by_topic(topic)
+            have = self._recorded.get(topic)
+            if have is not None:
+                self._follow(topic, have, publishers)
+            elif publishers and topic not in self._refused:
+                types = {publisher.topic_type for publisher in publishers}
+                # Discovery tells of one publisher after the other: those of a moment later count as well.
+                if self._types.get(topic) == types:
+                    self._begin(topic, publishers, _subscription_qos(publishers))
+                self._types[topic] = types
+        missing = self._missing()
+        if missing and not self._complained:
+            self._complained = True
+            self.get_logger().warning(
+                f'nobody publishes {", ".join(missing)}. Where the robot has other names for them, give the recorder '
+                'image, compressed_image and cmd_vel as the model, or list its topics in the parameter topics')
+
+    def _follow(self, topic: str, have: _Recorded, publishers: list[TopicEndpointInfo]) -> None:
+        """Hear those who have joined a topic that is recorded already, if they publish the same type."""
+        strangers = sorted({publisher.topic_type for publisher in publishers} - {have.type})
+        if strangers and topic not in self._refused:
+            self._refused[topic] = f'only {have.type}, not what somebody publishes as {", ".join(strangers)}'
+            self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
+        wanted = _subscription_qos([publisher for publisher in publishers if publisher.topic_type == have.type])
+        if _weaker(wanted, have.qos):
+            # A publisher that offers less has joined: the present subscription would not hear it.
+            self.destroy_subscription(have.subscription)
+            self._subscribe(topic, have.type, wanted)
+
+    def _missing(self) -> list[str]:
+        """Topics that somebody should publish, and nobody has so far."""
+        if time.monotonic() - self._began < _PATIENCE:
+            return []
+        there = {name for name, topic in self._topics.items() if topic in self._recorded or topic in self._refused}
+        return [topic for name, topic in self._topics.items()
+                if name not in there and _other_form(name) not in there and topic not in self._optional]
+
+    def _begin(self, topic: str, publishers: list[TopicEndpointInfo], qos: QoSProfile) -> None:
+        types = sorted({publisher.topic_type for publisher in publishers})
+        try:
+            if len(types) > 1:
+                raise UnknownTypeError(
+                    f'it is published with several types, {", ".join(types)}: end the wrong publisher')
+            description = TopicDescription(
+                topic, types[0], definition(types[0]), str(publishers[0].topic_type_hash),
+                tuple(_profile(publisher.qos_profile) for publisher in publishers))
+            message_class(types[0])
+        except UnknownTypeError as error:
+            self._refused[topic] = str(error)
+            self.get_logger().warning(f'{topic} is not recorded: {error}')
+            return
+        with self._lock:
+            self._bag.add_topic(description)
+        self._subscribe(topic, types[0], qos)
+
+    def _subscribe(self, topic: str, type_name: str, qos: QoSProfile) -> None:
+        subscription = self.create_subscription(
+            message_class(type_name), topic, partial(self._on_message, topic), qos, raw=True)
+        self._recorded[topic] = _Recorded(subscription, qos, type_name)
+
+    def _on_message(self, topic: str, data: bytes, info: dict[str, int]) -> None:
+        # When DDS had it: this process may have been kept waiting since. With simulated time there is only now.
+        clock = self.get_clock()
+        received = clock.now().nanoseconds if clock.ros_time_is_active else info['received_timestamp']
+        self._backlog.put(Received(topic, received, data))
+
+    def _write(self) -> None:
+        while (message := self._backlog.get()) is not None:
+            if self._failure:
+                continue  # taken all the same, so that the queue does not stay full
+            try:
+                with self._lock:
+                    self._bag.write(*message)
+            except (OSError, ValueError) as error:
+                self._failure = f'writing to {self.folder} failed: {error}'
+                self.get_logger().error(f'{self._failure}. Nothing more is recorded: make room, and start it again')
+
+    def report(self) -> Report:
+        """Return what is recorded, and what is not, for the diagnostics."""
+        with self._lock:
+            counts, size = self._bag.counts, self._bag.bytes_written
+        dropped = self._backlog.dropped
+        values = {'bag': self.folder, 'messages': counts.total(), 'written_mb': size / MB,
+                  'queue_mb': self._backlog.bytes / MB, 'dropped': dropped.total(),
+                  **{f'dropped: {topic}': count for topic, count in dropped.items()},
+                  **{f'not recorded: {topic}': why for topic, why in self._refused.items()}}
+        if self._failure:
+            return Report(ERROR, self._failure, values)
+        trouble = []
+        if dropped:
+            trouble.append(f'{dropped.total()} messages dropped: the disk is too slow')
+        if missing := self._missing():
+            trouble.append(f'nobody publishes {", ".join(missing)}')
+        if self._refused:
+            trouble.append(f'not recorded: {", ".join(self._refused)}')
+        if trouble:
+            return Report(WARN, '; '.join(trouble), values)
+        return Report(OK, f'recording {len(self._recorded)} topics', values)
+
+
+def _other_form(name: str) -> str:
+    """Return the raw image of a compressed one, by name, and the other way round."""
+    return name.removesuffix('/compressed') if name.endswith('/compressed') else f'{name}/compressed'
+
+
+def _subscription_qos(publishers: list[TopicEndpointInfo]) -> QoSProfile:
+    """Return the most demanding profile that hears every one of the publishers, if there are any."""
+    offered = [publisher.qos_profile for publisher in publishers]
+    reliable = all(qos.reliability == ReliabilityPolicy.RELIABLE for qos in offered)
+    latched = all(qos.durability == DurabilityPolicy.TRANSIENT_LOCAL for qos in offered)
+    return QoSProfile(
+        history=HistoryPolicy.KEEP_LAST, depth=_DEPTH,
+        reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE)
+
+
+def _weaker(wanted: QoSProfile, have: QoSProfile) -> bool:
+    return ((have.reliability == ReliabilityPolicy.RELIABLE and wanted.reliability != have.reliability)
+            or (have.durability == DurabilityPolicy.TRANSIENT_LOCAL and wanted.durability != have.durability))
+
+
+def _profile(qos: QoSProfile) -> dict[str, Any]:
+    """Return an offered profile as rosbag2's metadata has it."""
+    def duration(value: Any) -> dict[str, int]:
+        seconds, nanoseconds = divmod(value.nanoseconds, 10 ** 9)
+        return {'sec': seconds, 'nsec': nanoseconds}
+
+    return {'history': qos.history.short_key, 'depth': qos.depth, 'reliability': qos.reliability.short_key,
+            'durability': qos.durability.short_key, 'deadline': duration(qos.deadline),
+            'lifespan': duration(qos.lifespan), 'liveliness': qos.liveliness.short_key,
+            'liveliness_lease_duration': duration(qos.liveliness_lease_duration),
+            'avoid_ros_namespace_conventions': qos.avoid_ros_namespace_conventions}
+
+
+def main() -> int:
+    """Run the node until it is told to end."""
+    os.nice(10)  # whatever the robot does comes first
+    # Message info, which tells when DDS had a message, does not come with the events executor.
+    return run(Recorder, executor='single')

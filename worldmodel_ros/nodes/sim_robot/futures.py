@@ -1,0 +1,212 @@
+"""The simulated robot's `~/what_if`: what really follows, found by playing forks of its state."""
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from std_srvs.srv import Trigger
+
+from worldmodel_ros.msg import ActionChunk, WhatIfBranch
+from worldmodel_ros.nodes.common import what_if_request
+from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
+from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, header, relative_pose, time_message
+from worldmodel_ros.sim.world import LIMITS, World
+from worldmodel_ros.srv import WhatIf
+
+STEP_PERIOD = 0.1        # s, of the actions and frames of a branch
+FRAME_SIZE = (64, 64)    # pixels
+MAX_STEPS = 640          # of all branches of a request together, some seconds of work
+ACTION_NAMES = list(BASE)
+_NICE = 10
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The state that a picture shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
+
+    stamp: int
+    snapshot: np.ndarray
+    episode: World
+
+    def world(self) -> World:
+        """Return a world of its own in this state."""
+        world = self.episode.fork()
+        world.restore(self.snapshot)
+        return world
+
+
+class Observations:
+    """The newest observations. Written by the simulation, read by the what-if service."""
+
+    def __init__(self, keep: int) -> None:
+        self._kept: deque[Observation] = deque(maxlen=keep)
+        self._lock = threading.Lock()
+
+    def add(self, observation: Observation) -> None:
+        with self._lock:
+            self._kept.append(observation)
+
+    def find(self, stamp: int) -> Observation:
+        """Return the observation of `stamp` [ns], for 0 the newest; raise RequestError if it is not kept."""
+        with self._lock:
+            kept = list(self._kept)
+        if not kept:
+            raise RequestError('there is no observation yet: try again when the camera publishes')
+        if not stamp:
+            return kept[-1]
+        for observation in reversed(kept):
+            if observation.stamp == stamp:
+                return observation
+        raise RequestError(
+            f'observation_stamp {stamp / 1e9:.9f} is none of the newest {len(kept)} images, which are from '
+            f'{kept[0].stamp / 1e9:.3f} to {kept[-1].stamp / 1e9:.3f}: copy the stamp of an image')
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+
+
+class TrueFutures:
+    """
+    Serves `~/what_if` and `~/reset` of a robot from a thread and an executor of their own.
+
+    Playing a branch takes many times a control period, and rclpy has no answer that is given later: on the
+    robot's own executor these services would hold up its commands. Everything here is done on forks, so the
+    simulation goes on.
+    """
+
+    def __init__(self, robot: Node, observations: Observations, default_horizon: float,
+                 reset: Callable[[], int]) -> None:
+        """
+        :param reset: begins the next episode, returns its seed; may take a while.
+        :param default_horizon: of named sequences in requests that leave it open [s].
+        """
+        self._observations = observations
+        axes = LIMITS.axes()
+        self._askable = Askable(
+            STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon,
+            max_branches=MAX_STEPS)
+        self._reset = reset
+        # Without the global arguments: they would give it the robot's name.
+        self._node = Node(
+            f'{robot.get_name()}_services', namespace=robot.get_namespace(), context=robot.context,
+            use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        name = robot.get_fully_qualified_name()
+        self._node.create_service(WhatIf, f'{name}/what_if', self._on_what_if)
+        self._node.create_service(Trigger, f'{name}/reset', self._on_reset)
+        self._executor = SingleThreadedExecutor(context=robot.context)
+        self._executor.add_node(self._node)
+        self._warm = threading.Event()
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._spin, name='true futures', daemon=True)
+
+    def start(self) -> None:
+        """Start serving, and wait until that holds up no other thread. Raises what prevents drawing."""
+        self._thread.start()
+        self._warm.wait()
+        if self._fault is not None:
+            raise self._fault
+
+    def stop(self) -> None:
+        """Finish the request in progress and end."""
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+
+    def _spin(self) -> None:
+        # Truth is for the onlooker, and must not slow down what it is the truth of. On Linux both hold for
+        # the thread.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.nice(_NICE)
+        try:
+            # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.
+            World().render(FRAME_SIZE)
+        except Exception as error:
+            self._fault = error
+            return
+        finally:
+            self._warm.set()
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        try:
+            response.message = f'seed {self._reset()}'
+            response.success = True
+        except TimeoutError as error:
+            response.message = str(error)
+        return response
+
+    def _on_what_if(self, request: WhatIf.Request, response: WhatIf.Response) -> WhatIf.Response:
+        start = time.monotonic()
+        response.step_period = STEP_PERIOD
+        try:
+            self._answer(request, response, start)
+        except RequestError as error:
+            response.success, response.message = False, str(error)
+        except Exception as error:  # an executor that lets it through ends, and the service with it
+            self._node.get_logger().error(f'what_if failed: {error!r}')
+            response.success, response.message = False, f'internal error: {error!r}'
+        response.elapsed = time.monotonic() - start
+        return response
+
+    def _answer(self, request: WhatIf.Request, response: WhatIf.Response, start: float) -> None:
+        stamp = request.observation_stamp.sec * 1_000_000_000 + request.observation_stamp.nanosec
+        observation = self._observations.find(stamp)
+        goal = what_if_request.goal(request, self._askable)
+        allowed = what_if_request.allowed_time(request)
+        deadline = start + allowed if allowed else math.inf
+        branches = [branch for branch in what_if_request.branches(request, self._askable) if branch.actions is not None]
+        if not branches:
+            raise RequestError("no branch to play, policy is the model's: give other names or explicit actions")
+        if sum(branch.steps for branch in branches) > MAX_STEPS:
+            raise RequestError(
+                f'more than {MAX_STEPS} steps in all branches together: ask for fewer or shorter ones')
+        response.header = header(observation.stamp, CAMERA_FRAME)
+        for branch in branches:
+            played = _play(observation, branch.name, branch.actions, goal, deadline)
+            if played is None:
+                response.deadline_exceeded = True
+                response.message = (
+                    f'the deadline passed after {len(response.branches)} of {len(branches)} branches')
+                break
+            response.branches.append(played)
+        response.success = bool(response.branches)
+        if what_if_request.POLICY in request.names:
+            response.message = '; '.join(
+                filter(None, [response.message, "policy left out: the plan is the model's"]))
+
+
+def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
+          deadline: float) -> WhatIfBranch | None:
+    """Play one branch; None when the steady time `deadline` [s] passes before it is finished."""
+    world = observation.world()
+    origin = world.pose
+    distance = world.goal_distance(goal) if goal else math.nan
+    branch = WhatIfBranch(name=name)
+    branch.actions = ActionChunk(header=header(observation.stamp, 'base_link'), step_period=STEP_PERIOD,
+                                 names=ACTION_NAMES, values=actions.ravel().tolist())
+    for k, action in enumerate(actions):
+        if time.monotonic() > deadline:
+            return None
+        world.step(action, STEP_PERIOD)
+        stamp = observation.stamp + round((k + 1) * STEP_PERIOD * 1e9)
+        branch.frames.append(to_jpeg(world.render(FRAME_SIZE), time_message(stamp), CAMERA_FRAME))
+        branch.collision_risk.append(float(world.collided))
+        x, y, yaw = relative_pose(world.pose, origin)
+        branch.x.append(x)
+        branch.y.append(y)
+        branch.yaw.append(yaw)
+    branch.progress = distance - world.goal_distance(goal) if goal else math.nan
+    return branch

@@ -1,0 +1,282 @@
+"""
+The simulated robot: camera, odometry and a base that takes velocity commands, in real time.
+
+It is also the judge of the commands it receives (how old is the observation that a command answers?), and
+tells the truth about the world: ground truth, objects, and what follows from an action sequence.
+"""
+
+import math
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from geometry_msgs.msg import Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.node import Node
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from visualization_msgs.msg import MarkerArray
+
+from worldmodel_ros import realtime
+from worldmodel_ros.nodes.common import diagnostics, qos
+from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.parameters import Param, Parameters
+from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.sim_robot import messages
+from worldmodel_ros.nodes.sim_robot.faults import FAULTS, MAX_CLOCK_OFFSET, spoil
+from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
+from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
+from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
+from worldmodel_ros.sim.world import LIMITS, World
+
+SLICE = 0.01              # s, of physics between two looks at the command
+MAX_LAG = 0.2             # s behind real time, beyond which time is dropped
+ODOMETRY_RATE = 20.0      # Hz
+MARKER_RATE = 1.0         # Hz
+RESET_TIMEOUT = 5.0       # s
+CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; no stamp becomes negative, whatever the offset
+
+PARAMETERS = (
+    Param('seed', 0, 'Seed of the first room; a reset takes the next one.', low=0, high=2**31 - 1,
+          read_only=True),
+    Param('randomise', True, 'Colours, light, friction and camera noise follow the seed too, not the layout '
+          'alone.', read_only=True),
+    Param('camera_rate_hz', 10.0, 'Rate of the images.', low=1.0, high=50.0),
+    Param('camera_width', 64, 'Width of the images in pixels.', low=64, high=640),
+    Param('camera_height', 64, 'Height of the images in pixels; the vertical field of view is fixed.', low=64,
+          high=480),
+    Param('publish_compressed', False, 'Publish camera/image_raw/compressed (JPEG) too.'),
+    Param('base_frame', 'base_link', 'Frame of the base. What stands before its last slash also begins the frames of '
+          'odometry and camera.', read_only=True),
+    Param('publish_clock', False, 'Publish /clock, and stamp with simulated time.', read_only=True),
+    Param('enable_stamped_cmd_vel', True, 'Take cmd_vel as TwistStamped rather than Twist.', read_only=True),
+    Param('cmd_vel_timeout_s', 0.5, 'Brake when no command has come for this long; 0: never.', low=0.0,
+          high=10.0),
+    Param('deadline_s', 0.05, 'A command that answers an older observation counts as late.', low=0.001,
+          high=10.0),
+    Param('snapshots', 100, 'How many observations ~/what_if can branch from.', low=1, high=10000,
+          read_only=True),
+    Param('what_if_horizon_s', 1.6, 'Horizon of ~/what_if when a request leaves it open.', low=0.1, high=10.0,
+          read_only=True),
+    Param('realtime_priority', 0, 'SCHED_FIFO priority, in place of the hardware that this robot stands for, '
+          'which no other process can slow down; 0: none.', low=0, high=99, read_only=True),
+    *FAULTS,
+)
+
+
+class SimRobot(Node):
+    """
+    The node: the simulation runs in a thread of its own, on the steady clock; callbacks only leave commands.
+
+    Publishes camera/image_raw (and /compressed), camera/camera_info, odom, sim/ground_truth (Odometry in
+    frame `world`), sim/objects (MarkerArray, latched) and /clock if asked to; takes cmd_vel; serves ~/what_if
+    and ~/reset.
+    """
+
+    def __init__(self) -> None:
+        super().__init__('sim_robot')
+        self.refusals = diagnostics.Refusals()
+        self._settings = Parameters(self, PARAMETERS, self._on_change)
+        prefix, slash, _ = self._settings['base_frame'].rpartition('/')
+        self._frame_prefix = prefix + slash
+        self._judge = CommandJudge(self._settings['deadline_s'])
+        self._observations = Observations(self._settings['snapshots'])
+        self._world = World(self._settings['seed'], randomise=self._settings['randomise'])
+        self._command = (0.0, 0.0, -math.inf)  # m/s, rad/s, steady time of receipt [s]
+        self._stop = threading.Event()
+        self._reset_wanted, self._reset_done = threading.Event(), threading.Event()
+        self._steps = self._images = self._collisions = self._brakings = self._resets = 0
+        self._late_before, self._dropped_before = 0, 0.0
+        self._render_time = 0.0
+        self._make_publishers()
+        kind, callback = ((TwistStamped, self._on_twist_stamped) if self._settings['enable_stamped_cmd_vel']
+                          else (Twist, self._on_twist))
+        self.create_subscription(kind, 'cmd_vel', callback, qos.COMMAND)
+        self._diagnostics = diagnostics.Diagnostics(
+            self, {'simulation': self._report_simulation, 'commands': self._report_commands})
+        self._futures = TrueFutures(
+            self, self._observations, self._settings['what_if_horizon_s'], self._next_seed)
+        realtime.apply(self.get_logger(), self._settings['realtime_priority'], all_threads=True)
+        self._pacer = Pacer(SLICE, MAX_LAG)
+        self._thread = threading.Thread(target=self._simulate, name='simulation', daemon=True)
+        self._futures.start()
+        self._thread.start()
+
+    def on_shutdown(self) -> None:
+        """End the threads."""
+        self._stop.set()
+        self._futures.stop()
+        self._thread.join()
+
+    def _on_change(self, name: str, value: Any) -> None:
+        if name == 'deadline_s':
+            self._judge.deadline = value
+
+    def _make_publishers(self) -> None:
+        self._image = self.create_publisher(Image, 'camera/image_raw', qos.CAMERA)
+        self._compressed = self.create_publisher(CompressedImage, 'camera/image_raw/compressed', qos.CAMERA)
+        self._camera_info = self.create_publisher(CameraInfo, 'camera/camera_info', qos.CAMERA)
+        self._odometry = self.create_publisher(Odometry, 'odom', qos.STATUS)
+        self._ground_truth = self.create_publisher(Odometry, 'sim/ground_truth', qos.STATUS)
+        self._objects = self.create_publisher(MarkerArray, 'sim/objects', qos.LATCHED)
+        # As rclpy's own subscription asks for it: the newest, and no waiting.
+        self._clock_publisher = (self.create_publisher(Clock, '/clock', qos.CAMERA)
+                                 if self._settings['publish_clock'] else None)
+
+    def _on_twist_stamped(self, message: TwistStamped) -> None:
+        now = time.monotonic()
+        stamp = message.header.stamp
+        self._judge.received(stamp.sec * 1_000_000_000 + stamp.nanosec, now)
+        self._take(message.twist, now)
+
+    def _on_twist(self, message: Twist) -> None:
+        now = time.monotonic()
+        self._judge.received(0, now)
+        self._take(message, now)
+
+    def _take(self, twist: Twist, now: float) -> None:
+        v, w = twist.linear.x, twist.angular.z
+        if not (math.isfinite(v) and math.isfinite(w)):
+            self.refusals.count('cmd_vel: not finite')
+            return
+        # As the motors of a base would, whatever they are asked for.
+        self._command = (
+            min(max(v, LIMITS.v_min), LIMITS.v_max), min(max(w, -LIMITS.w_max), LIMITS.w_max), now)
+
+    def _next_seed(self) -> int:
+        self._reset_done.clear()
+        self._reset_wanted.set()
+        if not self._reset_done.wait(RESET_TIMEOUT):
+            raise TimeoutError(f'the simulation did not reset within {RESET_TIMEOUT} s: see the log of '
+                               f'{self.get_name()}')
+        return self._world.seed
+
+    def _simulate(self) -> None:
+        self._camera_rate, self._odometry_rate, self._marker_rate = Rate(), Rate(), Rate()
+        self._begin_episode()
+        self._render()  # makes this thread's OpenGL context, which takes longer than a step may
+        while not self._stop.is_set():
+            try:
+                self._step(self._pacer.next())
+            except Exception as error:
+                # One bad picture or message is no reason for the robot to vanish.
+                self.refusals.count(f'exception: {type(error).__name__} in the simulation')
+                self.get_logger().error(
+                    f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
+
+    def _begin_episode(self) -> None:
+        self._origin = self._world.pose
+        self._picture: np.ndarray | None = None
+        self._observations.clear()
+        # Forks are made from this copy, which stands still, not from the world that moves on in this thread.
+        self._episode = self._world.fork()
+
+    def _step(self, due: float) -> None:
+        if self._reset_wanted.is_set():
+            self._reset_wanted.clear()
+            self._world.reset(self._world.seed + 1)
+            self._command = (0.0, 0.0, -math.inf)
+            self._begin_episode()
+            self._publish_objects(self._stamp(due))
+            self._resets += 1
+            self._reset_done.set()
+        collided = self._world.collided
+        self._world.step(self._action(due), SLICE)
+        self._collisions += self._world.collided and not collided
+        self._steps += 1
+        stamp = self._stamp(due)
+        if self._clock_publisher and not self._settings['clock_stop']:
+            self._clock_publisher.publish(Clock(clock=messages.time_message(stamp)))
+        elapsed = self._steps * SLICE
+        if self._camera_rate.due(elapsed, self._settings['camera_rate_hz']):
+            self._take_picture(stamp, due)
+        if self._odometry_rate.due(elapsed, ODOMETRY_RATE):
+            pose, twist = self._world.pose, self._world.twist
+            self._ground_truth.publish(messages.odometry(pose, twist, stamp, 'world'))
+            odometry = messages.odometry(
+                messages.relative_pose(pose, self._origin), twist, stamp, f'{self._frame_prefix}odom')
+            odometry.child_frame_id = self._settings['base_frame']
+            self._odometry.publish(odometry)
+        if self._marker_rate.due(elapsed, MARKER_RATE):
+            self._publish_objects(stamp)
+
+    def _action(self, now: float) -> tuple[float, float]:
+        v, w, received = self._command
+        timeout = self._settings['cmd_vel_timeout_s']
+        if timeout and now - received > timeout:
+            if (v, w) != (0.0, 0.0):
+                self._brakings += 1
+                self._command = (0.0, 0.0, received)
+            return 0.0, 0.0
+        return v, w
+
+    def _stamp(self, due: float) -> int:
+        """Return the stamp [ns] of the state that was due at a steady time [s]."""
+        offset = round(self._settings['clock_offset_s'] * 1e9)
+        if self._clock_publisher:
+            return CLOCK_START + round(self._steps * SLICE * 1e9) + offset
+        # As of when the state was due, not of when this thread came to it: the delay is part of the camera's
+        # latency.
+        return self.get_clock().now().nanoseconds - round((time.monotonic() - due) * 1e9) + offset
+
+    def _take_picture(self, stamp: int, due: float) -> None:
+        settings = self._settings
+        if settings['camera_stop']:
+            return
+        start = time.monotonic()
+        frame = self._picture
+        if frame is None or not settings['camera_freeze']:
+            frame = self._picture = self._render()
+        self._render_time = time.monotonic() - start
+        # Both before the picture is out, so that no answer can overtake them.
+        self._judge.observed(stamp, due)
+        self._observations.add(Observation(stamp, self._world.snapshot(), self._episode))
+        message, info = messages.image(frame, stamp), messages.camera_info(frame.shape[:2], stamp)
+        message.header.frame_id = info.header.frame_id = self._frame_prefix + messages.CAMERA_FRAME
+        spoil(message, settings)
+        self._image.publish(message)
+        self._camera_info.publish(info)
+        if settings['publish_compressed']:
+            self._compressed.publish(to_jpeg(frame, message.header.stamp, info.header.frame_id))
+        self._images += 1
+
+    def _render(self) -> np.ndarray:
+        return self._world.render((self._settings['camera_height'], self._settings['camera_width']))
+
+    def _publish_objects(self, stamp: int) -> None:
+        self._objects.publish(messages.markers(self._world, stamp))
+
+    def _report_simulation(self) -> diagnostics.Report:
+        dropped, self._dropped_before = self._pacer.dropped - self._dropped_before, self._pacer.dropped
+        level, message = diagnostics.OK, 'in real time'
+        if dropped > 0.0:
+            level = diagnostics.WARN
+            message = (f'slower than real time: {dropped:.2f} s dropped; take smaller images, a lower '
+                       'camera_rate_hz, or load off this machine')
+        return diagnostics.Report(level, message, {
+            'seed': self._world.seed, 'simulated_s': self._steps * SLICE, 'dropped_s': self._pacer.dropped,
+            'images': self._images, 'render_ms': self._render_time * 1e3, 'collisions': self._collisions,
+            'resets': self._resets})
+
+    def _report_commands(self) -> diagnostics.Report:
+        tally = self._judge.tally()
+        p50, p99, greatest = (np.percentile(tally.window, (50, 99, 100)) * 1e3 if len(tally.window)
+                              else (math.nan,) * 3)
+        late = tally.late - self._late_before
+        self._late_before = tally.late
+        level, message = ((diagnostics.WARN, f'{late} of the last commands were late') if late
+                          else (diagnostics.OK, 'on time'))
+        return diagnostics.Report(level, message, {
+            'received': tally.received, 'late': tally.late, 'without_observation': tally.unstamped,
+            'unknown_observation': tally.unknown, 'deadline_ms': self._judge.deadline * 1e3,
+            'latency_p50_ms': p50, 'latency_p99_ms': p99, 'latency_max_ms': greatest,
+            # Of every command since the last report, for whoever wants the whole distribution.
+            'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
+            'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
+            'brakings': self._brakings, **self.refusals.values()})
+
+
+def main() -> int:
+    """Run the node; return the exit code of the process."""
+    return run(SimRobot)

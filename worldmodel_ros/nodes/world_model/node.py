@@ -1,0 +1,259 @@
+"""
+Drives a robot by a world model: images and executed actions in, commands and predicted futures out, on time.
+
+The executor's thread only receives, and answers when the engine is late. The engine has a thread of its own,
+as have the pictures and the services that take a while.
+"""
+
+import functools
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from sensor_msgs.msg import CompressedImage, Image
+from std_srvs.srv import Trigger
+
+from worldmodel_ros import realtime
+from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.engine.faults import FaultyBackend, Faults
+from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
+from worldmodel_ros.inputs import images
+from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.parameters import Parameters
+from worldmodel_ros.nodes.common.qos import CAMERA
+from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.world_model.activation import Activation
+from worldmodel_ros.nodes.world_model.camera import LargeImageAdvice
+from worldmodel_ros.nodes.world_model.executed import ExecutedTopic, require_base
+from worldmodel_ros.nodes.world_model.goal import GoalTopic
+from worldmodel_ros.nodes.world_model.outputs import Outputs
+from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, parameters, set_faults
+from worldmodel_ros.nodes.world_model.report import judge
+from worldmodel_ros.nodes.world_model.services import Context, SlowServices
+from worldmodel_ros.nodes.world_model.statistics import Statistics
+
+SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+IMAGE_TOPIC = 'camera/image_raw'
+SESSIONS = 2  # at a time: the robot's, and for a moment the one that takes its place; room for eight may not fit a GPU
+_LOG_INTERVAL = 2.0  # s
+
+
+def _contained(transition: Callable) -> Callable:
+    """Log what a transition raises, undo it, and fail: rclpy would swallow the exception, and say nothing."""
+    @functools.wraps(transition)
+    def run_transition(node: 'WorldModelNode', state: LifecycleState) -> TransitionCallbackReturn:
+        try:
+            return transition(node, state)
+        except Exception as error:
+            node.get_logger().error(f'{transition.__name__[3:]} failed: {error}\n{traceback.format_exc()}')
+            end_if_lost(error)
+        node.release(keep_engine=transition.__name__ in ('on_activate', 'on_deactivate'))
+        gc.collect()  # a session's memory is wanted by the next attempt; only now, for the traceback kept it alive
+        return FAILURE
+    return run_transition
+
+
+class WorldModelNode(LifecycleNode):
+    """
+    The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
+    command.
+
+    `load_engine` is called in configure, with the parameters ENGINE by name; by default it is
+    worldmodel_ros.engine.load.
+    """
+
+    def __init__(self, load_engine: Callable[..., Any] | None = None, **options: Any) -> None:
+        super().__init__('world_model_node', **options)
+        self.refusals = diagnostics.Refusals()
+        self._load_engine = load_engine or _load
+        self._engine: Any = None
+        self._activation: Activation | None = None
+        self._configured = ExitStack()  # what undoes configure, as far as it came
+        self._faults = Faults()
+        self._settings = Parameters(
+            self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
+            consistent=inconsistency)
+        self._goal = self._settings['goal']
+        self._warm_up = 0.0
+        self._statistics = Statistics()
+        diagnostics.Diagnostics(self, {'world model': self._report})
+        self.create_service(Trigger, '~/reset', self._on_reset)
+        self._slow_services = SlowServices(self, self._context_of_services)
+
+    @_contained
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the model and measure it; subscribe."""
+        settings, undo = self._settings, self._configured
+        start = time.monotonic()
+        engine = self._engine = self._load_engine(**{name: settings[name] for name in ENGINE})
+        undo.callback(engine.close)
+        spec = engine.spec
+        require_base(spec)
+        if refusal := self._goal_refusal(self._goal):
+            raise ValueError(f'goal: {refusal}')
+        images.converter()
+        loaded = time.monotonic()
+        # After loading, which can take half a minute of a core, and before the warm-up, whose measured times it
+        # changes. All threads: DDS receives in threads of its own, and an image that waits for a core there is
+        # late already. The engine's thread inherits it.
+        realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
+        engine.warm_up()
+        self._warm_up = time.monotonic() - loaded
+        engine.backend = FaultyBackend(engine.backend, self._faults)
+        set_faults(self._faults, settings)
+        self._outputs = Outputs(self, spec.action_names, spec.step_period, settings['base_frame'])
+        undo.callback(self._outputs.destroy)
+        self._subscribe()
+        two, one = (engine.step_times.predict(steps) * 1e3 for steps in (2, 1))
+        rate = engine.step_times.prediction_rate(spec.step_period)
+        self.get_logger().info(
+            f'model {spec.name} on {engine.backend.name}: loaded in {loaded - start:.1f} s, warmed up in '
+            f'{self._warm_up:.1f} s; a tick takes {two:.1f} ms with two steps, {one:.1f} ms with one; predictions at '
+            f'up to {rate:.1f} Hz; goals: '
+            f'{", ".join(spec.goals)}')
+        return super().on_configure(state)
+
+    @_contained
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin a new episode with a session that knows nothing."""
+        self._activation = Activation(
+            self, self._engine, self._settings, self._goal, self._executed, self._outputs, self._advice,
+            self.refusals)
+        self._statistics = self._activation.statistics
+        result = super().on_activate(state)
+        self._activation.start()
+        return result
+
+    @_contained
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Ask for a stop, and cease to observe."""
+        self.release(keep_engine=True)
+        return super().on_deactivate(state)
+
+    @_contained
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Give the model back."""
+        self.release(keep_engine=False)
+        return SUCCESS
+
+    @_contained
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """As deactivate and cleanup, from whatever state."""
+        self.release(keep_engine=False)
+        return SUCCESS
+
+    def destroy_node(self) -> None:
+        """End the threads and destroy the node."""
+        self.release(keep_engine=False)
+        self._slow_services.stop()
+        super().destroy_node()
+
+    def release(self, keep_engine: bool) -> None:
+        """Undo activate, and configure unless `keep_engine`, as far as they came."""
+        activation, self._activation = self._activation, None
+        try:
+            if activation:
+                activation.stop()
+        finally:
+            if not keep_engine:
+                self._engine = None
+                self._configured.close()
+                gc.collect()
+
+    def _subscribe(self) -> None:
+        settings, spec, undo = self._settings, self._engine.spec, self._configured
+        compressed = settings['image_transport'] == 'compressed'
+        topic = self.resolve_topic_name(IMAGE_TOPIC) + ('/compressed' if compressed else '')
+        self._advice = LargeImageAdvice(self, topic)
+        camera = self.create_subscription(CompressedImage if compressed else Image, topic, self._on_image, CAMERA)
+        undo.callback(self.destroy_subscription, camera)
+        self._executed = ExecutedTopic(self, spec, settings, self.refusals)
+        undo.callback(self._executed.destroy)
+        undo.callback(GoalTopic(self, self._on_goal).destroy)
+
+    def _on_image(self, message: Image | CompressedImage) -> None:
+        if self._activation:
+            self._activation.take(message)
+
+    def _on_goal(self, goal: str) -> None:
+        goal = goal.strip()
+        if refusal := self._goal_refusal(goal):
+            self.refusals.count('goal: unknown')
+            self.get_logger().warning(f'goal refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
+        else:
+            self._set_goal(goal)
+
+    def _goal_refusal(self, goal: str) -> str | None:
+        if self._engine is None or not goal or goal in self._engine.spec.goals:
+            return None
+        return f'{goal!r} is unknown; this model knows {", ".join(self._engine.spec.goals)}'
+
+    def _set_goal(self, goal: str) -> None:
+        if goal == self._goal:
+            return
+        self._goal = goal
+        self.get_logger().info(f'goal: {goal or "none"}')
+        if self._activation:
+            self._activation.set_goal(goal)
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        if self._activation is None:
+            response.message = 'the node is not active, so there is no session: activate it'
+            return response
+        self._activation.begin_episode()
+        response.success, response.message = True, 'a new episode begins with the next image'
+        return response
+
+    def _on_parameter(self, name: str, value: Any) -> None:
+        if name == 'goal':
+            self._set_goal(value)
+        elif name.startswith('fault_'):
+            set_faults(self._faults, self._settings)
+        elif self._activation:
+            self._activation.settings_changed()
+
+    def _context_of_services(self) -> Context | None:
+        # From another thread: in this order, for release takes the activation away first.
+        engine, activation, settings = self._engine, self._activation, self._settings
+        if activation is None:
+            return None
+        folder = settings['session_directory']
+        return Context(
+            activation.worker, engine.spec, activation.goal, activation.camera_frame, settings['base_frame'],
+            settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
+            SessionFolder(Path(folder).expanduser() if folder else default_folder(), settings['session_files_max'],
+                          settings['session_disk_mb']))
+
+    def _report(self) -> diagnostics.Report:
+        engine, activation = self._engine, self._activation
+        if engine is None:
+            return diagnostics.Report(diagnostics.STALE, 'not configured', self.refusals.values())
+        backend = activation.worker.backend if activation else engine.backend.name
+        values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
+                  'messages_skipped': self._outputs.skipped,
+                  'tick_two_step_ms': engine.step_times.predict(2) * 1e3,
+                  'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
+                  'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
+                  **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
+        level, text = judge(engine, activation) if activation else (diagnostics.STALE, 'not active')
+        return diagnostics.Report(level, text, values)
+
+
+def _load(**chosen: Any) -> Any:
+    from worldmodel_ros.engine import load  # only now: the back ends are heavy
+    return load(**chosen, sessions=SESSIONS)
+
+
+def main() -> int:
+    """Run the node until it is told to end."""
+    # The engine's thread may hold the interpreter for so long while an answer is due in this one. With
+    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) beside a thread that computes in Python; with
+    # 0.5 ms, 0.7 ms (5 to 8 ms).
+    sys.setswitchinterval(0.0005)
+    return run(WorldModelNode)

@@ -1,0 +1,174 @@
+"""
+The services of the world model that take a while: what-if questions, sessions to and from files.
+
+They are served by an executor and a thread of their own, because rclpy has no answer that is given later: on
+the node's own executor a question would hold up its images. The work itself is done by the engine's thread,
+between two ticks.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future as Promise, TimeoutError as TimeUp
+from dataclasses import dataclass
+from typing import Any
+
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
+from rclpy.node import Node
+
+from worldmodel_ros.control.maneuvers import path
+from worldmodel_ros.control.worker import Worker
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
+from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
+from worldmodel_ros.msg import ActionChunk, WhatIfBranch
+from worldmodel_ros.nodes.common import what_if_request
+from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
+from worldmodel_ros.nodes.world_model import messages
+from worldmodel_ros.srv import SessionFile, WhatIf
+
+_FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
+_GRACE = 0.2             # s, for the engine to hand over the finished branches of a question whose time is over
+
+
+class _NotYet(Exception):
+    """What was promised is not there yet."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """
+    What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s];
+    `denoising_steps`: of what is imagined for it.
+    """
+
+    worker: Worker
+    spec: object
+    goal: str
+    camera_frame: str
+    base_frame: str
+    horizon: float
+    timeout: float
+    denoising_steps: int
+    sessions: SessionFolder
+
+
+class SlowServices:
+    """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node."""
+
+    def __init__(self, node: LifecycleNode, context: Callable[[], Context | None]) -> None:
+        """`context` returns None while the node is not active."""
+        self._context = context
+        # Without the global arguments: they would give it the name of the node that it serves for.
+        self._node = Node(f'_{node.get_name()}_services', namespace=node.get_namespace(),
+                          context=node.context, use_global_arguments=False, enable_rosout=False,
+                          start_parameter_services=False)
+        for kind, name, answer in (
+                (WhatIf, 'what_if', self._what_if), (SessionFile, 'save_session', self._save),
+                (SessionFile, 'load_session', self._load)):
+            self._node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
+        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name='services', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the request in progress and end."""
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass
+
+    def _contained(self, answer: Callable) -> Callable:
+        def serve(request: object, response: object) -> object:
+            try:
+                context = self._context()
+                if context is None:
+                    raise RequestError(
+                        'the node is not active: ros2 lifecycle set NODE configure, then activate')
+                answer(context, request, response)
+            except (RequestError, QuestionError, SessionFileError) as error:
+                response.success, response.message = False, str(error)
+            except CancelledError:
+                response.success, response.message = False, 'the node was deactivated meanwhile'
+            except Exception as error:  # an executor that lets it through ends, and the services with it
+                self._node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
+                response.success, response.message = False, f'{type(error).__name__}: {error}'
+            return response
+        return serve
+
+    def _what_if(self, context: Context, request: WhatIf.Request, response: WhatIf.Response) -> None:
+        start = time.monotonic()
+        response.step_period = context.spec.step_period
+        question = to_question(context, request, start)
+        promise = context.worker.ask(question)
+        try:
+            answer = _result(promise, max(0.0, question.due - time.monotonic()) + _GRACE)
+        except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
+            promise.cancel()
+            answer = Answer(0)
+        response.header = messages.header(answer.stamp, context.camera_frame)
+        response.branches = [_branch(context, name, future, answer.stamp, question.goal)
+                             for name, future in answer.branches]
+        response.deadline_exceeded = not answer.complete
+        response.success = bool(answer.branches)
+        if response.deadline_exceeded:
+            response.message = (
+                f'the deadline passed after {len(answer.branches)} of {len(question.branches)} branches: '
+                'allow more time, or ask for fewer or shorter ones')
+            if not answer.branches:
+                response.message += (
+                    '; where that does not help, ticks leave no time over: lower the load or the rate of the camera '
+                    '(/diagnostics has latency_p99_ms and expected_frequency)')
+        response.elapsed = time.monotonic() - start
+
+    def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
+        took = context.worker.save(context.sessions, request.path, _FILE_TIMEOUT)
+        self._node.get_logger().info(f'session {request.path} saved: {took}')
+        response.success, response.message = True, request.path
+
+    def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
+        took = context.worker.load(context.sessions, request.path, _FILE_TIMEOUT)
+        self._node.get_logger().info(f'session {request.path} loaded: {took}')
+        response.success, response.message = True, request.path
+
+
+def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
+    """Return the question of a request that came `now` (steady, s). Raises RequestError."""
+    spec = context.spec
+    askable = Askable(spec.step_period, spec.action_names, spec.action_low, spec.action_high, spec.goals, MAX_STEPS,
+                      context.horizon)
+    goal = what_if_request.goal(request, askable, context.goal)
+    allowed = what_if_request.allowed_time(request)
+    branches = what_if_request.branches(request, askable)
+    return Question(branches, goal, now + (allowed or context.timeout),
+                    messages.nanoseconds(request.observation_stamp), context.denoising_steps)
+
+
+def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
+    spec = context.spec
+    branch = WhatIfBranch(
+        name=name, frames=messages.frames(future.frames, stamp, spec.step_period, context.camera_frame),
+        collision_risk=messages.float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
+    branch.actions = ActionChunk(
+        header=messages.header(stamp, context.base_frame), step_period=spec.step_period,
+        names=list(spec.action_names), values=messages.float32s(future.actions))
+    if tuple(spec.action_names) == BASE:
+        branch.x, branch.y, branch.yaw = map(messages.float32s, path(future.actions, spec.step_period).T)
+    return branch
+
+
+def _result(promise: Promise, timeout: float) -> Any:
+    """Return the result of a promise, or raise what it raises; _NotYet after `timeout` s."""
+    try:
+        return promise.result(timeout)
+    except TimeUp:
+        if promise.done():  # the work itself may have met with a time-out, of a network's disk, say
+            return promise.result()
+        raise _NotYet from None

@@ -1,1 +1,0 @@
-"""One network on several GPUs: how its tokens, heads and weights are divided, and what its parts exchange."""

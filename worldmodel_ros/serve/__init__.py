@@ -1,1 +1,0 @@
-"""One engine for the robots of a machine: the server's process, and the front end in each robot's."""

@@ -1,0 +1,111 @@
+"""The front end's handshake with the server: is it there, and does it serve this robot?"""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.address import AddressError, connect
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from worldmodel_ros.serving.transport.frames import FrameSlots
+
+HANDSHAKE_TIMEOUT = 0.5  # s
+# What a command means, and when: it must be the same for the model of the server and for the one that steps in.
+_OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
+
+
+class Unavailable(RuntimeError):
+    """There is no server for this robot; the text says why."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """An open session on a server."""
+
+    connection: Connection
+    slots: FrameSlots
+    spec: Preset
+    backend: str
+
+
+def open_link(server: Path, robot: str, own: Preset) -> Link:
+    """
+    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`.
+
+    Raises Unavailable.
+    """
+    connection = None
+    try:
+        connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
+        received = _said(connection, messages.Hello(robot))
+        if received is None:
+            raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
+        return _agree(connection, *received, own)
+    except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
+        if connection:
+            connection.close()
+        raise Unavailable(str(error)) from error
+
+
+def ask_status(server: Path) -> dict:
+    """Return the status of the server at a socket. Raises Unavailable."""
+    connection = None
+    try:
+        connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
+        received = _said(connection, messages.StatusRequest())
+        if received is None:
+            raise Unavailable(f'the server at {server} did not answer within {HANDSHAKE_TIMEOUT:g} s')
+        message, descriptor = received
+        if descriptor is not None:
+            os.close(descriptor)
+        if not isinstance(message, messages.Status):
+            raise Unavailable(f'the server at {server} refuses: {message.reason}' if isinstance(
+                message, messages.Rejected) else f'the server at {server} answered with {type(message).__name__}')
+        status = json.loads(message.json)
+        if not isinstance(status, dict):
+            raise Unavailable(f'the status of the server at {server} is a {type(status).__name__}')
+        return status
+    except (AddressError, ConnectionLost, MessageError, ValueError, RecursionError) as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        if connection:
+            connection.close()
+
+
+def _said(connection: Connection, message: object) -> tuple[Any, int | None] | None:
+    """What the server says to a message, or has said before it closed the connection; None: nothing."""
+    try:
+        connection.send(message)
+    except ConnectionLost:
+        pass  # who refuses a connection says why, and does not wait for what would have come
+    try:
+        return connection.receive(HANDSHAKE_TIMEOUT)
+    except ConnectionLost:
+        return connection.receive(HANDSHAKE_TIMEOUT)  # the kernel tells first that it was closed, then what was said
+
+
+def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset) -> Link:
+    if not isinstance(message, messages.Welcome) or descriptor is None:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise Unavailable(message.reason if isinstance(message, messages.Rejected)
+                          else f'it answered with {type(message).__name__}')
+    try:
+        spec = Preset.from_dict(json.loads(message.spec))
+        for name in _OF_THE_ROBOT:
+            if getattr(spec, name) != getattr(own, name):
+                raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
+                                  f'and of this robot\'s own model {own.name} {getattr(own, name)}')
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        os.close(descriptor)
+        raise Unavailable(f'its model cannot be understood: {error}') from error
+    except Unavailable:
+        os.close(descriptor)
+        raise
+    return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
+                message.backend)

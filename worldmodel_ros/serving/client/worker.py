@@ -1,0 +1,322 @@
+"""The server's engine, as the node of a robot sees it: observations go out, answers come in, a loss is noticed."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future as Promise, TimeoutError as TimeUp
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
+from worldmodel_ros.control.responder import Responder
+from worldmodel_ros.control.types import Listener, Observation, Prediction
+from worldmodel_ros.engine import what_if
+from worldmodel_ros.engine.session_folder import SessionFileError, check_name
+from worldmodel_ros.inputs.images import fit
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import ConnectionLost
+from .link import Link, Unavailable, open_link
+from .requests import RemoteRequests, to_future
+
+PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
+_OVERDUE = 0.1      # s after its deadline, where that is later: with a longer deadline, an answer may take longer
+_POLL = 0.03        # s, between two looks at what is not answered
+_LATE_IN_A_ROW = 3  # answers, after which the server is too slow: as many as the last plan of 4 bridges
+_FILE_PATIENCE = 30.0  # s, for a session to or from the disk of the server
+_RETURN = 0.001     # s, that an answer takes from the server to the node
+_RETRY = (0.25, 2.0)  # s, from the first to the later attempts to connect
+_UNSHOWN = 16       # answers whose pictures are waited for
+
+
+class Chooser(Protocol):
+    """Who decides between this engine and the robot's own. Called from the worker's thread."""
+
+    def connected(self, link: Link) -> None:
+        """There is a session on the server, which has seen nothing yet."""
+
+    def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
+        """
+        There is none, or it is of no use; `observation` is what it still had to answer. `idle`: it ended only because
+        nothing was observed.
+        """
+
+    def tried(self, good: bool) -> None:
+        """A trial was answered by a plan in time, or it was not."""
+
+
+class _Away(RuntimeError):
+    """The server is there, and of no use."""
+
+
+class _Idle(_Away):
+    """The server has ended the session because nothing was observed for long."""
+
+
+@dataclass
+class _Sent:
+    observation: Observation
+    slot: int
+    trial: bool
+    at: float
+    total: float = 0.0      # s from its receipt to the answer
+    predicted: float = 0.0
+
+
+class RemoteWorker:
+    """
+    A session on the server at `path`, opened anew whenever it was lost. The public methods may be called from any
+    thread; `executed` as for engine.worker.Worker.
+    """
+
+    def __init__(self, path: Path, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
+                 responder: Responder, listener: Listener, chooser: Chooser) -> None:
+        self._path, self._robot, self._own, self._executed = path, robot, own, executed
+        self._responder, self._listener, self._chooser = responder, listener, chooser
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._stopping = threading.Event()
+        self._wanted = threading.Event()  # an observation has come, or it is to end
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._free: list[int] = []
+        self._pending: dict[int, _Sent] = {}
+        self._unshown: dict[int, _Sent] = {}
+        self._requests = RemoteRequests()
+        self._seen: tuple[int, int] | None = None  # episode and stamp [ns] of the newest frame that was sent
+        self._late = 0
+
+    def start(self) -> None:
+        """Start to connect."""
+        self._thread = threading.Thread(target=self._run, name='server', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the session; what was asked and is not answered is given up."""
+        self._stopping.set()
+        self._wanted.set()
+        with self._lock:
+            if self._link:
+                self._link.connection.shutdown()
+        if self._thread:
+            self._thread.join()
+
+    def offer(self, observation: Observation, trial: bool = False) -> bool:
+        """
+        Send an observation; return False where there is no server to send it to.
+
+        What comes back of a `trial` is not used, only judged.
+        """
+        with self._lock:
+            link = self._link
+            if link is None or not self._free:
+                self._wanted.set()
+                return False
+            self._number += 1
+            sent = self._pending[self._number] = _Sent(observation, self._free.pop(), trial, time.monotonic())
+            tick = self._tick(link, self._number, sent)
+        if not trial:
+            self._responder.open(observation)
+            if not observation.wants_answer:
+                self._responder.pass_over(observation)
+        self._send(link, tick)
+        return True
+
+    def ask(self, question: what_if.Question) -> Promise:
+        """Ask a what-if question; as Worker.ask."""
+        return self._requests.send(self._send_now, lambda number: messages.Question(
+            number, question.goal, question.due, question.stamp, tuple(
+                messages.Branch(b.name, b.steps, np.zeros((0, 0)) if b.actions is None else b.actions)
+                for b in question.branches), question.denoising_steps))
+
+    def save(self, name: str) -> str:
+        """Have the server write the session to a file in its folder; say so. Raises SessionFileError."""
+        return self._transfer(name, load=False)
+
+    def load(self, name: str) -> str:
+        """Have the server replace the session by one from a file in its folder; as `save`."""
+        said = self._transfer(name, load=True)
+        self._responder.forget_plan()
+        return said
+
+    def _transfer(self, name: str, load: bool) -> str:
+        check_name(name)
+        promise = self._requests.send(self._send_now, lambda number: messages.SessionFile(number, load, name))
+        try:
+            promise.result(_FILE_PATIENCE)
+        except TimeUp:
+            raise SessionFileError(f'the engine\'s server has not answered within {_FILE_PATIENCE:g} s: see its log, '
+                                   'and look for a slow disk') from None
+        except SessionFileError:
+            raise
+        except ValueError as error:
+            raise SessionFileError(str(error)) from error
+        return 'by the server, whose log says what it took'
+
+    # --- sending ---
+
+    def _tick(self, link: Link, number: int, sent: _Sent) -> messages.Tick:
+        observation = sent.observation
+        link.slots.write(sent.slot, number, fit(observation.image, link.spec.image_size))
+        episode, before = self._seen or (None, None)
+        executed = self._executed(before if episode == observation.episode else None, observation.stamp)
+        self._seen = observation.episode, observation.stamp
+        due = observation.due - self._responder.settings.reserve - _RETURN
+        return messages.Tick(number, sent.slot, observation.stamp, observation.episode, observation.goal, due,
+                             not observation.stale, executed)
+
+    def _send_now(self, message: Any) -> bool:
+        with self._lock:
+            link = self._link
+        if link:
+            self._send(link, message)
+        return link is not None
+
+    def _send(self, link: Link, message: Any) -> None:
+        try:
+            link.connection.send(message)
+        except ConnectionLost:
+            link.connection.shutdown()  # the thread that receives sees it, and does what there is to do
+
+    # --- receiving ---
+
+    def _run(self) -> None:
+        pause = _RETRY[0]
+        while not self._stopping.is_set():
+            try:
+                link = open_link(self._path, self._robot, self._own)
+            except Exception as error:  # whatever a server says, this thread is to try again
+                known = isinstance(error, Unavailable)
+                self._chooser.away(str(error) if known else f'{type(error).__name__}: {error}', None)
+                self._stopping.wait(pause)
+                pause = min(2.0 * pause, _RETRY[1])
+                continue
+            self._open(link)
+            idle = False
+            try:
+                while not self._stopping.is_set():
+                    self._receive(link)
+                reason = 'the node is being deactivated'
+            except (ConnectionLost, MessageError, _Away) as error:
+                reason, idle = str(error), isinstance(error, _Idle)
+            except Exception as error:  # whatever it is, the robot's own engine is to go on
+                reason = f'{type(error).__name__}: {error}'
+                self._listener.failed(reason, error, False)
+            self._close(link, reason, idle)
+            pause = _RETRY[0]
+            if idle and not self._stopping.is_set():  # to connect at once would take a place again that others may need
+                self._wanted.wait()
+            else:
+                self._stopping.wait(pause)
+
+    def _open(self, link: Link) -> None:
+        with self._lock:
+            self._link, self._seen, self._late = link, None, 0
+            self._free = list(range(len(link.slots)))
+        self._chooser.connected(link)
+
+    def _close(self, link: Link, reason: str, idle: bool) -> None:
+        with self._lock:
+            self._link = None
+            self._wanted.clear()
+            pending = [sent for sent in self._pending.values() if not sent.trial]
+            self._pending.clear()
+            self._unshown.clear()
+        link.connection.close()
+        self._requests.give_up(f'the engine\'s server was lost: {reason}')
+        if not self._stopping.is_set():
+            self._chooser.away(reason, pending[-1].observation if pending else None, idle)
+
+    def _receive(self, link: Link) -> None:
+        received = link.connection.receive(_POLL)
+        if received is None:
+            with self._lock:
+                oldest = min(self._pending.values(), key=lambda sent: sent.at, default=None)
+            if oldest is not None:
+                patience = max(PATIENCE, oldest.observation.due - oldest.observation.received + _OVERDUE)
+                if time.monotonic() - oldest.at > patience:
+                    raise _Away(f'it has not answered for {patience * 1e3:.0f} ms')
+            return
+        message, descriptor = received
+        frames = None if descriptor is None else pictures.take(descriptor)
+        if isinstance(message, (messages.Planned, messages.Refused, messages.Failed)):
+            self._answered(message)
+        elif isinstance(message, messages.Imagined):
+            self._imagined(link, message, frames)
+        elif isinstance(message, messages.ImaginedBranch):
+            self._requests.add_branch(message, to_future(link.spec, message, frames))
+        elif isinstance(message, (messages.Answered, messages.Done)):
+            self._requests.answered(message)
+        elif isinstance(message, messages.Rejected):
+            raise _Away(message.reason)
+        elif isinstance(message, messages.Idle):
+            raise _Idle(message.reason)
+        else:
+            raise MessageError(f'{type(message).__name__} is no message of a server')
+
+    def _answered(self, message: messages.Planned | messages.Refused | messages.Failed) -> None:
+        """Takes the answer to a tick. Where it raises, the tick stays to be answered by somebody else."""
+        with self._lock:
+            sent = self._pending.get(message.number)
+        if sent is None:
+            raise MessageError(f'an answer to tick {message.number}, which waits for none')
+        if isinstance(message, messages.Failed):
+            self._failed(sent, message.reason)
+        elif isinstance(message, messages.Refused):
+            self._refused(sent, message)
+        else:
+            self._planned(sent, message)
+        with self._lock:
+            del self._pending[message.number]
+            self._free.append(sent.slot)
+
+    def _planned(self, sent: _Sent, message: messages.Planned) -> None:
+        observation, plan = sent.observation, message.plan
+        if plan.ndim != 2 or not len(plan) or plan.shape[1] != self._own.actions or not np.isfinite(plan).all():
+            raise _Away(f'its plan is none: {plan.shape}, {"" if np.isfinite(plan).all() else "not "}finite')
+        if message.tier not in MODEL_TIERS:
+            raise MessageError(f'a plan of tier {message.tier}')
+        sent.total = time.monotonic() - observation.received
+        sent.predicted = message.predicted - observation.received
+        if sent.trial:
+            limit = observation.due - self._responder.settings.reserve
+            self._chooser.tried(time.monotonic() <= limit)
+            return
+        if observation.wants_answer:
+            in_time = self._responder.relay(observation, Tier(message.tier), message.predicted, message.reason, plan)
+            self._late = 0 if in_time else self._late + 1
+            if self._late >= _LATE_IN_A_ROW:
+                raise _Away(f'{self._late} answers in a row came too late')
+        self._unshown[message.number] = sent
+        while len(self._unshown) > _UNSHOWN:
+            del self._unshown[next(iter(self._unshown))]
+
+    def _refused(self, sent: _Sent, message: messages.Refused) -> None:
+        if not sent.observation.wants_answer:
+            return
+        if sent.trial:
+            self._chooser.tried(False)
+        elif not self._responder.bridge(sent.observation, message.predicted, f'the server refuses: {message.reason}'):
+            raise _Away(f'it refuses, and the last plan has no action left: {message.reason}')
+
+    def _failed(self, sent: _Sent, reason: str) -> None:
+        if not sent.trial:
+            raise _Away(f'its model failed: {reason}')
+        self._chooser.tried(False)
+
+    def _imagined(self, link: Link, message: messages.Imagined, frames: np.ndarray | None) -> None:
+        sent = self._unshown.pop(message.number, None)
+        if sent is None:
+            return
+        future = to_future(link.spec, message, frames)
+        # Beside pictures of another size, as those of the server's smaller model, the observation is shown at theirs.
+        observation = replace(sent.observation, image=fit(sent.observation.image, future.frames.shape[1:3]))
+        timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
+                   'total': sent.total, 'predicted': sent.predicted}
+        command_tier = self._responder.served(observation) or Tier.NONE
+        self._listener.predicted(Prediction(observation, Tier(message.tier), command_tier, future, timings))

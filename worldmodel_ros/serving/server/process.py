@@ -1,0 +1,139 @@
+"""The server as a process: loads the models, serves until a signal comes, ends in good order."""
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from worldmodel_ros import realtime
+
+from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB, SessionFolder, default_folder
+from worldmodel_ros.serving.scheduler.settings import Settings
+from worldmodel_ros.serving.service.quotas import Quotas
+from .log_throttle import LogThrottle
+
+_log = logging.getLogger(__name__)
+_LOG_INTERVAL = 10.0  # s, between two lines that are alike
+RATE = 2.0            # ticks of a robot in one period of its model: it sends one
+_MESSAGES = 4.0       # that are read of a robot, for each tick that is allowed
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    model: str = 'tiny'
+    smaller: str = ''     # model for robots for which there is no time for the other one; empty: none
+    backend: str = 'auto'
+    sessions: int = 8     # robots at a time
+    threads: int = 1      # of one network call on a CPU
+    gpus: int = 1         # that `model` is divided among,
+    parallel: str = 'sequence'  # and how
+    realtime_priority: int = 0
+    ticks: float | None = None   # a second, of one robot; None: RATE times as many as its model's period has; 0: any
+    questions: float = 4.0       # a second, of one robot; 0: any number
+    share: float = 0.0           # of the compute time, that is one robot's own; 0: equal parts
+    shortest_due: float = 0.002  # s from a tick's arrival to when its answer is due
+    idle: float = 60.0           # s, after which a robot that sends nothing loses its session; 0: never
+    session_directory: str = ''  # for saved sessions; empty: see session_folder.default_folder
+    session_files_max: int = MAX_FILES  # in it
+    session_disk_mb: float = MAX_MB     # that they may have together
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values without sense."""
+        Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
+        Settings(share=self.share)
+        if not 0.0 <= self.idle < math.inf:
+            raise ValueError(f'idle is {self.idle}: it must be a time in s, 0 (never) or more')
+        self.folder()
+
+    def folder(self) -> SessionFolder:
+        """Return the folder for sessions; raises ValueError for bounds without sense."""
+        path = Path(self.session_directory).expanduser() if self.session_directory else default_folder()
+        return SessionFolder(path, self.session_files_max, self.session_disk_mb)
+
+
+class _Interrupted(BaseException):
+    """A signal came. No Exception: no handler on the way may swallow it."""
+
+
+def serve(path: Path, options: Options) -> int:
+    """
+    Serve at a socket until SIGINT or SIGTERM; return the exit code. To be called from the main thread.
+
+    Raises AddressError, ModelError, ValueError for what cannot be served.
+    """
+    from worldmodel_ros.serving.transport.address import ListeningSocket
+
+    logging.basicConfig(handlers=[log_handler(sys.stderr)])
+    logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    listening = ListeningSocket(path)  # first: loading takes long
+    try:
+        _serve(listening, options)
+    except _Interrupted:
+        _log.info('ended by a signal')
+    except RuntimeError as error:  # while it starts up
+        end_if_lost(error)
+        raise
+    finally:
+        listening.close()
+    return 0
+
+
+def log_handler(stream: TextIO) -> logging.Handler:
+    """Return what writes the server's log; of what is repeated all the time, a line now and then."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s'))
+    handler.addFilter(LogThrottle(_LOG_INTERVAL))
+    return handler
+
+
+def _serve(listening, options: Options) -> None:
+    from worldmodel_ros.engine import load
+    from worldmodel_ros.serving.service.service import Service, ServiceSettings
+    from .server import Limits, Server
+
+    # A robot that connects anew may find its former session not closed yet: room for one more.
+    common = options.backend, options.threads, options.sessions + 1
+    engine = load(options.model, *common, options.gpus, options.parallel)
+    smaller = load(options.smaller, *common) if options.smaller else None
+    ticks = RATE / engine.spec.step_period if options.ticks is None else options.ticks
+    quotas = Quotas(ticks, options.questions, options.shortest_due)
+    service = Service(engine, smaller, ServiceSettings(
+        sessions=options.sessions, scheduling=Settings(share=options.share), quotas=quotas))
+    # Before the calibration, whose times it changes. The threads that are started later inherit it.
+    realtime.apply(_log, options.realtime_priority, all_threads=True)
+    # As in the node: the engine's thread may hold the interpreter for so long while an answer waits to be sent.
+    sys.setswitchinterval(0.0005)
+    try:
+        service.start()
+        listening.listen()
+        server = Server(service, listening, options.folder(), Limits(options.idle, _MESSAGES * ticks))
+        try:
+            _log.info('process %d serves %s%s to at most %d robots at %s', os.getpid(), options.model,
+                      f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)
+            server.run()
+        finally:
+            _ignore_signals()  # Ctrl-C in a terminal under `ros2 launch` arrives twice
+            server.close()
+    finally:
+        _ignore_signals()
+        service.stop()
+
+
+def _interrupt(*_) -> None:
+    _ignore_signals()
+    raise _Interrupted
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,255 @@
+"""The server's side of one robot: what comes over its connection goes into its session, and the replies go back."""
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future as Promise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine import what_if
+from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.service.messages import Picture, Reply, SessionError, Tick
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
+
+if TYPE_CHECKING:
+    from worldmodel_ros.serving.service.service import Service
+
+_log = logging.getLogger(__name__)
+_QUESTIONS = 16      # that one robot may have open at a time; each holds memory
+_UNREAD = 64 << 20   # bytes of pictures that one robot may leave unread; they are the server's memory until then
+
+
+class Robot:
+    """
+    One session of the service, as its listener, and the connection to the front end that it is for.
+
+    `receive` belongs to the server's thread; replies come from the service's.
+    """
+
+    def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
+                 files: Executor, folder: SessionFolder) -> None:
+        """
+        `shows`: where pictures are sent from, which takes too long for the service's thread; `files`: where sessions
+        are saved and loaded, in `folder`. Raises ServiceFull.
+        """
+        self.name, self.pid = name, pid
+        self._connection, self._service, self._shows = connection, service, shows
+        self._files, self._folder = files, folder
+        self._filing = False  # a session is being saved or loaded
+        self._slots: FrameSlots | None = None
+        self._number = service.open(self, account=(pid, name))
+        self._showing = False  # pictures of a tick are on their way
+        self._questions: set[int] = set()  # numbers of those that are open
+        self._unread = 0  # bytes of pictures that were sent since all had been read
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self.gone = ''  # why its connection is not served any more
+
+    def welcome(self) -> None:
+        """Tell the front end what it is connected to. Raises ConnectionLost."""
+        spec: Preset = self._service.spec
+        descriptor = make_memory(spec.image_size)
+        try:
+            self._connection.send(messages.Welcome(
+                spec.name, str(self._service.stats()['backend']), json.dumps(spec.to_dict()), SLOTS), descriptor)
+        finally:
+            self._slots = FrameSlots(descriptor, spec.image_size)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the robot waits for an answer to a question."""
+        return bool(self._questions)
+
+    def receive(self, message: Any) -> None:
+        """Take a message of the front end. Raises MessageError for one that makes no sense."""
+        handle = {messages.Tick: self._on_tick, messages.Question: self._on_question,
+                  messages.SessionFile: self._on_file}.get(type(message))
+        if handle is None:
+            raise MessageError(f'{type(message).__name__} is no message of a robot that is connected')
+        try:
+            handle(message)
+        except (SessionError, ValueError) as error:
+            raise MessageError(f'{type(message).__name__}: {error}') from error
+
+    def close(self) -> None:
+        """Close the session; nothing is sent any more."""
+        self.gone = self.gone or 'closed'
+        self._service.close(self._number)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `worldmodel serve --status` tells of this robot."""
+        with self._counting:
+            return {'robot': self.name, 'pid': self.pid, **self._counts}
+
+    def replied(self, reply: Reply) -> None:
+        """Send the answer to a tick."""
+        self._count('refused' if reply.tier is Tier.NONE else reply.tier.name.lower())
+        if reply.failed:
+            self._send(messages.Failed(reply.sequence, reply.reason))
+            return
+        predicted = reply.finish if reply.predicted is None else reply.predicted
+        if reply.plan is None:
+            self._send(messages.Refused(reply.sequence, predicted, reply.reason))
+        else:
+            self._send(messages.Planned(
+                reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan))
+
+    def pictured(self, picture: Picture) -> None:
+        """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
+        if not self._showing:
+            self._showing = True
+            self._shows.submit(self._contained(self._show), picture)
+
+    def failed(self, reason: str, error: Exception) -> None:
+        """Note what was given up."""
+        self._count('failures')
+        _log.error('%s: %s', self.name, reason, exc_info=error)
+        end_if_lost(error)
+
+    def _on_tick(self, tick: messages.Tick) -> None:
+        self._count('ticks')
+        # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
+        self._service.tick(self._number, Tick(
+            self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
+            tick.goal, answer=tick.answer))
+
+    def _on_question(self, question: messages.Question) -> None:
+        if len(self._questions) >= _QUESTIONS:
+            self._send(messages.Answered(question.number, 0, False, f'{_QUESTIONS} questions are open: wait for them'))
+            return
+        if question.number in self._questions:
+            raise MessageError(f'question {question.number} is open already')
+        if len(question.branches) > what_if.MAX_BRANCHES:
+            raise MessageError(f'{len(question.branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
+        branches = tuple(self._branch(branch) for branch in question.branches)
+        try:
+            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps)
+        except what_if.QuestionError as error:
+            self._send(messages.Answered(question.number, 0, False, str(error)))
+            return
+        promise = self._service.ask(self._number, asked)
+        self._questions.add(question.number)
+        promise.add_done_callback(
+            lambda done: self._shows.submit(self._contained(self._answer), question.number, done))
+
+    def _branch(self, branch: messages.Branch) -> what_if.Branch:
+        actions = branch.actions if branch.actions.size else None
+        steps = branch.steps if actions is None else len(actions)
+        if not 0 < steps <= what_if.MAX_STEPS:
+            raise MessageError(f'branch {branch.name!r} has {steps} steps: 1 to {what_if.MAX_STEPS} are allowed')
+        if actions is not None and (actions.shape != (steps, self._service.spec.actions)
+                                    or not np.isfinite(actions).all()):
+            raise MessageError(f'branch {branch.name!r}: actions must be rows of {self._service.spec.actions} finite '
+                               f'numbers, and are {actions.shape}')
+        return what_if.Branch(branch.name, steps, actions)
+
+    def _on_file(self, request: messages.SessionFile) -> None:
+        if self._filing:
+            self._send(messages.Done(request.number, 'another session is being saved or loaded: wait for it'))
+            return
+        self._filing = True
+        self._files.submit(self._contained(self._file), request)
+
+    def _file(self, request: messages.SessionFile) -> None:
+        refusal = 'the session was closed meanwhile'
+        try:
+            if not self.gone:
+                transfer = self._service.load if request.load else self._service.save
+                took = transfer(self._number, self._folder, request.name)
+                _log.info('%s: session %s %s: %s', self.name, request.name, 'loaded' if request.load else 'saved', took)
+                refusal = ''
+        except SessionFileError as error:
+            refusal = str(error)
+        except Exception as error:  # somebody waits for the answer
+            refusal = f'{type(error).__name__}: {error}'
+            _log.warning('%s: session file %s: %s', self.name, request.name, refusal)
+        self._filing = False
+        self._send(messages.Done(request.number, refusal))
+
+    def _show(self, picture: Picture) -> None:
+        self._showing = False
+        reply, future = picture.reply, picture.future
+        # The service encodes, commits and plans in one unit.
+        timings = {**reply.timings, 'queue': reply.queue, 'commit': reply.timings.get('observe', 0.0),
+                   'decode': picture.seconds}
+        self._send_pictures(messages.Imagined(
+            reply.sequence, reply.tier, future.actions, future.collision_risk, self._progress(future),
+            np.array([timings.get(name, 0.0) for name in messages.TIMINGS])), future.frames)
+
+    def _answer(self, number: int, promise: Promise) -> None:
+        self._questions.discard(number)
+        refusal = _refusal(promise)
+        if refusal:
+            self._send(messages.Answered(number, 0, False, refusal))
+            return
+        answer: what_if.Answer = promise.result()
+        for name, future in answer.branches:
+            self._send_pictures(messages.ImaginedBranch(
+                number, name, future.actions, future.collision_risk, self._progress(future)), future.frames)
+        self._send(messages.Answered(number, answer.stamp, answer.complete, ''))
+
+    def _count(self, what: str) -> None:
+        with self._counting:
+            self._counts[what] += 1
+
+    def _progress(self, future: Any) -> np.ndarray:
+        return np.array([future.progress.get(goal, math.nan) for goal in self._service.spec.goals])
+
+    def _send_pictures(self, message: Any, frames: np.ndarray) -> None:
+        if self.gone:
+            return
+        if self._unread + frames.nbytes > _UNREAD and self._unread:
+            if isinstance(message, messages.Imagined):
+                self._count('pictures_dropped')
+            else:
+                self._end(f'it leaves {self._unread >> 20} MiB of pictures unread')
+            return
+        self._unread += frames.nbytes
+        descriptor = pictures.put(frames)
+        try:
+            self._send(message, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _send(self, message: Any, descriptor: int | None = None) -> None:
+        if self.gone:
+            return
+        if descriptor is None and self._connection.unread() == 0:
+            self._unread = 0
+        try:
+            self._connection.send(message, descriptor)
+        except (ConnectionLost, MessageError) as error:
+            self._end(str(error))
+
+    def _end(self, reason: str) -> None:
+        self.gone = reason
+        self._connection.shutdown()  # the server's thread sees it end, and closes
+
+    def _contained(self, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            try:
+                function(*arguments)
+            except Exception:  # an executor would keep it to itself
+                _log.exception('%s: sending failed', self.name)
+        return call
+
+
+def _refusal(promise: Promise) -> str:
+    """Why a promise has no result; empty where it has one."""
+    if promise.cancelled():
+        return 'the session was closed meanwhile'
+    error = promise.exception()
+    return f'{error}' or type(error).__name__ if error else ''

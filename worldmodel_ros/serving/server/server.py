@@ -1,0 +1,222 @@
+"""Takes connections, and hands what comes over them to the sessions of one service."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.serving.service.messages import ServiceFull
+from worldmodel_ros.serving.service.quotas import TokenBuckets
+from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.address import ListeningSocket
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from .robot import Robot
+
+if TYPE_CHECKING:
+    from worldmodel_ros.serving.service.service import Service
+
+_log = logging.getLogger(__name__)
+_CONNECTIONS = 256  # at most, of robots and of those that ask for the status
+_OF_A_PROCESS = 64   # of them, of one process
+_ATTEMPTS = 4.0     # sessions a second that one process may open, for each costs the others time
+_ATTEMPTS_SAVED = 4.0  # s of that which may come at once
+_IN_A_ROW = 16      # messages of one connection, before the others have their turn
+_HELLO = 5.0        # s, in which a connection says what it is for
+_LOOK = 1.0         # s, between two looks at who is idle
+_SAVED = 2.0        # s of messages that may come at once
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    Of each connection; 0 is no limit. `idle` [s]: one from which nothing has come for so long ends. `messages`: as many
+    a second are read; the rest waits in the sender's own buffer, since also to refuse them takes time from the others.
+    """
+
+    idle: float = 0.0
+    messages: float = 0.0
+
+
+@dataclass
+class _Peer:
+    pid: int
+    heard: float  # when something last came, steady time in s
+    robot: Robot | None = None  # None: it has not said hello
+    resumed: float = 0.0        # when it is read again, as too much has come; 0: it is being read
+
+    @property
+    def account(self) -> tuple[int, str]:
+        """Who pays for its messages: not the connection, or a new one would be read again at once."""
+        return self.pid, self.robot.name if self.robot else ''
+
+
+class Server:
+    """
+    Serves until `run` is left by an exception, such as one that a signal's handler raises.
+
+    One thread takes in messages; networks run in the service's, pictures are sent from a third one, and a fourth one
+    saves and loads sessions, in `folder`.
+    """
+
+    def __init__(self, service: Service, listening: ListeningSocket, folder: SessionFolder,
+                 limits: Limits = Limits()) -> None:
+        self._service, self._listening, self._limits = service, listening, limits
+        self._messages = TokenBuckets(limits.messages, _SAVED)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._hellos = TokenBuckets(_ATTEMPTS, _ATTEMPTS_SAVED)
+        self._peers: dict[Connection, _Peer] = {}
+        self._shows = ThreadPoolExecutor(1, 'pictures')
+        self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
+        self._begun = self._looked = time.monotonic()
+        self._refused = self._paused = 0
+
+    def run(self, timeout: float | None = None) -> None:
+        """Serve; with a `timeout` [s], return after the first events, or after that time without any."""
+        while True:
+            for key, _ in self._selector.select(self._patience(_LOOK if timeout is None else timeout)):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.fileobj in self._peers:
+                    self._receive(key.fileobj)
+            self._resume()
+            self._end_idle()
+            if timeout is not None:
+                return
+
+    def close(self) -> None:
+        """Close all connections and sessions. The service and the listening socket are not touched."""
+        for connection in list(self._peers):
+            self._drop(connection, 'the server ends')
+        self._shows.shutdown(cancel_futures=True)
+        self._files.shutdown(wait=False, cancel_futures=True)  # what is on its way ends with its session
+        self._selector.close()
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the server: its robots, and the service's numbers."""
+        return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': time.monotonic() - self._begun,
+                'robots': [peer.robot.status() for peer in self._peers.values() if peer.robot],
+                'connections_refused': self._refused, 'connections_paused': self._paused,
+                'service': self._service.stats()}
+
+    def _accept(self) -> None:
+        accepted = self._listening.accept()
+        if accepted is None:
+            self._refused += 1
+            return
+        connected, pid = accepted
+        connection = Connection(connected)
+        of_process = sum(peer.pid == pid for peer in self._peers.values())
+        if len(self._peers) >= _CONNECTIONS or of_process >= _OF_A_PROCESS:
+            self._reject(connection, f'{len(self._peers)} connections are open, of which {of_process} are of process '
+                                     f'{pid}: at most {_CONNECTIONS} are allowed, and {_OF_A_PROCESS} of one process')
+            connection.close()
+            return
+        self._peers[connection] = _Peer(pid, time.monotonic())
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            for _ in range(_IN_A_ROW):
+                received = connection.receive(0.0)
+                if received is None:
+                    return
+                self._heard(connection)
+                message, descriptor = received
+                if descriptor is not None:
+                    os.close(descriptor)
+                    raise MessageError('no memory is taken from a robot')
+                self._handle(connection, message)
+                if self._peers[connection].resumed:
+                    return
+        except ConnectionLost as error:
+            self._drop(connection, str(error))
+        except (MessageError, ServiceFull) as error:
+            self._reject(connection, str(error))
+            self._drop(connection, f'rejected: {error}')
+        except Exception as error:  # the other robots go on
+            _log.exception('a message failed')
+            self._reject(connection, f'{type(error).__name__}: {error}')
+            self._drop(connection, 'a message failed')
+
+    def _handle(self, connection: Connection, message: Any) -> None:
+        peer = self._peers[connection]
+        if isinstance(message, messages.StatusRequest):
+            connection.send(messages.Status(json.dumps(self.status())))
+        elif peer.robot is not None:
+            peer.robot.receive(message)
+        elif isinstance(message, messages.Hello):
+            wait = self._hellos.take(peer.pid, time.monotonic())
+            if wait:
+                raise MessageError(f'process {peer.pid} has opened sessions too often: again in {wait:.2f} s')
+            peer.robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files,
+                               self._folder)
+            peer.robot.welcome()
+            _log.info('%s (process %d) is connected', peer.robot.name, peer.pid)
+        else:
+            raise MessageError(f'{type(message).__name__} before Hello')
+
+    def _heard(self, connection: Connection) -> None:
+        """Note that a message has come, and pause where there are too many."""
+        peer, now = self._peers[connection], time.monotonic()
+        peer.heard = now
+        wait = self._messages.take(peer.account, now)
+        if wait and not peer.resumed:
+            peer.resumed = now + wait
+            self._selector.unregister(connection)
+            self._paused += 1
+
+    def _patience(self, longest: float) -> float:
+        """For how long to wait for messages [s]."""
+        resumed = [peer.resumed for peer in self._peers.values() if peer.resumed]
+        return max(0.0, min(longest, min(resumed) - time.monotonic())) if resumed else longest
+
+    def _resume(self) -> None:
+        """Go on to read what was not read for a while."""
+        now = time.monotonic()
+        for connection, peer in self._peers.items():
+            if peer.resumed and peer.resumed <= now:
+                peer.resumed = 0.0
+                self._messages.take(peer.account, now)  # for the message that was read before it was paused
+                self._selector.register(connection, selectors.EVENT_READ)
+
+    def _end_idle(self) -> None:
+        """End the connections that hold a place, and do nothing with it."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        for connection, peer in list(self._peers.items()):
+            longest = self._limits.idle if peer.robot else _HELLO
+            if not longest or now - peer.heard < longest or peer.robot and peer.robot.waiting:
+                continue
+            reason = f'nothing has come for {longest:g} s'
+            try:
+                connection.send(messages.Idle(f'{reason}; the next observation may open a session again'))
+            except (ConnectionLost, MessageError):
+                pass  # it is being closed anyway
+            self._drop(connection, reason)
+
+    def _reject(self, connection: Connection, reason: str) -> None:
+        self._refused += 1
+        try:
+            connection.send(messages.Rejected(reason))
+        except (ConnectionLost, MessageError):
+            pass  # it is being closed anyway
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        peer = self._peers.pop(connection)
+        robot = peer.robot
+        if not peer.resumed:
+            self._selector.unregister(connection)
+        if robot is not None:
+            _log.info('%s (process %d) is gone: %s', robot.name, robot.pid, robot.gone or reason)
+            robot.close()
+        connection.close()

@@ -1,0 +1,40 @@
+"""What one model's units are called by the scheduler, and which of them a tick or a branch is made of."""
+from __future__ import annotations
+
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.serving.scheduler import Tier, Unit
+from worldmodel_ros.serving.scheduler.work import Route
+
+
+class Networks:
+    """``name`` stands before the units' names: tiny/observe, tiny/denoise and so on."""
+
+    def __init__(self, engine: Engine, name: str):
+        self.engine, self.name = engine, name
+
+    def unit(self, part: str) -> Unit:
+        """observe (encode, commit of one frame, policy), policy (of a question), commit (of an imagined chunk), decode
+        or snapshot."""
+        return Unit(f'{self.name}/{part}')
+
+    def denoise(self, steps: int) -> Route:
+        """The steps of a chunk; the last one reads the outcomes, too."""
+        return tuple(Unit(f'{self.name}/denoise', step, steps) for step in range(steps))
+
+    def tick(self, steps: int) -> Route:
+        """From a frame to a plan whose consequences were imagined."""
+        return self.unit('observe'), *self.denoise(steps)
+
+    def branch(self, frames: int, steps: int) -> Route:
+        """What Session.branching does for so many frames."""
+        spec, route = self.engine.spec, []
+        for start in range(0, frames, spec.chunk_frames):
+            commits = (start > 0) + spec.sees_sinks(start) * (spec.sink_frames // spec.chunk_frames)
+            route += [*(self.unit('commit'),) * commits, *self.denoise(steps), self.unit('decode')]
+        return tuple(route)
+
+
+def routes(models: list[Networks]) -> dict[Tier, Route]:
+    """The tiers that one model can serve, or a best and a smaller one."""
+    best = {Tier.TWO_STEP: models[0].tick(2), Tier.ONE_STEP: models[0].tick(1)}
+    return best | {Tier.SMALLER: model.tick(1) for model in models[1:]}

@@ -1,0 +1,250 @@
+"""What is under way for all clients of the service: makes requests of what they want, and replies of what became of it.
+
+Not thread-safe: the service calls it under its lock, and calls what `take_deliveries` gave it without.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from worldmodel_ros.engine.what_if import QuestionError
+from worldmodel_ros.serving.scheduler import Admission, Batch, Completion, Kind, Outcome, Request, Scheduler, Tier
+from worldmodel_ros.serving.scheduler.work import Route
+from .client import Client
+from .jobs import CallJob, FrameJob, Job, PictureJob, TickJob
+from .messages import Picture, Tick
+from .networks import Networks, routes
+from .questions import BranchJob
+from .quotas import QUESTIONS_SAVED, TICKS_SAVED, Quotas, TokenBuckets
+from .states import Event, State
+from .statistics import Statistics
+
+_WORDS = {Outcome.SUPERSEDED: 'a newer tick came before it was begun',
+          Outcome.GIVEN_UP: 'it could not be in time any more'}
+
+
+class Requests:
+    """``models``: the best one and, if there is one, the smaller one."""
+
+    def __init__(self, scheduler: Scheduler, models: Sequence[Networks], pictures: bool, quotas: Quotas):
+        self._deliveries: list[Callable[[], Any]] = []
+        self.statistics = Statistics()
+        self._scheduler, self._models, self._pictures = scheduler, models, pictures
+        self._routes = routes(models)
+        self._jobs: dict[int, Job] = {}
+        self._numbers = itertools.count(1)
+        self._quotas = quotas
+        self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
+        self._questions = TokenBuckets(quotas.questions, QUESTIONS_SAVED)
+
+    def tick(self, client: Client, tick: Tick, now: float) -> None:
+        """Takes a tick, or refuses it."""
+        wait = self._ticks.take(client.account, now)
+        if wait:  # nothing is done for it: also its frame is not taken in
+            self.statistics.counts['over_rate'] += 1
+            client.past = client.past.then(tick.executed)
+            reason = f'this robot may tick {self._ticks.rate:g} times a second: again in {wait * 1e3:.0f} ms'
+            self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
+            return
+        if client.episode not in (None, tick.episode):
+            self.begin_anew(client, Event.RESET, 'a new episode has begun', now)
+        client.episode = tick.episode
+        if client.sequence is not None and tick.sequence <= client.sequence:
+            reason = f'sequence {tick.sequence} came after {client.sequence}'
+            self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
+            return
+        client.event(Event.TICK)
+        client.sequence, client.past = tick.sequence, client.past.then(tick.executed)
+        client.ticks += 1
+        self._supersede(client, 'frame', now)
+        job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
+        soonest = self._quotas.shortest_due
+        if tick.answer and soonest and tick.due < now + soonest:
+            self.statistics.counts['due_too_soon'] += 1
+            admission = Admission(Tier.NONE, reason=f'it is due in {(tick.due - now) * 1e3:.1f} ms, and at least '
+                                                    f'{soonest * 1e3:g} ms must be left')
+        elif tick.answer:
+            admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
+        self._settle(now)  # it may have superseded another
+        self._scheduler.expect(client.number, client.rhythm.ticked(now))
+        if not admission.admitted:
+            self._refuse(job, admission, now)
+            self._tick_ended(job, now)
+
+    def over_questions(self, client: Client, now: float) -> str:
+        """Why a client may not ask now; empty where it may, which counts as a question."""
+        wait = self._questions.take(client.account, now)
+        if not wait:
+            return ''
+        self.statistics.counts['what_if_over_rate'] += 1
+        return f'this robot may ask {self._questions.rate:g} questions a second: the next one in {wait:.2f} s'
+
+    def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
+        """Takes the branches of a question; raises SessionError where the session cannot be asked."""
+        client.event(Event.ASK)
+        client.questions += 1
+        for job, route in branches:
+            self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
+
+    def call(self, job: CallJob, now: float) -> None:
+        """Takes what is to be done with a session in idle time."""
+        self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
+
+    def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
+        """A reset, a failure or the end of a session: what is under way for it comes to nothing."""
+        client.begin_anew(event, reason)
+        self._scheduler.close(client.number, now)
+        self._settle(now)
+
+    def next(self, now: float) -> tuple[Batch, list[Job]] | None:
+        """The next batch, and its jobs."""
+        batch = self._scheduler.next(now)
+        self._settle(now)
+        return batch and (batch, [self._jobs[entry.request.id] for entry in batch.entries])
+
+    def finished(self, batch: Batch, jobs: Sequence[Job], errors: Sequence[Exception | None], now: float) -> None:
+        """Takes what came of a batch: what each of its jobs raised, if anything."""
+        for entry, job, error in zip(batch.entries, jobs, errors):
+            if error:
+                self._scheduler.cancel(entry.request.id, now)
+                self._failed(job, error, now)
+            elif not job.stale and job.took_in(entry.unit):
+                job.client.event(Event.OBSERVED)
+                self.statistics.counts['frames_taken_in_later'] += type(job) is FrameJob
+        self._scheduler.finished(batch, now)
+        if batch.kind is Kind.TICK:
+            self.statistics.batch_took(now - batch.begun, batch.expected - batch.begun)
+        self._settle(now)
+
+    def wake_at(self, now: float) -> float | None:
+        """When `next` is worth a call if nothing else happens until then; None for never."""
+        return self._scheduler.wake_at(now)
+
+    def phase(self, period: float) -> float:
+        """The best phase for another client, see Scheduler.phase."""
+        return self._scheduler.phase(period)
+
+    def take_deliveries(self) -> list[Callable[[], Any]]:
+        """What is to be called since the last call."""
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def _submit(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], now: float) -> Admission:
+        number, sequence = next(self._numbers), job.tick.sequence if kind is Kind.TICK else 0
+        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now, due, routes,
+                                                   job.client.account), now)
+        if admission.admitted:
+            self._jobs[number] = job
+        return admission
+
+    def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
+        """``latest``: names a kind of work of which only the client's newest is of use."""
+        if latest:
+            self._supersede(job.client, latest, now)
+        self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now)
+        if latest:
+            job.client.latest[latest] = next(reversed(self._jobs))
+
+    def _supersede(self, client: Client, latest: str, now: float) -> None:
+        if latest in client.latest:
+            self._scheduler.cancel(client.latest.pop(latest), now)
+
+    def _settle(self, now: float) -> None:
+        """Deals with what has ended, and with what ends by that."""
+        while completions := self._scheduler.completions():
+            for completion in completions:
+                self._ended(self._jobs.pop(completion.request.id), completion, now)
+
+    def _ended(self, job: Job, completion: Completion, now: float) -> None:
+        if job.stale:
+            self.statistics.counts['stale_dropped'] += isinstance(job, TickJob) and not job.answered
+            if job.promise:
+                self._raise_later(job, QuestionError(job.client.reason))
+        elif isinstance(job, TickJob):
+            self._answer(job, completion, now)
+        elif isinstance(job, BranchJob):
+            self._branch_ended(job, job.future if completion.outcome is Outcome.DONE else None)
+        elif isinstance(job, PictureJob) and completion.outcome is Outcome.DONE:
+            self._deliver(job.client, job.client.listener.pictured, Picture(job.reply, job.future, job.seconds))
+
+    def _answer(self, job: TickJob, completion: Completion, now: float) -> None:
+        client, admission, finish = job.client, completion.admission, completion.finish
+        done = completion.outcome is Outcome.DONE
+        tier = completion.tier if done else Tier.NONE
+        reason = completion.reason or _WORDS.get(completion.outcome, admission.reason)
+        reply = job.reply(tier, reason, admission.expected, finish)
+        self.statistics.replied(tier)
+        self.statistics.counts['late'] += finish > job.tick.due or completion.outcome is Outcome.GIVEN_UP
+        self.statistics.counts['given_up'] += completion.outcome is Outcome.GIVEN_UP
+        if done and tier is not admission.tier:
+            self.statistics.counts['lowered'] += 1
+        elif done and admission.expected is not None:
+            self.statistics.predicted(job.arrival, admission.expected, finish)
+        self._deliver(client, client.listener.replied, reply)
+        self._tick_ended(job, now)
+        if done and self._pictures:
+            route = (self._models[tier is Tier.SMALLER].unit('decode'),)
+            self._submit_idle(PictureJob(client, job.twin.session, reply, job.future), route, now, 'picture')
+
+    def _refuse(self, job: TickJob, admission: Admission, now: float) -> None:
+        self.statistics.replied(Tier.NONE)
+        self.statistics.counts['refused_at_arrival'] += 1
+        self._deliver(job.client, job.client.listener.replied,
+                      job.reply(Tier.NONE, admission.reason, admission.finish, now))
+
+    def _tick_ended(self, job: TickJob, now: float) -> None:
+        client = job.client
+        client.tick_ended()
+        if client.ticks == 0 and not client.twins[0].saw(job.past):
+            # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
+            # moment; and a model that is passed over because of what it once took could not be found fast enough again
+            # without being measured.
+            route = self._models[0].tick(1) if job.tick.answer else (self._models[0].unit('observe'),)
+            self._submit_idle(job.frame(), route, now, 'frame')
+
+    def _branch_ended(self, job: BranchJob, future: Any) -> None:
+        asked, client = job.asked, job.client
+        if not asked.ended(job.index, future):
+            return
+        client.question_ended()
+        outcome = 'failed' if asked.error else 'complete' if asked.answer.complete else 'incomplete'
+        self.statistics.counts[f'what_if_{outcome}'] += 1
+        if asked.error:
+            self._raise_later(job, asked.error)
+        else:
+            self._deliveries.append(lambda: asked.promise.set_result(asked.answer))
+
+    def _failed(self, job: Job, error: Exception, now: float) -> None:
+        """A unit of a job raised, or gave what cannot be used."""
+        client, reason = job.client, f'{type(error).__name__}: {error}'
+        if job.stale:
+            return
+        if isinstance(job, FrameJob):
+            self._deliver(client, client.listener.failed, reason, error)
+            for other in self._jobs.values():
+                if isinstance(other, TickJob) and other.client is client and not other.stale:
+                    self.statistics.counts['failed'] += 1
+                    self.statistics.replied(Tier.NONE)
+                    self._deliver(client, client.listener.replied,
+                                  other.reply(Tier.NONE, reason, None, now, failed=True))
+                    other.answered = True
+            for twin in client.twins:
+                twin.discard()
+            self.begin_anew(client, Event.FAIL, f'the model failed: {reason}', now)
+        elif isinstance(job, BranchJob):
+            job.asked.error = QuestionError(f'it could not be imagined: {reason}')
+            for number in [number for number, other in self._jobs.items()
+                           if isinstance(other, BranchJob) and other.asked is job.asked]:
+                self._scheduler.cancel(number, now)
+        elif isinstance(job, CallJob):
+            self._raise_later(job, error)
+        else:
+            self._deliver(client, client.listener.failed, f'decoding: {reason}', error)
+
+    def _deliver(self, client: Client, function: Callable[..., None], *what: Any) -> None:
+        self._deliveries.append(lambda: client.state is State.CLOSED or function(*what))
+
+    def _raise_later(self, job: Job, error: Exception) -> None:
+        self._deliveries.append(lambda: job.promise.done() or job.promise.set_exception(error))

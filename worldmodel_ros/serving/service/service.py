@@ -1,0 +1,248 @@
+"""Many sessions on one device: takes ticks and questions from any thread, and runs them in batches in one of its own.
+
+The scheduler decides what comes next, and knows requests by number; `Requests` knows whose they are and what becomes of
+them; the jobs know what there is to compute. Questions wait in `Questions` until no tick is to be done.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future as Promise
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Hashable
+
+from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.session import Session
+from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.engine.session_transfer import Transfer
+from worldmodel_ros.engine.what_if import Question, QuestionError
+from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
+from .calibration import calibrate
+from .client import Client
+from .jobs import CallJob, Job, firm_promise, run_batch
+from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
+from .networks import Networks
+from .questions import Questions, Waiting
+from .quotas import Quotas
+from .requests import Requests
+from .states import Event
+from .thread import ServiceThread
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """
+    `sessions`: how many may be open; None for as many as the engines were made for. `pictures`: whether predictions are
+    decoded. `priority`: of the thread that runs the networks, under SCHED_FIFO; 0 for none. `quotas`: of each account.
+    """
+
+    sessions: int | None = None
+    policy: Policy = EDF_LADDER
+    scheduling: Settings = field(default_factory=Settings)
+    pictures: bool = True
+    priority: int = 0
+    quotas: Quotas = Quotas()
+
+
+class Service:
+    """One device, and the one thread that runs its networks. The public methods may be called from any thread.
+
+    ``smaller``: an engine for the same robot, for the tier of that name. ``table``: step times that were measured
+    before; without, `start` measures them.
+    """
+
+    def __init__(self, engine: Engine, smaller: Engine | None = None, settings: ServiceSettings | None = None,
+                 clock: Callable[[], float] = time.monotonic, table: StepTable | None = None):
+        self.settings = settings or ServiceSettings()
+        engines = [engine] + [smaller] * (smaller is not None)
+        require_alike([each.spec for each in engines])
+        self.spec = engine.spec
+        self.table = table or StepTable(padded=len(engine.backend.sizes) > 1)
+        self._calibrated = table is not None
+        names = [each.spec.name for each in engines]
+        if len(set(names)) < len(names):
+            names[1] += '-smaller'
+        self._models = {name: Networks(each, name) for name, each in zip(names, engines)}
+        self._engines, self._clock = engines, clock
+        self._capacity = self.settings.sessions or min(each.sessions for each in engines)
+        self._wake = threading.Condition()
+        scheduler = Scheduler(self.table, self.settings.policy, self.settings.scheduling)
+        self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures, self.settings.quotas)
+        self._clients: dict[int, Client] = {}
+        self._opened = 0
+        self._questions = Questions()
+        self._thread = ServiceThread(self._wake, self.settings.priority)
+        self._started = self._busy = 0.0
+
+    def calibrate(self) -> None:
+        """Measures the step times, unless that has been done."""
+        if not self._calibrated:
+            for networks in self._models.values():
+                with networks.engine.starting_up():
+                    calibrate(networks, self.table, self._clock)
+            self._calibrated = True
+
+    def start(self) -> None:
+        """Starts the thread, and returns when it has calibrated; raises what prevents it."""
+        self._thread.start(self._prepare, self.step)
+
+    def stop(self) -> None:
+        """Closes all sessions and ends the thread after the batch in progress."""
+        for number in list(self._clients):
+            self.close(number)
+        self._thread.stop()
+        self._questions.cancel()
+
+    def open(self, listener: ServiceListener, seed: int = 0, account: Hashable = None) -> int:
+        """The number of a new session, never used before. Raises ServiceFull.
+
+        ``account``: whose quotas and share of the device it is served from, alone or with others; None: its own.
+        """
+        with self._wake:
+            if len(self._clients) >= self._capacity:
+                raise ServiceFull(f'{self._capacity} sessions are open, and there is room for no more: close one, or '
+                                  f'start the service for more sessions')
+            try:
+                number = self._opened + 1
+                client = Client(number, listener, self._engines, seed, number if account is None else account)
+            except OutOfPages as error:
+                raise ServiceFull(f'no memory is left for another session: {error}') from error
+            self._opened += 1
+            self._clients[client.number] = client
+            return client.number
+
+    def tick(self, session: int, tick: Tick) -> None:
+        """Hands over a frame; it is replied to through the listener, and where it is refused before this returns.
+
+        Raises ValueError for what does not fit the model.
+        """
+        check(tick, self.spec)
+        with self._wake:
+            client = self._client(session)
+            if not self._calibrated:
+                raise SessionError('the service has no step times: start it before the first tick')
+            self._requests.tick(client, tick, self._clock())
+            deliveries = self._requests.take_deliveries()
+            self._thread.stir()
+        _deliver(deliveries)
+
+    def ask(self, session: int, question: Question) -> Promise:
+        """Asks a question; the promise holds a what_if.Answer, or raises QuestionError."""
+        with self._wake:
+            client = self._client(session)
+            refusal = self._requests.over_questions(client, self._clock())
+            promise = self._questions.ask(client, question) if not refusal else firm_promise()
+            self._thread.stir()
+        if refusal:
+            promise.set_exception(QuestionError(refusal))
+        return promise
+
+    def save(self, session: int, folder: SessionFolder, name: str) -> str:
+        """Writes a session to a file, in the calling thread, which waits for idle time; returns what it took, in words.
+        Raises SessionFileError."""
+        return Transfer(self._engines[0], partial(self._call, session, loads=False)).save(folder, name)
+
+    def load(self, session: int, folder: SessionFolder, name: str) -> str:
+        """Replaces a session by one from a file; as `save`. Where it raises, nothing was changed."""
+        return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
+            folder, name, partial(self._call, session, loads=True))
+
+    def reset(self, session: int) -> None:
+        """Forgets what was seen. What is under way comes to nothing: ticks are not replied to."""
+        self._end(session, Event.RESET, 'the session was reset')
+
+    def close(self, session: int) -> None:
+        """Frees a session."""
+        self._end(session, Event.CLOSE, 'the session was closed')
+
+    def stats(self) -> dict:
+        """What was done since the start, as JSON values."""
+        with self._wake:
+            elapsed = self._clock() - self._started
+            return {'models': list(self._models), 'backend': self._engines[0].backend.name,
+                    'sessions': len(self._clients), **self._requests.statistics.summary(),
+                    'busy': round(self._busy / elapsed, 4) if self._thread.running and elapsed > 0 else 0.0,
+                    'step_times': self.table.to_dict('', self.spec.name)['rows'] if self._calibrated else []}
+
+    def phase(self) -> float:
+        """The best time of a new client's ticks, steady time modulo the step period [s]: amid the widest gap."""
+        with self._wake:
+            return self._requests.phase(self.spec.step_period)
+
+    def _call(self, session: int, function: Callable[[Session], Any], loads: bool) -> Promise:
+        promise = firm_promise()
+        with self._wake:
+            self._requests.call(CallJob(self._client(session), function, promise, loads), self._clock())
+            self._thread.stir()
+        return promise
+
+    def _prepare(self) -> None:
+        self.calibrate()
+        self._started = self._clock()
+
+    def _end(self, session: int, event: Event, reason: str) -> None:
+        with self._wake:
+            client = self._client(session)
+            self._requests.begin_anew(client, event, reason, self._clock())
+            if event is Event.CLOSE:
+                del self._clients[session]
+            deliveries = self._requests.take_deliveries()
+            self._thread.stir()
+        _deliver(deliveries)
+
+    def _client(self, session: int) -> Client:
+        if session not in self._clients:
+            raise SessionError(f'session {session} is not open: it was closed, or never opened')
+        return self._clients[session]
+
+    def step(self) -> float | None:
+        """Does the most urgent piece of work; returns how long there is none [s], None for until more comes."""
+        patience = 0.0
+        with self._wake:
+            drawn = self._requests.next(self._clock())
+            over = self._questions.take_expired(self._clock())
+            self._requests.statistics.counts['what_if_incomplete'] += len(over)
+            busy = drawn and drawn[0].kind is Kind.TICK
+            asked = None if busy else self._questions.next()
+            deliveries = self._requests.take_deliveries()
+            if not (asked or drawn):
+                wake_at = self._requests.wake_at(self._clock())
+                patience = None if wake_at is None else max(0.0, wake_at - self._clock())
+        _deliver([*deliveries, *over])
+        self._thread.is_urgent(bool(busy) or not (asked or drawn))
+        if drawn:
+            self._execute(*drawn)
+        if asked:
+            self._begin_question(asked)
+        return patience
+
+    def _execute(self, batch: Batch, jobs: list[Job]) -> None:
+        backend = self._models[batch.network.rpartition('/')[0]].engine.backend
+        errors, finish = run_batch(batch, jobs, backend, self._clock)
+        with self._wake:
+            self._busy += finish - batch.begun
+            self._requests.finished(batch, jobs, errors, finish)
+            deliveries = self._requests.take_deliveries()
+        _deliver(deliveries)
+
+    def _begin_question(self, waiting: Waiting) -> None:
+        try:
+            branches = waiting.branches(next(iter(self._models.values())))
+            with self._wake:
+                self._requests.question(waiting.client, branches, waiting.question.due, self._clock())
+        except Exception as error:  # somebody waits for the promise
+            waiting.refuse(error)
+
+
+def _deliver(deliveries: list[Callable[[], Any]]) -> None:
+    for deliver in deliveries:
+        try:
+            deliver()
+        except Exception:  # a listener's
+            LOG.exception('a listener of the service failed')

@@ -1,0 +1,120 @@
+"""Episodes on the training device, and random clips of them."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.model.vae import VAE
+
+ARRAYS = ('frames', 'actions', 'expert', 'search', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')
+# Executed and expert action agree when they differ by less than this share of the action's range: then the next
+# label of the expert belongs to the same plan.
+SAME_ACTION = 0.06
+
+
+@dataclass
+class Episodes:
+    """E episodes of T frames on one device.
+
+    frames uint8 (E, T, H, W, 3); actions (E, T, A), the one executed over the period before each frame; expert
+    (E, T, goals, A), the expert's action at each frame; search (E, T, A), that of a search for a goal out of view, None
+    where a dataset lacks it; collided (E, T), contact in the period before each frame;
+    goal_distance (E, T, goals) in m; visible (E, T, goals), whether the camera sees each goal; poses (E, T, 3), x and y
+    in m and yaw in rad; latents (E, T, h, w, Z) once encoded.
+
+    A recorded drive has no labels: then what only a simulator knows is None. lengths (E,), where episodes
+    differ in length: the frames behind it are padding.
+    """
+
+    frames: Tensor
+    actions: Tensor
+    expert: Tensor | None = None
+    search: Tensor | None = None
+    collided: Tensor | None = None
+    goal_distance: Tensor | None = None
+    visible: Tensor | None = None
+    poses: Tensor | None = None
+    latents: Tensor | None = None
+    lengths: Tensor | None = None
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: str = 'cpu') -> Episodes:
+        """Episodes of the arrays that `sim.rollout.collect` returns."""
+        return cls(**{name: torch.from_numpy(np.asarray(arrays[name])).to(device) for name in ARRAYS if name in arrays})
+
+    def __len__(self) -> int:
+        return self.frames.shape[0]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there are labels to train the heads on."""
+        return self.expert is not None
+
+    @property
+    def frame_count(self) -> int:
+        """Frames of all episodes, without padding."""
+        e, t = self.frames.shape[:2]
+        return e * t if self.lengths is None else int(self.lengths.sum())
+
+    def images(self, episode: Tensor, frame: Tensor) -> Tensor:
+        """Pictures (..., 3, H, W) in [-1, 1] at the given indices."""
+        x = self.frames[episode, frame].float().div_(127.5).sub_(1.0)
+        return x.movedim(-1, -3)
+
+    @torch.no_grad()
+    def encode(self, vae: VAE, images: int = 1024) -> None:
+        """Fills ``latents``: every episode encoded as one stream, stored in bfloat16; about ``images`` at a time."""
+        e, t = self.frames.shape[:2]
+        batch = max(1, images // t)
+        frame = torch.arange(t, device=self.frames.device)[None]
+        episodes = torch.arange(e, device=self.frames.device)[:, None]
+        self.latents = torch.cat([vae.encode_clips(self.images(episodes[start:start + batch], frame)).bfloat16()
+                                  for start in range(0, e, batch)])
+
+    def clips(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.
+
+        Raises ValueError if no episode is that long.
+        """
+        device = self.frames.device
+        if self.lengths is not None:
+            return self._clips_of_lengths(count, length, generator)
+        episode = torch.randint(len(self), (count, 1), device=device, generator=generator)
+        start = torch.randint(self.frames.shape[1] - length + 1, (count, 1), device=device, generator=generator)
+        return episode, start + torch.arange(length, device=device)
+
+    def clips_around(self, moments: Tensor, count: int, length: int, lead: int, generator: torch.Generator
+                     ) -> tuple[Tensor, Tensor]:
+        """As `clips`, each holding one of the ``moments`` (N, 2), episode and frame, all equally likely; ``lead`` frames
+        of it or more are before the moment, where the episode has them."""
+        device = self.frames.device
+        moment = moments[torch.randint(len(moments), (count,), device=device, generator=generator)]
+        episode, at = moment[:, :1], moment[:, 1:]
+        total = self.frames.shape[1] if self.lengths is None else self.lengths[episode]
+        before = torch.randint(lead, length, (count, 1), device=device, generator=generator)
+        start = (at - before).clamp_min(0).minimum(torch.as_tensor(total - length, device=device))
+        return episode, start + torch.arange(length, device=device)
+
+    def contact_frames(self, length: int) -> Tensor:
+        """Moments (N, 2), episode and frame, all those with a contact in the period before, in episodes of ``length``
+        frames or more."""
+        moments = self.collided.nonzero()
+        if self.lengths is None:
+            return moments
+        frames = self.lengths[moments[:, 0]]
+        return moments[(moments[:, 1] < frames) & (frames >= length)]
+
+    def _clips_of_lengths(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        device = self.frames.device
+        starts = (self.lengths - length + 1).clamp_min(0)
+        if not starts.any():
+            raise ValueError(f'the longest of {len(self)} episodes has {int(self.lengths.max())} frames, and a clip '
+                             f'takes {length}: record longer drives without gaps')
+        episode = torch.multinomial(starts.double(), count, replacement=True, generator=generator)[:, None]
+        drawn = torch.rand((count, 1), device=device, generator=generator, dtype=torch.double)
+        start = (drawn * starts[episode]).long()
+        return episode, start + torch.arange(length, device=device)

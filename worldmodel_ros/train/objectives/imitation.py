@@ -1,0 +1,104 @@
+"""Stage `imitation`: the policy alone, on the features of a network that stays as it is.
+
+What the network makes of a drive is computed once, so that a step costs what the policy's small head costs: minutes on a
+CPU, where the other stages take a GPU. The world model is the same afterwards, bit for bit.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from worldmodel_ros.model.dit import DiT
+from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.episodes import Episodes
+from worldmodel_ros.train.run.options import ImitationOptions
+from .policy import PolicyDraw, check_labels, draw_policy, imitation_loss, policy_labels, unseen
+
+BLOCK = 8  # frames of an episode that one pass commits; 16 take as long a frame on a CPU
+FRAMES = 2048  # of all episodes that one pass commits
+
+
+@dataclass
+class PolicyBatch:
+    """Clips, as indices (B, 1) of episodes and (B, F) of frames, and what is random about the policy's loss on them."""
+
+    episode: Tensor
+    frame: Tensor
+    policy: PolicyDraw
+
+
+class ImitationObjective:
+    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the drives have none."""
+
+    def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
+        if not episodes.labelled:
+            raise ValueError('these episodes have no labels to imitate: train on simulated drives, or leave the stage '
+                             'out')
+        if options.clip_frames <= model.preset.chunk_frames:
+            raise ValueError(f'clip_frames is {options.clip_frames}: it must be more than a chunk of '
+                             f'{model.preset.chunk_frames}')
+        check_labels(episodes, options.search)
+        self.model, self.episodes, self.options = model, episodes, options
+        share = max(1, FRAMES // BLOCK)
+        self.features = torch.cat([
+            committed_features(model.dit, episodes.latents[first:first + share], episodes.actions[first:first + share])
+            for first in range(0, len(episodes), share)])
+        episode, frame = (torch.arange(size, device=episodes.actions.device) for size in episodes.actions.shape[:2])
+        every = episode[:, None], frame
+        self.labels = policy_labels(episodes, every, model.preset, options.search)
+        if options.keep:
+            search = unseen(episodes, every, model.preset)[..., None]
+            self.labels = torch.where(search, self.labels, self._plans())
+
+    @torch.no_grad()
+    def _plans(self) -> Tensor:
+        """What the policy would command at every frame, (E, T, goals, A)."""
+        return torch.stack([self.model.action_head(features.float())[:, :, 0] for features in self.features])
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained: the policy."""
+        return list(self.model.action_head.parameters())
+
+    def networks(self) -> list[nn.Module]:
+        """Nothing is worth compiling."""
+        return []
+
+    def draw(self, rng: np.random.Generator, generator: torch.Generator) -> PolicyBatch:
+        options, device = self.options, self.features.device
+        episode, frame = self.episodes.clips(options.batch, options.clip_frames, generator)
+        return PolicyBatch(episode, frame, draw_policy(self.model.preset, *frame.shape, device, generator))
+
+    def loss(self, batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        clip = batch.episode, batch.frame
+        observed = torch.ones(batch.frame.shape, dtype=torch.bool, device=batch.frame.device)
+        loss = imitation_loss(self.model.action_head, self.features[clip].float(), self.labels[clip],
+                              self.episodes.actions[clip], observed, batch.policy)
+        return loss, {'imitation': loss}
+
+
+@torch.no_grad()
+def committed_features(dit: DiT, latents: Tensor, actions: Tensor) -> Tensor:
+    """Features (B, T, P, D), in bfloat16, of frames that sessions commit one after another, each seeing the window
+    before it; latents (B, T, h, w, Z), actions (B, T, A), the one that led to each frame."""
+    preset, device, total = dit.preset, latents.device, latents.shape[1]
+    rotary = clips.rotary(preset, np.arange(total), device)
+    window: tuple[Tensor, ...] = ()
+    found = []
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+        for first in range(0, total, BLOCK):
+            z = latents[:, first:first + BLOCK].float()
+            last, ones = first + z.shape[1], torch.ones(z.shape[:2], device=device)
+            seen = window[0].shape[3] // preset.tokens if window else 0
+            bias = clips.on_device(clips.block_bias(preset, seen, z.shape[1], committed=True), device)
+            _, features, *new = dit(z, ones, ones.long() * FLOW, actions[:, first:last], rotary[:, first:last], bias,
+                                    *window)
+            found.append(features.bfloat16())
+            if window:
+                new = [torch.cat(parts, 3) for parts in zip(window, new)]
+            window = tuple(part[:, :, :, -preset.window_frames * preset.tokens:] for part in new)
+    return torch.cat(found, 1)

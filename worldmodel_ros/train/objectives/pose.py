@@ -1,0 +1,69 @@
+"""An auxiliary task on simulated drives: how much the robot moves otherwise than it was told. Its head is not shipped.
+
+Wheels have gains that are not quite the nominal ones, and commands begin late. Over seconds that is most of what makes
+an imagined view point elsewhere than the true one. The deviation of the past can be seen, and that of the next chunk
+follows from it; so the features are asked for both.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worldmodel_ros.model.presets import Preset
+
+SCALE = 20.0  # labels in units of 0.05 m and 0.05 rad: of order one over a window
+
+
+class PoseHead(nn.Module):
+    """Features (B, N, P, D) of frames to scaled deviations (B, N, 3): forward, to the left, turn."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        self.squeeze = nn.Linear(preset.width, 16)
+        self.net = nn.Sequential(nn.Linear(16 * preset.tokens, 128), nn.SiLU(), nn.Linear(128, 6))
+
+    def forward(self, features: Tensor, ahead: bool) -> Tensor:
+        """``ahead``: of frames that are imagined, from the frame before their chunk; else of committed ones, over the
+        window before each."""
+        out = self.net(self.squeeze(features).flatten(2)).float()
+        return out[..., :3] if ahead else out[..., 3:]
+
+
+def pose_errors(head: PoseHead, committed: Tensor, noisy: Tensor, poses: Tensor, actions: Tensor, starts: Tensor,
+                preset: Preset) -> tuple[Tensor, Tensor]:
+    """Errors of both deviations: of the committed frames (B, F), zero where less than a window is before them, and of
+    the noisy ones (B, N).
+
+    poses (B, F, 3): x, y [m] and yaw [rad] in the world; actions (B, F, 2): the linear and angular velocity commanded
+    before each frame; starts (chunks,) of the noisy chunks.
+    """
+    k, f = preset.chunk_frames, poses.shape[1]
+    told = dead_reckoning(actions, preset.step_period)
+    frame = torch.arange(f, device=poses.device)
+    origin = (starts - 1).repeat_interleave(k)
+    index = origin + 1 + torch.arange(k, device=poses.device).repeat(len(starts))
+    back = (frame - preset.window_frames + 1).clamp_min(0)
+
+    def error(features: Tensor, origin: Tensor, index: Tensor, ahead: bool) -> Tensor:
+        deviation = displacement(poses, origin, index) - displacement(told, origin, index)
+        return F.smooth_l1_loss(head(features, ahead), SCALE * deviation, reduction='none', beta=0.5).mean(-1)
+
+    past = error(committed, back, frame, ahead=False)
+    return torch.where(frame >= preset.window_frames - 1, past, 0.0), error(noisy, origin, index, ahead=True)
+
+
+def dead_reckoning(actions: Tensor, period: float) -> Tensor:
+    """Poses (B, F, 3) of a robot that does exactly what it is told, from commands (B, F, 2) in m/s and rad/s."""
+    yaw = (actions[..., 1] * period).cumsum(1)
+    middle, step = yaw - 0.5 * period * actions[..., 1], actions[..., 0] * period
+    return torch.stack([(step * middle.cos()).cumsum(1), (step * middle.sin()).cumsum(1), yaw], -1)
+
+
+def displacement(poses: Tensor, origin: Tensor, index: Tensor) -> Tensor:
+    """Poses (B, N, 3) at frames ``index`` (N,) as seen from those at ``origin`` (N,), of poses (B, F, 3)."""
+    before, after = poses[:, origin], poses[:, index]
+    delta, yaw = after[..., :2] - before[..., :2], before[..., 2]
+    turn = torch.remainder(after[..., 2] - yaw + torch.pi, 2 * torch.pi) - torch.pi
+    return torch.stack([delta[..., 0] * yaw.cos() + delta[..., 1] * yaw.sin(),
+                        delta[..., 1] * yaw.cos() - delta[..., 0] * yaw.sin(), turn], -1)

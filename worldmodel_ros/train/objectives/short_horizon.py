@@ -1,0 +1,59 @@
+"""A guard: what a stage does to the nearest predictions, of one chunk after observed frames.
+
+A stage that improves what is far may spoil what is near, unseen by its own losses, since these are of other contexts.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.train.data.batches import Chunks
+from worldmodel_ros.train.data.episodes import Episodes
+from .sampler import Sampler
+
+SAMPLERS = {'flow': (FLOW, 8), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1)}
+TOLERANCE = 1.1  # of the squared error: 0.4 dB
+
+
+class ShortHorizon:
+    """The same few clips, with the same noise, for every measurement."""
+
+    def __init__(self, model: WorldModel, episodes: Episodes, clips: int = 32):
+        """Clips of the episodes, drawn by a fixed seed and encoded with the model's autoencoder."""
+        self.preset, device = model.preset, episodes.frames.device
+        k, generator = self.preset.chunk_frames, torch.Generator(device).manual_seed(0)
+        longest = episodes.frames.shape[1] if episodes.lengths is None else int(episodes.lengths.max())
+        seen = min(self.preset.window_frames, longest - k)
+        episode, frame = episodes.clips(clips, seen + k, generator)
+        with torch.no_grad():
+            latents = model.vae.encode_clips(episodes.images(episode, frame)).float()
+        actions = episodes.actions[episode, frame]
+        self.truth = latents[:, seen:]
+        noise = torch.randn(self.truth.shape, device=device, generator=generator)
+        self.chunks = Chunks(latents[:, :seen], actions[:, :seen], np.array([seen]), noise,
+                             actions[:, seen:])
+
+    @torch.no_grad()
+    def errors(self, model: WorldModel) -> dict[str, float]:
+        """Mean squared error of the predicted latents, which have unit variance, for each way to sample."""
+        noise = self.chunks.noise
+        zero = torch.zeros(noise.shape[:2], device=noise.device)
+
+        def error(predicted: Tensor) -> float:
+            return round(float((predicted - self.truth).square().mean()), 5)
+
+        with torch.autocast(noise.device.type, torch.bfloat16, enabled=noise.device.type == 'cuda'):
+            sampler = Sampler(model, self.chunks)
+            return {name: error(sampler.euler(noise, zero, 1.0, row, steps))
+                    for name, (row, steps) in SAMPLERS.items()}
+
+
+def lost(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """What got worse by more than the tolerance, in words."""
+    return [f'{name} {before[name]:.4f} -> {after[name]:.4f}' for name in after
+            if not after[name] <= TOLERANCE * before[name]]

@@ -1,0 +1,176 @@
+"""What a training run is: dataclasses read from YAML (config/train/), every key checked, each stage a section."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.model.presets import PRESETS, Preset
+from .options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
+from .reading import build, parse_override, read_yaml, with_values
+
+STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'calibration', 'evaluation')  # in their order
+TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module does not import: it needs OpenGL
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Simulated drives by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
+    that are not trained on but calibrate the contact probability. `mix`: weights of the drivers of `sim.behaviour`, by
+    name; null: the usual ones. `folders` of LeRobot datasets are taken instead."""
+
+    folders: tuple[str, ...] = ()
+    episodes: int = 3000
+    frames: int = 120
+    first_seed: int = 0
+    held_back: int = 64
+    mix: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast a stage learns: `steps`, or less if `max_minutes` end before (the schedule then follows the
+    clock). `rate` is the peak of the learning rate, after a `warm_up` (share of the schedule) and before a cosine;
+    `average` the decay of the averaged weights, `decay` that of AdamW."""
+
+    steps: int
+    rate: float
+    max_minutes: float | None = None
+    warm_up: float = 0.03
+    average: float = 0.999
+    decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rate <= 0.0 or (self.max_minutes is not None and self.max_minutes <= 0.0):
+            raise ValueError(f'steps ({self.steps}), rate ({self.rate}) and max_minutes ({self.max_minutes}) must be '
+                             'above zero')
+
+
+@dataclass(frozen=True)
+class VaeOptions:
+    """Stage `vae`: clips per step."""
+
+    batch: int = 256
+
+
+@dataclass(frozen=True)
+class VaeStage(Schedule):
+    objective: VaeOptions = VaeOptions()
+
+
+@dataclass(frozen=True)
+class TeacherStage(Schedule):
+    objective: TeacherOptions = TeacherOptions()
+
+
+@dataclass(frozen=True)
+class StudentStage(Schedule):
+    objective: StudentOptions = StudentOptions()
+
+
+@dataclass(frozen=True)
+class SelfForcingStage(Schedule):
+    objective: SelfForcingOptions = SelfForcingOptions()
+
+
+@dataclass(frozen=True)
+class ImitationStage(Schedule):
+    objective: ImitationOptions = ImitationOptions()
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Batches of clips of the held-back episodes that the contact probability is calibrated on."""
+
+    batches: int = 8
+    batch: int = 64
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Losses and short predictions on `episodes` drives from `first_seed` on (`batches` of `batch` clips); and
+    `worldmodel evaluate quality` on the seeds `quality` ('first:end'), if given, only the parts of it that are named; on
+    the CPU, with what robots run by default, or with `gpu` where there is one."""
+
+    episodes: int = 60
+    first_seed: int = 1_000_000
+    batches: int = 6
+    batch: int = 16
+    quality: str | None = None
+    parts: tuple[str, ...] = ()
+    gpu: bool = False
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run. A section that is null is a stage that is left out; `init` names a model to start from."""
+
+    preset: str
+    policy: str | None = None  # 'flow' or 'regression' instead of the preset's
+    seed: int = 0
+    init: str | None = None
+    compile: bool = True
+    checkpoint_minutes: float = 10.0
+    workers: int = 0  # processes that simulate and evaluate; 0: one for each core
+    data: DataConfig = DataConfig()
+    vae: VaeStage | None = None
+    teacher: TeacherStage | None = None
+    student: StudentStage | None = None
+    self_forcing: SelfForcingStage | None = None
+    imitation: ImitationStage | None = None
+    calibration: CalibrationConfig = CalibrationConfig()
+    evaluation: EvaluationConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
+        if self.model_preset.tile:  # raises for an unknown policy
+            trainable = ', '.join(name for name, preset in PRESETS.items() if not preset.tile)
+            raise ValueError(f'preset {self.preset!r} has tiles, over which a model can only be run: to train one, choose '
+                             f'from {trainable}')
+        if self.vae is None and self.init is None:
+            raise ValueError('vae is null and init too: give the stage, or a model to take the autoencoder from')
+        if self.student is None and self.self_forcing is not None and self.init is None:
+            raise ValueError('self_forcing goes on from a student: give that stage, or a model in init')
+        last = self.data.first_seed + self.data.episodes + self.data.held_back
+        if not self.data.folders and not (0 <= self.data.first_seed and last <= len(TRAINING_SEEDS)):
+            raise ValueError(f'data takes the seeds {self.data.first_seed} to {last - 1}, and only those below '
+                             f'{len(TRAINING_SEEDS)} are for training')
+        if self.evaluation and self.evaluation.first_seed in TRAINING_SEEDS:
+            raise ValueError(f'evaluation.first_seed {self.evaluation.first_seed} is a seed for training: take one from '
+                             f'{len(TRAINING_SEEDS)} on')
+
+    @property
+    def model_preset(self) -> Preset:
+        """Shape of the model."""
+        preset = PRESETS[self.preset]
+        return preset if self.policy is None else replace(preset, policy=self.policy)
+
+    @property
+    def clip_frames(self) -> int:
+        """Frames of the longest clip that any stage draws."""
+        stages = [stage for stage in (self.teacher, self.student, self.self_forcing, self.imitation) if stage]
+        return max([3, *(stage.objective.clip_frames for stage in stages)])
+
+    def of_stage(self, name: str) -> dict[str, Any]:
+        """What the result of a stage depends on, ready for JSON: with another one, it is another result."""
+        everything = asdict(self)
+        if name == 'data':
+            return {'preset': self.preset, 'data': everything['data']}
+        until = STAGES[:STAGES.index(name) + 1]
+        return {key: everything[key] for key in ('preset', 'policy', 'seed', 'init', *until)}
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """
+    Read a run from YAML; `overrides` are `section.key=value`, the value as YAML.
+
+    Raises ConfigError for a file that cannot be read, a key that is unknown or missing, or a value of another kind.
+    """
+    return from_dict(read_yaml(path), str(path), overrides)
+
+
+def from_dict(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """As `read_config`, of what a file holds; `where` names it in errors."""
+    return build(TrainConfig, with_values(content, dict(map(parse_override, overrides))), where)

@@ -1,0 +1,162 @@
+"""One run: its folder, what is finished in it, and what each stage is given."""
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from worldmodel_ros.engine.loading import model_folder
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.train.data import lerobot
+from worldmodel_ros.train.data.episodes import Episodes
+from .config import TrainConfig
+from .ranks import Ranks
+from .reading import ConfigError
+
+# Stages that leave a checkpoint of all networks, in order.
+NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
+
+
+class Run:
+    """
+    The stages of a configuration in the folder `out`, done by the processes `ranks`.
+
+    A stage's folder holds stage.json: the part of the configuration that the result depends on, and whether it is
+    complete. A stage that is complete in one of `others`, folders of other runs, with the same configuration, is taken.
+    """
+
+    def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, others: Sequence[Path] = ()):
+        self.config, self.out, self.ranks, self.others = config, out, ranks, others
+        self._episodes: Episodes | None = None
+        if ranks.main:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / 'config.yaml').write_text(yaml.safe_dump(plain(config), sort_keys=False))
+
+    @property
+    def preset(self) -> Preset:
+        """Shape of the model."""
+        return self.config.model_preset
+
+    @property
+    def init(self) -> Path | None:
+        """Folder of the model to start from: a shipped one by its name, or any."""
+        return None if self.config.init is None else model_folder(self.config.init)
+
+    def has(self, stage: str) -> bool:
+        """Whether the configuration has the stage."""
+        return getattr(self.config, stage) is not None
+
+    def find(self, stage: str) -> Path | None:
+        """Folder of the complete stage, or None. Raises ConfigError if `out` has it of another configuration."""
+        for out in (self.out, *self.others):
+            folder, complete, differences = self._look(out, stage)
+            if complete and not differences:
+                return folder
+            if differences and out == self.out:
+                raise ConfigError(f'{folder} was made with another configuration ({", ".join(differences)}): name '
+                                  'another --out, or delete the folder to make this stage again')
+        return None
+
+    def found(self, stage: str) -> Path:
+        """As `find`. Raises ConfigError if it is nowhere complete."""
+        folder = self.find(stage)
+        if folder is None:
+            others = [f'; {other} has it of another configuration ({", ".join(differences)})' for other, differences in
+                      ((other, self._look(other, stage)[2]) for other in self.others) if differences]
+            raise ConfigError(f'the stage {stage} is not complete in {self.out}, and what follows needs it: leave it in '
+                              f'--stages{"".join(others)}')
+        return folder
+
+    def _look(self, out: Path, stage: str) -> tuple[Path, bool, list[str]]:
+        """Folder of a stage, whether it is complete, and what differs in its configuration."""
+        path = out / stage / 'stage.json'
+        record = json.loads(path.read_text()) if path.is_file() else None
+        if record is None:
+            return path.parent, False, []
+        return path.parent, record['complete'], _differences(record['config'], jsonable(self.config.of_stage(stage)))
+
+    def record(self, stage: str, complete: bool, results: Mapping[str, Any] | None = None) -> None:
+        """Write stage.json, in the main process."""
+        if not self.ranks.main:
+            return
+        device = self.ranks.device
+        name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.processor() or platform.machine()
+        folder = self.out / stage
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'stage.json').write_text(json.dumps(
+            {'complete': complete, **(results or {}), 'device': name, 'processes': self.ranks.count,
+             'torch': torch.__version__, 'config': jsonable(self.config.of_stage(stage))}, indent=1) + '\n')
+
+    def results(self, stage: str) -> dict[str, Any]:
+        """What stage.json of a complete stage says, without the configuration."""
+        record = json.loads((self.found(stage) / 'stage.json').read_text())
+        return {key: value for key, value in record.items() if key not in ('config', 'complete')}
+
+    def before(self, stage: str) -> str | None:
+        """The stage whose networks `stage` starts from; None if it is the first."""
+        earlier = NETWORKS[:NETWORKS.index(stage)] if stage in NETWORKS else NETWORKS
+        return next((name for name in reversed(earlier) if self.has(name)), None)
+
+    def networks(self, stage: str | None) -> WorldModel:
+        """The networks that a stage left, to go on training; of None, those of `init`, or new ones."""
+        torch.manual_seed(self.config.seed)
+        model = WorldModel(self.preset)
+        if stage is not None:
+            model.load_state_dict(checkpoint.load(self.found(stage)).state_dict())
+        elif self.config.init is not None:
+            new = checkpoint.start_from(model, self.init)
+            if new and self.ranks.main:
+                print(f'[init] {self.config.init} has no {" and no ".join(new)} of this form: new', flush=True)
+        return model.to(self.ranks.device)
+
+    def teacher(self) -> WorldModel:
+        """The frozen teacher: that of the stage, or the model of `init`."""
+        return self.networks('teacher' if self.config.teacher else None).eval().requires_grad_(False)
+
+    def episodes(self) -> Episodes:
+        """This process's share of the episodes, on its device; read once."""
+        if self._episodes is None:
+            folders = [Path(folder) for folder in self.config.data.folders] or [self.found('data') / 'train']
+            episodes = lerobot.load(folders, str(self.ranks.device), self.preset, self.config.clip_frames,
+                                    (self.ranks.rank, self.ranks.count))
+            if episodes.frames.shape[1] < self.config.clip_frames:
+                raise ConfigError(f'the longest of {len(episodes)} episodes has {episodes.frames.shape[1]} frames, and a '
+                                  f'clip takes {self.config.clip_frames}: record longer drives without gaps, or set '
+                                  'objective.clip_frames of the stages')
+            self._episodes = episodes
+        return self._episodes
+
+    def release(self) -> None:
+        """Let go of the episodes."""
+        self._episodes = None
+        if self.ranks.device.type == 'cuda':
+            torch.cuda.empty_cache()
+
+
+def plain(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as YAML and JSON can hold it."""
+    return jsonable(asdict(config))
+
+
+def jsonable(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON makes of it: lists instead of tuples."""
+    return json.loads(json.dumps(content))
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> list[str]:
+    found = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += _differences(a, b, f'{prefix}{key}.')
+        elif a != b:
+            found.append(f'{prefix}{key} {a!r} there, {b!r} now')
+    return found
