@@ -69,7 +69,7 @@ def _for_gpu(config) -> bool:
 def is_real_time(item) -> bool:
     """Whether nothing else may run next to a test."""
     return bool(item.get_closest_marker('realtime')
-                or item.get_closest_marker('ros') and not item.get_closest_marker('build'))
+                or (item.get_closest_marker('ros') and not item.get_closest_marker('build')))
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

@@ -37,7 +37,8 @@ AGE = st.one_of(  # ns, of the observation; the rest are stamps that no clock gi
     st.integers(-10_000_000, 60_000_000), st.sampled_from([0, -5_000_000, -4_999_999, 46_000_000, 46_000_001]),
     st.integers(-2**31 * NS, 2**31 * NS))
 NAMES_OF_CHUNK = st.one_of(
-    st.just(list(NAMES)), st.just(list(NAMES)), st.just([]), st.just(list(NAMES[::-1])), st.lists(st.text(max_size=8), max_size=4),
+    st.just(list(NAMES)), st.just(list(NAMES)), st.just([]), st.just(list(NAMES[::-1])),
+    st.lists(st.text(max_size=8), max_size=4),
     st.just(['x'] * 1000))
 FRACTION = st.floats(-1.0, 1.0)
 
@@ -188,7 +189,8 @@ class GateMachine(RuleBasedStateMachine):
         if policy.resume_after == 0:
             self.gate.reset()
         # Of the order, of a command that the joints did not follow, and of the debounce.
-        bound = policy.memory + policy.command_timeout + policy.hold + 1.0 + policy.stop_repeat + PERIOD * (policy.resume_after + 3)
+        bound = (policy.memory + policy.command_timeout + policy.hold + 1.0 + policy.stop_repeat
+                 + PERIOD * (policy.resume_after + 3))
         end = self.now + bound
         while True:
             self.pause(PERIOD)
@@ -267,7 +269,7 @@ class GateMachine(RuleBasedStateMachine):
         self.plan = self.at, command.rows, command.step_period, self.now
 
     def known(self):
-        assert self.heard and all(self.now - self.heard[name][1] <= 0.2 + NEAR for name in NAMES), 'moved from an unknown position'
+        assert self.heard and all(self.now - self.heard[name][1] <= 0.2 + NEAR for name in NAMES), 'its position was unknown'
         return tuple(self.heard[name][0] for name in NAMES)
 
     @staticmethod

@@ -8,13 +8,13 @@ what remains is a core that is slower by the factor, for everybody alike. The ma
 or --at-most seconds (then the command is interrupted, and the exit code is 124, as timeout's). It needs the permission for
 SCHED_FIFO, as root and after `ulimit -r 99`.
 
-One difference to a machine that is slow: its share counts as real-time work, too, and Linux stops all real-time threads of a core
-for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; `dmesg` says so once). With a factor of
-1.7 that is so as soon as the nodes want 54 % of a core, and a stop or a command is then late by as much.
+One difference to a machine that is slow: its share counts as real-time work, too, and Linux stops all real-time threads of a
+core for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; `dmesg` says so once). With a
+factor of 1.7 that is so as soon as the nodes want 54 % of a core, and a stop or a command is then late by as much.
 
 `python test/slow_host.py 1.7` alone measures: the matrix product by which the suite tells how fast a machine is
-(scenarios/speed.py), without and with it. On two cores of an AMD EPYC: 1.24 ms, and 2.18 to 2.21 with 1.7, which is 1.76 to 1.77
-times as much, since every millisecond costs two changes of process, too; next to other programs, 1.44 ms and 2.6 to 2.9.
+(scenarios/speed.py), without and with it. On two cores of an AMD EPYC: 1.24 ms, and 2.18 to 2.21 with 1.7, which is 1.76 to
+1.77 times as much, since every millisecond costs two changes of process, too; next to other programs, 1.44 ms and 2.6 to 2.9.
 """
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import TracebackType
 
 PERIOD = 0.001   # s; short, so that nobody sees a core stand still

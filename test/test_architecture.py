@@ -10,8 +10,8 @@ PACKAGE = 'worldmodel_ros'
 GENERATED = {'msg', 'srv'}
 DOCUMENT = ROOT / 'docs' / 'architecture.md'
 HAS_NO = {  # package -> libraries that none of its files may import
-    'safety': {'rclpy', 'torch'}, 'inputs': {'rclpy'}, 'bags': {'rclpy'}, 'model': {'rclpy'}, 'kernels': {'rclpy'}, 'cache': {'rclpy'},
-    'engine': {'rclpy'}, 'control': {'rclpy', 'torch'}, 'serving': {'rclpy'}, 'sim': {'rclpy', 'torch'}, 'datasets': {'rclpy', 'torch'}}
+    **{name: {'rclpy'} for name in ('inputs', 'bags', 'model', 'kernels', 'cache', 'engine', 'serving')},
+    **{name: {'rclpy', 'torch'} for name in ('safety', 'control', 'sim', 'datasets')}}
 
 
 def modules():
@@ -38,7 +38,10 @@ def imported(name, file, known):
                 targets = [alias.name for alias in child.names]
             elif isinstance(child, ast.ImportFrom):
                 base = name.split('.') if file.name == '__init__.py' else name.split('.')[:-1]
-                base = '.'.join([*base[:len(base) - child.level + 1], *filter(None, [child.module])]) if child.level else child.module
+                if child.level:
+                    base = '.'.join([*base[:len(base) - child.level + 1], *filter(None, [child.module])])
+                else:
+                    base = child.module
                 targets = [f'{base}.{alias.name}' if f'{base}.{alias.name}' in known else base for alias in child.names]
             else:
                 targets = []
@@ -124,6 +127,6 @@ def test_a_package_does_without_the_libraries_that_it_must_not_need(graph, packa
 def test_each_folder_says_what_belongs_there(name, file):
     text = ast.get_docstring(ast.parse(file.read_text())) or ''
     assert text.endswith('.'), f'{name} does not say what it is'
-    if name.count('.') and name not in (f'{PACKAGE}.cli',):
+    if name.count('.') and name != f'{PACKAGE}.cli':
         first, _, second = text.partition('\n\n')
         assert first and second, f'{name} does not say in a second paragraph what belongs elsewhere'

@@ -231,7 +231,7 @@ def test_it_waits_for_a_subscriber_and_begins_anew_when_it_is_to_loop(bag):
         first = recorded(bag, '/camera/image_raw/compressed')[0][1]
         wait_for(lambda: [data for _, data in play.received].count(first) >= 2, 'the second pass')
         # The player was there long before; a pass takes 0.1 s.
-        assert [data for topic, data in play.received if topic.startswith('camera')][0] == first
+        assert next(data for topic, data in play.received if topic.startswith('camera')) == first
         assert not play.ended.is_set()
 
 

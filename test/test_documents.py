@@ -4,7 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 
 from worldmodel_ros import cli
 from worldmodel_ros.bringup import description as bringup

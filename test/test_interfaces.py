@@ -49,7 +49,8 @@ def samples():
     """One message of each type with a value of its own in every kind of field."""
     future = PredictedFuture(
         episode_id=1, sequence=2 ** 63, tier=ActionChunk.TIER_ONE_STEP,
-        command_tier=ActionChunk.TIER_PLAN_ONLY, age=0.0625, step_period=0.1, frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
+        command_tier=ActionChunk.TIER_PLAN_ONLY, age=0.0625, step_period=0.1,
+        frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
         collision_risk=[0.0, 0.75], progress=-0.125, goal='red',
         timings=Timings(queue=0.001, total=0.03125, predicted=0.03))
     future.header.stamp.sec, future.header.frame_id = 12, 'camera_optical_frame'

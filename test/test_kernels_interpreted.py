@@ -16,8 +16,8 @@ from worldmodel_ros.kernels.temporal import temporal_attention
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
-from worldmodel_ros.kernels.attention_triton import paged_attention_triton  # noqa: E402
-from worldmodel_ros.kernels.temporal_triton import temporal_attention_triton  # noqa: E402
+from worldmodel_ros.kernels.attention_triton import paged_attention_triton
+from worldmodel_ros.kernels.temporal_triton import temporal_attention_triton
 
 MIXTURES = [('fp32',), ('bf16',), ('fp8',), ('fp4',), ('bf16', 'fp8', 'fp4'), ('fp4', 'fp32')]
 # Planes of 2 x 2 tiles in slabs: page = slab * 4 + tile. What each tile of the second slab of three visits.

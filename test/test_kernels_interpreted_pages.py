@@ -12,9 +12,9 @@ from worldmodel_ros.kernels.requantise import requantise
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
-from worldmodel_ros.kernels.page_write_triton import write_qkv_triton  # noqa: E402
-from worldmodel_ros.kernels.query import quantise_queries  # noqa: E402
-from worldmodel_ros.kernels.requantise_triton import requantise_triton  # noqa: E402
+from worldmodel_ros.kernels.page_write_triton import write_qkv_triton
+from worldmodel_ros.kernels.query import quantise_queries
+from worldmodel_ros.kernels.requantise_triton import requantise_triton
 
 
 def generator(seed):

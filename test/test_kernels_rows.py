@@ -13,10 +13,10 @@ from worldmodel_ros.kernels.qk_norm import rotate_qk
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
-from worldmodel_ros.kernels import rows_triton  # noqa: E402
-from worldmodel_ros.kernels.linear_hopper import (  # noqa: E402
+from worldmodel_ros.kernels import rows_triton
+from worldmodel_ros.kernels.linear_hopper import (
     Tiles, fp8_linear_gelu_hopper, fp8_linear_hopper, fp8_linear_rotate_hopper)
-from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton  # noqa: E402
+from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton
 
 # Of numpy, which the interpreter computes with, where numbers become infinite or nothing on purpose.
 pytestmark = pytest.mark.filterwarnings('ignore::RuntimeWarning')

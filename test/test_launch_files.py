@@ -135,7 +135,8 @@ def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path
     folder.mkdir(parents=True)
     runs = tmp_path / 'runs'
     for name, code in (('refusing', 2), ('crashing', 3)):
-        (folder / name).write_text(f"#!/usr/bin/env python3\nimport sys\nprint({name!r}, file=open({str(runs)!r}, 'a'))\nsys.exit({code})\n")
+        (folder / name).write_text(
+            f"#!/usr/bin/env python3\nimport sys\nprint({name!r}, file=open({str(runs)!r}, 'a'))\nsys.exit({code})\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv('AMENT_PREFIX_PATH', str(tmp_path))
     service = launch.LaunchService()

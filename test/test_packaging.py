@@ -112,7 +112,7 @@ def test_every_import_from_elsewhere_is_declared_for_pip_and_for_rosdep():
 
 
 def test_pip_and_rosdep_are_told_the_same():
-    by_pip = {name: key for name, key in THIRD_PARTY.values()}
+    by_pip = dict(THIRD_PARTY.values())
     expected = {by_pip[name] if name in by_pip else name.removeprefix('ros-jazzy-').replace('-', '_')
                 for name in dependencies()}
     assert expected - {None} == run_time_keys() - DISTRIBUTION_ONLY

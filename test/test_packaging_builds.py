@@ -137,14 +137,14 @@ def test_every_version_of_python_can_read_the_code(version):
         pytest.skip(f'no python{version} on PATH or in pyenv')
     code = 'import ast, sys; [ast.parse(open(name, encoding="utf-8").read(), name) for name in sys.argv[1:]]'
     files = [path for folder in ('worldmodel_ros', 'scripts', 'launch', 'test', 'benchmarks')
-             for path in (ROOT / folder).rglob('*') if path.suffix == '.py' or folder == 'scripts' and path.is_file()]
+             for path in (ROOT / folder).rglob('*') if path.suffix == '.py' or (folder == 'scripts' and path.is_file())]
     assert len(files) > 200
     run([python, '-I', '-c', code, *files])
 
 
 def test_a_source_distribution_has_all_that_a_build_needs(tmp_path):
     source = copy_source(tmp_path / 'source')
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    code = 'import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))'
     printed = run([sys.executable, '-c', code, tmp_path], cwd=source)
     with tarfile.open(tmp_path / printed.splitlines()[-1]) as archive:
         packed = {name.partition('/')[2] for name in archive.getnames()}

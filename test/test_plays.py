@@ -3,6 +3,7 @@
 import os
 import signal
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import test_scenarios
@@ -80,7 +81,7 @@ def test_a_scenario_that_fails_is_checked_for_what_must_hold(tmp_path):
 class Processes:
     """Each node of a system ended with these codes."""
 
-    kills = {}
+    kills: ClassVar[dict] = {}
 
     def __init__(self, codes):
         self.exit_codes = lambda node: codes

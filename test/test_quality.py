@@ -163,7 +163,7 @@ def test_ranking_rewards_who_tells_the_branches_apart(drive):
     perfect = ranking._ranks({name: branch.frames[-1] for name, branch in truth.items()}, truth)
     assert len(perfect) >= 4 and all(r['nearest'] == r['branch'] for r in perfect)
     assert perfect[0]['sensitivity'] == pytest.approx(1.0)
-    deaf = ranking._ranks({name: drive.frames[start] for name in NAMES}, truth)
+    deaf = ranking._ranks(dict.fromkeys(NAMES, drive.frames[start]), truth)
     assert sum(r['nearest'] == r['branch'] for r in deaf) <= 1 and deaf[0]['sensitivity'] == 0.0
     rows = [{'seed': SEED, 'way': 'two_step', **r} for r in perfect + deaf]
     share = sum(r['nearest'] == r['branch'] for r in rows) / len(rows)

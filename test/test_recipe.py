@@ -333,7 +333,7 @@ def test_the_truth_counts_the_less_the_further_the_imagined_frames_before_a_chun
     imagined = 0
     for clip in range(8):
         for chunk, start in enumerate(batch.starts):
-            before = [frame for frame in range(start - k, start)]
+            before = list(range(start - k, start))
             if before[0] < 0:
                 continue
             apart = np.mean([float((batch.context[clip, f] - batch.clean[clip, f]).square().mean())

@@ -9,10 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.fleet_sim.__main__ import POLICIES, RESULTS, main  # noqa: E402
-from benchmarks.fleet_sim.device import Device  # noqa: E402
-from benchmarks.fleet_sim.durations import PLACEHOLDER, Durations, read_tables  # noqa: E402
-from benchmarks.fleet_sim.scenarios import DETECTION, Scenario, histories  # noqa: E402
+from benchmarks.fleet_sim.__main__ import POLICIES, RESULTS, main
+from benchmarks.fleet_sim.device import Device
+from benchmarks.fleet_sim.durations import PLACEHOLDER, Durations, read_tables
+from benchmarks.fleet_sim.scenarios import DETECTION, Scenario, histories
 
 
 def play(robots, policy, seconds=2.0, **scenario):

@@ -187,7 +187,8 @@ def test_a_stranger_is_refused_with_the_reason(served, data, refusal):
 
 
 @pytest.mark.parametrize('load', [False, True])
-@pytest.mark.parametrize('name', ['/tmp/absolute.safetensors', '../weights-01.safetensors', '~/s.safetensors', '', 'x' * 60_000])
+@pytest.mark.parametrize(
+    'name', ['/tmp/absolute.safetensors', '../weights-01.safetensors', '~/s.safetensors', '', 'x' * 60_000])
 def test_a_robot_that_names_files_elsewhere_is_refused_and_drives_on(served, name, load):
     link, home = open_link(served.path, '/robot', TINY), served.path.parent
     link.connection.send(messages.SessionFile(1, load, name))

@@ -237,7 +237,7 @@ def test_what_if_tells_each_branch_apart_without_disturbing_the_camera(onlooker)
     ({'goal': 'pink'}, "goal 'pink' is unknown: use one of red"),
     ({'horizon': math.nan}, 'horizon is nan'),
     ({'horizon': 1000.0}, 'horizon is 1000'),
-    ({'actions': [chunk((0.1, 0.0), names=['joint_1', 'joint_2'])]}, r"actions\[0\]: names are"),
+    ({'actions': [chunk((0.1, 0.0), names=['joint_1', 'joint_2'])]}, r'actions\[0\]: names are'),
     ({'actions': [chunk((0.1, 0.0), step_period=0.05)]}, r'actions\[0\]: step_period is 0.05 s: .* 0.1 s'),
     ({'actions': [chunk((0.1,))]}, r'actions\[0\]: 1 values'),
     ({'actions': [chunk((math.inf, 0.0))]}, r'actions\[0\]: values must be finite'),

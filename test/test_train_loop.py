@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from episodes import moving_squares
-from small_model import SMALL, small_model
+from small_model import small_model
 
 from worldmodel_ros.train.objectives import world
 from worldmodel_ros.train.objectives.vae import VaeObjective, normalise

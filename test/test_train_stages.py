@@ -176,7 +176,8 @@ def test_recorded_drives_without_labels_go_on_from_a_model_whose_heads_and_autoe
         (drives / path.relative_to(run / 'data' / 'train')).write_bytes(path.read_bytes())
     info = drives / 'meta' / 'info.json'
     info.write_text(info.read_text().replace('"label.', '"other.'))
-    train(tmp_path / 'run', f'data.folders=[{drives}]', f'init={run / "final"}', 'vae=null', 'imitation=null', 'evaluation=null')
+    train(tmp_path / 'run', f'data.folders=[{drives}]', f'init={run / "final"}', 'vae=null', 'imitation=null',
+          'evaluation=null')
     first, second = (checkpoint.load(folder / 'final').state_dict() for folder in (run, tmp_path / 'run'))
     moved = {name.split('.')[0] for name in first if not torch.equal(first[name], second[name])}
     assert moved == {'dit'}

@@ -574,7 +574,7 @@ def test_sessions_are_saved_and_loaded_between_ticks(tmp_path):
 
 
 def test_saving_is_given_the_time_that_was_measured_and_so_fits_next_to_long_ticks(tmp_path):
-    rig, folder = Rig(encode=0.03, commit=0.03, session=0.001), SessionFolder(tmp_path)
+    rig = Rig(encode=0.03, commit=0.03, session=0.001)
     rig.tick()
     rig.frame()
     rig.run(until=rig.clock() + 0.09)  # 80 ms of the tick's 100

@@ -36,7 +36,8 @@ class TimedBackend:
 
     def fill(self, table: StepTable) -> None:
         """What a calibration would measure."""
-        parts = {'observe': ('encode', 'commit', 'policy'), 'denoise': ('denoise', 'outcomes'), 'commit': ('commit',), 'policy': ('policy',),
+        parts = {'observe': ('encode', 'commit', 'policy'), 'denoise': ('denoise', 'outcomes'), 'commit': ('commit',),
+                 'policy': ('policy',),
                  'decode': ('decode',)}
         for size, _ in itertools.product(self.sizes, range(25)):
             for part, networks in parts.items():
@@ -65,7 +66,8 @@ class TimedBackend:
 
     def _encode(self, frame, state):
         # The latent tells which frame it is of.
-        return np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32), np.zeros(1, np.float32)
+        latents = np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32)
+        return latents, np.zeros(1, np.float32)
 
     def _commit(self, latents, actions, window, places):
         return np.zeros((len(latents), self.preset.tokens, self.preset.width), np.float32)

@@ -64,7 +64,7 @@ class VirtualDevice:
         arrivals = [(request.arrival, k, request) for k, request in enumerate(requests)]
         heapq.heapify(arrivals)
         self.begin()
-        while arrivals or until is None and (self._busy or self.scheduler.waiting) or until and self.now < until:
+        while arrivals or (until is None and (self._busy or self.scheduler.waiting)) or (until and self.now < until):
             times = [arrivals[0][0]] if arrivals else []
             times += [self._busy[0]] if self._busy else []
             wake = self.scheduler.wake_at(self.now)

@@ -75,7 +75,7 @@ class Result:
         """Return it for JSON, without what is empty."""
         needed = ('name', 'outcome', 'reaction_ms', 'late', 'lost')
         return {key: value for key, value in asdict(self).items()
-                if key in needed or key != 'missed' and value not in ('', [], None)}
+                if key in needed or (key != 'missed' and value not in ('', [], None))}
 
 
 CASES: list[Case] = []

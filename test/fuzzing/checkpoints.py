@@ -21,7 +21,8 @@ from .harness import Bytes
 _LENGTH = struct.Struct('<Q')  # of model.json, and of the header in a file of weights
 _SMALLEST = replace(SMALL, name='smallest', image_size=(16, 16), vae_width=4, width=8, depth=1, heads=1, window_frames=4,
                     latent_channels=4)
-_VALUES: tuple[Any, ...] = (0, 1, -1, 2, 3, 7, 1000, 2 ** 16, 2 ** 31, 2 ** 63, 2 ** 70, 0.5, -0.0, 1e308, float('nan'), float('inf'),
+_VALUES: tuple[Any, ...] = (0, 1, -1, 2, 3, 7, 1000, 2 ** 16, 2 ** 31, 2 ** 63, 2 ** 70, 0.5, -0.0, 1e308, float('nan'),
+                            float('inf'),
                             '', 'x', 'F32', 'I64', 'BF16', 'F8_E4M3', None, True, [], {}, [0, 0], [-1, 4], [2 ** 32, 2 ** 32],
                             [[1, 2], 3], ['red'])
 

@@ -57,7 +57,7 @@ class ServerMachine(RuleBasedStateMachine):
         """Let the server take in what there is."""
         for _ in range(4):
             self.server.run(0.0)
-        assert len(self.service.listeners) == len(self.server.status()['robots']), 'a session without a connection, or a connection without one'
+        assert len(self.service.listeners) == len(self.server.status()['robots']), 'a session or a connection without the other'
 
     def answer(self, link, kind):
         """Serve until a robot has an answer of a kind; what else comes on the way is read."""

@@ -20,7 +20,7 @@ import time
 import tracemalloc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -353,7 +353,7 @@ def fuzz(name: str, script: Path, inputs: int | None, seconds: float, seed: int,
         how = 'hang' if code is None else signal.Signals(-code).name if code < 0 else f'exit-{code}'
         done, *_, data = shared.read()
         keep(folder, f'{how}-{attempt}', data, f'after {done} inputs\n{said}')
-        if code is not None and code > 0 or left < 0:
+        if (code is not None and code > 0) or left < 0:
             break  # it cannot run at all
         result.unlink(missing_ok=True)
     done, accepted, peak, _ = shared.read()

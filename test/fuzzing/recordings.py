@@ -17,7 +17,8 @@ from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.model.presets import TINY
 
 START = 1_700_000_000 * NS
-LARGEST = 320 * 2 ** 20  # bytes that a recording of any size may take: the largest chunk that is unpacked, and what is read of it
+# Bytes that a recording of any size may take: the largest chunk that is unpacked, and what is read of it.
+LARGEST = 320 * 2 ** 20
 
 
 class Said(NamedTuple):

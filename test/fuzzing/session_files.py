@@ -31,7 +31,8 @@ _SHAPES = {'latent': (*SPEC.latent_size, SPEC.latent_channels), 'features': (SPE
            'encoder_state': (1, 4 * SPEC.vae_width, *SPEC.latent_size),
            'sink_latents': (SPEC.sink_frames, *SPEC.latent_size, SPEC.latent_channels),
            'sink_actions': (SPEC.sink_frames, SPEC.actions)}
-_VALUES: tuple[Any, ...] = (0, 1, -1, 8, 2 ** 31, 2 ** 63, 2 ** 70, 0.5, '', 'F32', 'I64', 'U8', 'F64', None, True, [], {}, [0, 0],
+_VALUES: tuple[Any, ...] = (0, 1, -1, 8, 2 ** 31, 2 ** 63, 2 ** 70, 0.5, '', 'F32', 'I64', 'U8', 'F64', None, True, [], {},
+                            [0, 0],
                             [2 ** 32, 2 ** 32], [-1])
 
 

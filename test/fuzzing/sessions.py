@@ -24,7 +24,8 @@ from .harness import States
 from .session_files import FINGERPRINT, SPEC, observe
 
 _NAMES = ('a.safetensors', 'b.safetensors', 'c.safetensors')
-_HOSTILE = ('../x.safetensors', '/etc/passwd', '~/x.safetensors', '.safetensors', '', 'a', 'a/b.safetensors', 'link.safetensors',
+_HOSTILE = ('../x.safetensors', '/etc/passwd', '~/x.safetensors', '.safetensors', '', 'a', 'a/b.safetensors',
+            'link.safetensors',
             'folder.safetensors', 'pipe.safetensors', 'x' * 300 + '.safetensors', 'a\0.safetensors', '..', 'ä.safetensors')
 _KEPT = 3  # files that the folder may have
 

@@ -87,8 +87,8 @@ def gate_is_killed(rig: Rig) -> None:
     """
     Without a gate the robot brakes by itself, as a base must: a gate is away for longer than the base's time-out.
 
-    It is started again after 0.2 s (config/bringup.yaml), and is there after the imports of a ROS node in Python: in 1.1 s, where
-    two cores of an AMD EPYC have nothing else to do, and in 9 to 17 s where they are slowed and overloaded.
+    It is started again after 0.2 s (config/bringup.yaml), and is there after the imports of a ROS node in Python: in 1.1 s,
+    where two cores of an AMD EPYC have nothing else to do, and in 9 to 17 s where they are slowed and overloaded.
     """
     rig.drive()
     before = int(rig.next_report(ROBOT)['brakings'])

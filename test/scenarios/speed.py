@@ -3,8 +3,9 @@ How fast this machine is, asked before anything starts, and the budget that what
 
 A tick of the shipped model takes 21 to 25 ms on two cores of an AMD EPYC, and the configured deadline leaves it 35. Where
 it takes longer, the scenarios in `catalogue.SCALED` run with a longer deadline, and if need be with slower cameras, so
-that their logic is tested on every machine. All else runs as configured, and no bound for safety goes with the speed. The measurement is made
-again before each system of processes, since a shared host has other hours; next to a simulator the node's own times say more.
+that their logic is tested on every machine. All else runs as configured, and no bound for safety goes with the speed. The
+measurement is made again before each system of processes, since a shared host has other hours; next to a simulator the node's
+own times say more.
 
     python test/scenarios/speed.py       # prints {"tick_s": ..., "product_s": ...}
 """

@@ -3,8 +3,8 @@ Starts a system with a launch file, and plays its scenarios.
 
     SCENARIO_SYSTEM=one_robot python3 -m launch_testing.launch_test test/scenarios/under_launch.py
 
-For the launch system of a ROS 2 distribution (docs/installing.md). test_scenarios.py runs it, once for each system. SCENARIOS names
-those to be played, of one system; without it all are.
+For the launch system of a ROS 2 distribution (docs/installing.md). test_scenarios.py runs it, once for each system.
+SCENARIOS names those to be played, of one system; without it all are.
 
 How fast the machine is, is measured before anything is launched, and printed with the time that predictions get for it. A
 scenario that fails leaves the system to the next one as it is; nothing is played again.

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Hashable, Iterable, Mapping
+from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
 
 import yaml
 

@@ -5,7 +5,7 @@ import os
 import random
 import socket
 import sys
-from typing import Mapping
+from collections.abc import Mapping
 
 DISCOVERY_RANGE = 'ROS_AUTOMATIC_DISCOVERY_RANGE'
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import signal
 from importlib.util import find_spec
-from typing import Callable
+from collections.abc import Callable
 
 from launch import Action, LaunchContext, LaunchDescription
 from launch.actions import (

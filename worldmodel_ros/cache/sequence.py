@@ -18,8 +18,8 @@ class SequenceCache:
 
     New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
     one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it, unless it
-    is ``firm``. ``sinks``: the first slabs, which eviction spares. Not safe for use from two threads at once; different sequences of the same
-    pools are.
+    is ``firm``. ``sinks``: the first slabs, which eviction spares. Not safe for use from two threads at
+    once; different sequences of the same pools are.
     """
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,

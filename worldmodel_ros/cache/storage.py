@@ -96,7 +96,7 @@ class NumpyStorage:
         return {'k': self.k[ids], 'v': self.v[ids]}
 
     def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        return {name: (self.k.shape[1:], self.k.dtype) for name in 'kv'}
+        return dict.fromkeys('kv', (self.k.shape[1:], self.k.dtype))
 
     def finite(self, name: str, array: np.ndarray) -> bool:
         return bool(np.isfinite(array).all())

@@ -12,7 +12,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     try:
         from worldmodel_ros.train.run.cli import add_arguments
     except ImportError as error:
-        parser.set_defaults(run=lambda _: _missing(error))
+        missing = error  # the name `error` ends with this block
+        parser.set_defaults(run=lambda _: _missing(missing))
         return
     add_arguments(parser)
     parser.set_defaults(run=_run)

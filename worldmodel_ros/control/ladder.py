@@ -220,7 +220,7 @@ class Ladder:
         if self._streak < self.settings.recovery_ticks:
             return
         # What ends a stop is that plans were in time, not that they are predicted to be: none can come late.
-        if self._best is Tier.STOP or self._best is Tier.ONE_STEP and spare[Tier.TWO_STEP]:
+        if self._best is Tier.STOP or (self._best is Tier.ONE_STEP and spare[Tier.TWO_STEP]):
             self._best = Tier.ONE_STEP if self._best is Tier.STOP else Tier.TWO_STEP
             self._streak = 0
             self._bridging = False

@@ -10,9 +10,9 @@ import numpy as np
 
 matplotlib.use('Agg')  # before pyplot: there is no display on a robot
 
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 INK, MUTED, LINE, PAPER = '#1f2933', '#66727f', '#d5dae0', '#ffffff'
 MODEL, TRUTH, GOOD, BAD = '#2563eb', '#0f766e', '#15803d', '#dc2626'

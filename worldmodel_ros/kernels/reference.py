@@ -17,7 +17,7 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
     q (query tiles * N, H, D), tile after tile. Returns the same shape and dtype; zeros for a tile that lists nothing.
     ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Computed in ``dtype``.
     """
-    tokens, (heads, dim), queries = pools[0].page_tokens, q.shape[1:], len(q) // lists[0].query_tiles
+    tokens, dim, queries = pools[0].page_tokens, q.shape[-1], len(q) // lists[0].query_tiles
     scale = 1.0 / math.sqrt(dim) if scale is None else scale
     out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     for tile in range(lists[0].query_tiles):

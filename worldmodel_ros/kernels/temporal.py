@@ -70,7 +70,7 @@ def check(q: Tensor, pools: list[Pool], lists: list[TileLists], frames: int, pos
     if tokens % frames if positions is None else len(positions) != columns:
         raise ValueError(f'{tokens} tokens a page are no {frames} frames: give positions, one for each of {columns} '
                          f'columns')
-    if (query_times is None) != (page_times is None) or query_times is not None and (
-            len(query_times) * columns * tokens != len(q) or len(page_times) != len(lists)):
+    if (query_times is None) != (page_times is None) or (query_times is not None and (
+            len(query_times) * columns * tokens != len(q) or len(page_times) != len(lists))):
         raise ValueError(f'query_times is one number for each of {len(q) // (columns * tokens)} query slabs, and '
                          f'page_times one tensor for each of {len(lists)} lists; both or neither')

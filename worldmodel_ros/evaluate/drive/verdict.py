@@ -60,7 +60,7 @@ def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
     strange = [f'Even its autoencoder alone redraws this camera\'s pictures with only {known:.1f} dB (familiar places: '
                f'{FAMILIAR_DB:.0f} dB and more): the place, or the camera, is unlike all that it was trained on.']
     better = _low(psnr) > 0.0 and _low(ssim) > 0.0
-    worse = _high(psnr) < 0.0 or _high(ssim) < 0.0 and _low(psnr) <= 0.0
+    worse = _high(psnr) < 0.0 or (_high(ssim) < 0.0 and _low(psnr) <= 0.0)
     result = 'better than' if better else 'worse than' if worse else 'no better than'
     if known < FAMILIAR_DB:
         sentence = f'The model does not know this place; what it foresees is {result} the last picture copied ({by}).'

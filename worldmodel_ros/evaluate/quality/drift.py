@@ -101,8 +101,8 @@ class _Observer:
 
     def compare(self) -> dict:
         """`sharpness`: mean; `colours`: mean and standard deviation of each channel;
-        `response`: pixels that the picture moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk to
-        the left and one to the right lead to, root mean square. Each at the beginning and the end.
+        `response`: pixels that the picture moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk
+        to the left and one to the right lead to, root mean square. Each at the beginning and the end.
         `histogram_distance`: between the two, from 0 to 1."""
         statistics = {name: np.mean(rows, 0) for name, rows in self._rows.items()}
         histograms = [h / h.sum() for h in self._histogram.values()]

@@ -81,7 +81,7 @@ def _chosen_strips(done: dict[Job, Result]) -> dict[str, np.ndarray]:
 
 def _jobs(task: Task) -> list[Job]:
     """The longest ones first, so that no worker ends long after the others."""
-    seeds = {part: task.seeds for part in task.parts} | {'drift': task.seeds[:task.dreams]}
+    seeds = dict.fromkeys(task.parts, task.seeds) | {'drift': task.seeds[:task.dreams]}
     order = [part for part in ('drift', 'horizons', 'closed_loop', 'what_if') if part in task.parts]
     return [Job(part, seed) for part in order for seed in seeds[part]]
 

@@ -103,7 +103,8 @@ svg .mark text { fill: var(--paper); font-weight: 700; } svg .mark:hover circle 
   background: var(--c, var(--muted)); }
 .key.a { --c: var(--a); } .key.b { --c: var(--b); } .key.truth { --c: var(--truth); }
 .key.copy { --c: var(--copy); }
-.key.two_step, .key.one_step, .key.plan_only, .key.last_plan, .key.stop, .key.none { height: .7rem; width: .7rem; border-radius: .15rem; }
+.key.two_step, .key.one_step, .key.plan_only, .key.last_plan, .key.stop, .key.none {
+  height: .7rem; width: .7rem; border-radius: .15rem; }
 footer { padding-top: 2rem; padding-bottom: 3rem; font-size: .86rem; color: var(--muted); }
 code { font: .88em ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
 @media print { nav { position: static; } .moment, figure { break-inside: avoid; } }

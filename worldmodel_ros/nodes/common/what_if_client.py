@@ -105,7 +105,7 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
             if time.monotonic() > give_up:
                 raise RuntimeError(_silence(node, client, timeout, () if recent.images else images))
             # With an image at hand, so that the one that the answer starts from is among those seen.
-            asked = asked or bool(recent.images) and client.ask(names, goal, horizon)
+            asked = asked or (bool(recent.images) and client.ask(names, goal, horizon))
             rclpy.spin_once(node, timeout_sec=0.1)
         if not answers:
             raise RuntimeError(f'the model refused: {client.refusal}')

@@ -8,5 +8,22 @@ from .settings import EDF, EDF_LADDER, FIFO, Policy, Settings
 from .step_table import StepTable
 from .work import Admission, Batch, Completion, Entry, Kind, Outcome, Request, Route, Tier, Unit
 
-__all__ = ['Admission', 'Batch', 'Completion', 'EDF', 'EDF_LADDER', 'Entry', 'FIFO', 'Kind', 'Outcome', 'Policy',
-           'Request', 'Route', 'Scheduler', 'Settings', 'StepTable', 'Tier', 'Unit']
+__all__ = [
+           'EDF',
+           'EDF_LADDER',
+           'FIFO',
+           'Admission',
+           'Batch',
+           'Completion',
+           'Entry',
+           'Kind',
+           'Outcome',
+           'Policy',
+           'Request',
+           'Route',
+           'Scheduler',
+           'Settings',
+           'StepTable',
+           'Tier',
+           'Unit',
+]

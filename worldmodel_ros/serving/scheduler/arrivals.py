@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import pairwise
-from typing import Hashable
+from collections.abc import Hashable
 
 
 class Arrivals:

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, Hashable
+from typing import TYPE_CHECKING
+from collections.abc import Hashable
 
 from .step_table import StepTable
 from .work import Admission, Outcome, Request, Route, Tier, Unit
@@ -22,8 +23,25 @@ class Job:
     fitted with room to spare. `postponed`: by how much its deadline is, as its robot has used more than its share [s].
     """
 
-    __slots__ = ('request', 'session', 'order', 'tier', 'route', 'position', 'flying', 'limit', 'key', 'labels', 'rest',
-                 'work', 'follower', 'headroom', 'postponed', 'admission', 'outcome')
+    __slots__ = (
+        'admission',
+        'flying',
+        'follower',
+        'headroom',
+        'key',
+        'labels',
+        'limit',
+        'order',
+        'outcome',
+        'position',
+        'postponed',
+        'request',
+        'rest',
+        'route',
+        'session',
+        'tier',
+        'work',
+    )
 
     def __init__(self, request: Request, session: SessionRecord, order: int) -> None:
         self.request, self.session, self.order = request, session, order

@@ -32,7 +32,7 @@ class Planned:
     by how much everything from it on can be delayed before a limit is broken [s].
     """
 
-    __slots__ = ('places', 'begin', 'end', 'slack')
+    __slots__ = ('begin', 'end', 'places', 'slack')
 
     def __init__(self, places: list[Place], begin: float, end: float) -> None:
         self.places, self.begin, self.end, self.slack = places, begin, end, inf

@@ -31,7 +31,7 @@ class Window:
         """Take a value that came `now` [s]."""
         self._values.append((value, now))
         insort(self._ordered, value)
-        while len(self) > self._size or len(self) > self._kept and self._values[0][1] < now - MEMORY:
+        while len(self) > self._size or (len(self) > self._kept and self._values[0][1] < now - MEMORY):
             del self._ordered[bisect_left(self._ordered, self._values.popleft()[0])]
 
     def quantile(self, level: float, spared: int = 0) -> float:

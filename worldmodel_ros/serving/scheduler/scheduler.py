@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Hashable
+from collections.abc import Hashable
 
 from .arrivals import Arrivals
 from .background import Background

@@ -1,7 +1,7 @@
 """What the scheduler remembers of a session: its order, its open requests, and the best tier it may have now."""
 from __future__ import annotations
 
-from typing import Hashable
+from collections.abc import Hashable
 
 from .jobs import Job
 from .work import Request, Tier

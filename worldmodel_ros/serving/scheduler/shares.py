@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Hashable
+from collections.abc import Hashable
 
 ACTIVE = 1.0     # s after its last request, for which an account still has a part of the device
 LONGEST = 1.0    # s by which a deadline is postponed at most: what was used while nobody else wanted it is forgotten

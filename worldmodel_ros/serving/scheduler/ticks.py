@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Hashable
+from collections.abc import Hashable
 
 from .arrivals import Arrivals
 from .jobs import Job, Place, dequeue
@@ -122,7 +122,7 @@ class Ticks:
         if first is None and not self._waiting.queues:
             return
         delay = device.at - first.begin if first else 0.0
-        if first is None or delay > first.slack + ROUNDING and not self._delayed(delay):
+        if first is None or (delay > first.slack + ROUNDING and not self._delayed(delay)):
             self._repair(device)
 
     def slack(self, now: float) -> float:

@@ -5,7 +5,8 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Hashable, NamedTuple
+from typing import NamedTuple
+from collections.abc import Hashable
 
 from worldmodel_ros.control.ladder import Tier
 

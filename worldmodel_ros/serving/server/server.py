@@ -195,7 +195,7 @@ class Server:
         self._looked = now
         for connection, peer in list(self._peers.items()):
             longest = self._limits.idle if peer.robot else _HELLO
-            if not longest or now - peer.heard < longest or peer.robot and peer.robot.waiting:
+            if not longest or now - peer.heard < longest or (peer.robot and peer.robot.waiting):
                 continue
             reason = f'nothing has come for {longest:g} s'
             try:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Hashable
+from collections.abc import Hashable
 
 import cv2
 import numpy as np

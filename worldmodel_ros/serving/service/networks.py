@@ -36,5 +36,7 @@ class Networks:
 
 def routes(models: list[Networks]) -> dict[Tier, Route]:
     """The tiers that one model can serve, or a best and a smaller one."""
-    best = {Tier.TWO_STEP: models[0].tick(2), Tier.ONE_STEP: models[0].tick(1)}
-    return best | {Tier.SMALLER: model.tick(1) for model in models[1:]}
+    tiers = {Tier.TWO_STEP: models[0].tick(2), Tier.ONE_STEP: models[0].tick(1)}
+    if len(models) > 1:
+        tiers[Tier.SMALLER] = models[-1].tick(1)
+    return tiers

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Hashable
+from collections.abc import Hashable
 
 TICKS_SAVED, QUESTIONS_SAVED = 0.5, 4.0  # s of a quota that may come at once, after a pause
 _KEPT = 256                              # accounts, before those with full buckets are forgotten

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future as Promise
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Hashable
+from typing import Any
+from collections.abc import Hashable
 
 from worldmodel_ros.cache.allocator import OutOfPages
 from worldmodel_ros.engine.engine import Engine

@@ -9,7 +9,6 @@ import numpy as np
 
 from worldmodel_ros.bags.drive import read_drive
 from worldmodel_ros.bags.guess import find_mapping
-from worldmodel_ros.bags.problems import BagError
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.train.data import lerobot
 from ...inputs.frames import FrameSettings

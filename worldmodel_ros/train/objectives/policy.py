@@ -47,7 +47,7 @@ def command_targets(expert: Tensor, actions: Tensor, delay: Tensor, preset: Pres
     as the robot really did what the expert would have done.
     """
     k, count = preset.chunk_frames, delay.shape[1]
-    span = torch.tensor([h - l for l, h in zip(preset.action_low, preset.action_high)], device=expert.device)
+    span = torch.tensor([high - low for low, high in zip(preset.action_low, preset.action_high)], device=expert.device)
     targets = torch.stack([expert[:, j:j + count] for j in range(k)], 3)
     prefix = torch.stack([actions[:, 1 + j:1 + j + count] for j in range(k)], 2)
     followed = ((prefix[:, :, None] - targets).abs() < SAME_ACTION * span).all(-1)

@@ -84,10 +84,10 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             last = episodes.images(drawn.episode[..., None], before)
             history = episodes.latents[drawn.episode[..., None], before].float()
 
-            def compare(pictures: Tensor) -> Tensor:
+            def compare(pictures: Tensor, truth: Tensor = truth) -> Tensor:
                 return psnr(*(averaged_down(part, picture_size) for part in (pictures, truth)))
 
-            def decode(latents: Tensor) -> Tensor:
+            def decode(latents: Tensor, history: Tensor = history) -> Tensor:
                 x = torch.cat([history, latents.unflatten(1, (-1, k))], 2)
                 x = x * model.vae.latent_std + model.vae.latent_mean
                 inner = model.vae.decoder.inp(x.flatten(0, 2).permute(0, 3, 1, 2))

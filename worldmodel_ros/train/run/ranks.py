@@ -27,7 +27,7 @@ class Ranks:
         """Join the processes that torchrun started, or stand alone; `device` is cuda, cpu or auto."""
         if device == 'auto':
             device = 'cuda' if torch.cuda.is_available() else 'cpu'
-        count = int(os.environ.get('WORLD_SIZE', 1))
+        count = int(os.environ.get('WORLD_SIZE', '1'))
         if count == 1:
             return cls(torch.device(device))
         if device == 'cuda':
