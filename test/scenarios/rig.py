@@ -55,6 +55,7 @@ class Rig:
         self._context = context
         self._node = self.observer.node
         self._changed_parameters: dict[tuple[str, str], Any] = {}
+        self._set_values: dict[str, dict[str, Any]] = {}
         self._publishers: dict[str, Any] = {}
 
     def close(self) -> None:
@@ -135,6 +136,12 @@ class Rig:
                 self._changed_parameters[node, name] = self.get(node, name)
         refusal = self.try_to_set(node, **values)
         assert not refusal, f'{self.full_name(node)} refused {values}: {refusal}'
+        self._set_values.setdefault(node, {}).update(values)
+
+    def set_again(self, node: str) -> None:
+        """Set what was set on a node, whose process has been started again since, and so has its own values."""
+        if values := self._set_values.get(node):
+            self.set(node, **values)
 
     def try_to_set(self, node: str, **values: Any) -> str:
         """Set parameters of a node for good; return why that was refused, or ''."""
@@ -287,6 +294,7 @@ class Rig:
     def restore(self) -> None:
         """Undo all that was set."""
         self.budget = Budget()
+        self._set_values.clear()
         while self._changed_parameters:
             (node, name), value = self._changed_parameters.popitem()
             refusal = self.try_to_set(node, **{name: value})
