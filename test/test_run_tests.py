@@ -135,4 +135,4 @@ def test_a_phase_that_lost_tests_without_a_word_has_failed():
 def test_the_slowest_files_are_named_with_their_time():
     runner = module()
     phase = runner.Phase('parallel', took=Counter({'test/test_a.py': 12.4, 'test/test_b.py': 3.0, 'test/test_c.py': 0.2}))
-    assert 'slowest [s]: test_a.py 12, test_b.py 3' in runner.table([phase], '{}', 20.0)
+    assert 'slowest [s]: test_a.py 12, test_b.py 3' in runner.table([phase], json.dumps(SPEED), 20.0)

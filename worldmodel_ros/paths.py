@@ -40,7 +40,7 @@ def config_directory() -> Path:
     """
     # In a source tree (an editable install) the files at hand are the ones being edited, not their installed
     # copies.
-    source = Path(__file__).resolve().parents[2]
+    source = Path(__file__).resolve().parents[1]
     if (source / 'package.xml').is_file() and (source / 'config').is_dir():
         return source / 'config'
     for prefix in prefixes():
