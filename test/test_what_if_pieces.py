@@ -126,7 +126,8 @@ class TestRequests:
         made = []
         monkeypatch.setattr(what_if_request, 'maneuver', lambda name, steps: made.append(name))
         spec = SimpleNamespace(step_period=0.1, action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5),
-                               action_high=(0.6, 1.5), goals=('red',), max_steps=200, horizon=1.6)
+                               action_high=(0.6, 1.5), goals=('red',), max_steps=200, horizon=1.6,
+                               max_branches=ALL)
 
         def read(**fields):
             return what_if_request.branches(

@@ -138,7 +138,7 @@ SYSTEMS = (
         ('robot1', 'robot2'),
         (server.SERVER,),
         # Two robots, their own models, which stand by and are tried, and the server: of two cores that leaves nothing over.
-        slowest_tick=0.030,
+        slowest_tick=speed.USUAL_TICK,
     ),
 )
 
