@@ -103,8 +103,8 @@ def gate_is_killed(rig: Rig) -> None:
             assert int(rig.next_report(ROBOT)['brakings']) > before, 'without a gate, the robot did not brake by itself'
             braked = last.at + ROBOT_TIMEOUT + BRAKING_TIME
             moved = [r for r in rig.observer.since('sim/ground_truth', braked) if r.at < again and not is_at_rest(r.message)]
-            assert not moved, (f'without a gate, the robot moved for {moved[-1].at - last.at:.2f} s, {braked - last.at:.1f} are '
-                               f'allowed, at last with {moved[-1].message.twist.twist}; the gate was back after '
+            assert not moved, (f'without a gate, the robot moved for {moved[-1].at - last.at:.2f} s, {braked - last.at:.1f} '
+                               f'are allowed, at last with {moved[-1].message.twist.twist}; the gate was back after '
                                f'{again - last.at:.2f} s')
     drives_on(rig, RECOVERY)
 
