@@ -110,3 +110,13 @@ def test_commands_that_are_written_down_are_understood_and_name_models_that_are_
         assert set(settings) <= known | own, line
         for name in ('model', 'server_model'):
             assert is_model(settings.get(name, '')), f'{line}: {settings[name]} is not shipped'
+
+
+def test_the_readme_is_read_in_a_minute_and_leads_to_the_rest():
+    text = (ROOT / 'README.md').read_text()
+    assert len(text.splitlines()) <= 110
+    assert len(text.split()) <= 900
+    linked = set(re.findall(r'\]\(([^)#\s]+)', text))
+    assert {'CONTRIBUTING.md', 'docs/first_drive.md', 'docs/performance.md', 'docs/own_robot.md'} <= linked
+    assert re.search(r'ros2 launch worldmodel_ros .*ros2 service call /world_model_node/what_if', text, re.DOTALL)
+    assert 'Not suitable for real robots as shipped' in text
