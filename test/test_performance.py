@@ -1,0 +1,109 @@
+"""Every number in the tables of docs/performance.md is the one in the committed result that the table names."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / 'docs' / 'performance.md'
+RESULTS = ROOT / 'benchmarks' / 'results'
+# Above each table of numbers: for every column of numbers FILE:PLACE, in which {} stands for what the last column says.
+TABLE = re.compile(r'<!-- numbers: (.*?) -->\n\n((?:\|.*\n)+)')
+NUMBER = re.compile(r'(-?[\d,]*\d(?:\.\d+)?)(?: (%|ms|s|dB))?')
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip('|').split('|')]
+
+
+def looked_up(data, place):
+    """Return what a place holds: keys with dots between, ``rows[KEY=VALUE,...]`` for the only such row of a list.
+
+    ``min(PLACE)`` is the least of a list, ``share(PLACE)`` a value's share of the sum of its siblings. A key with a dot is
+    in quotes, a comma within a value has a backslash before it.
+    """
+    if match := re.fullmatch(r'(min|share)\((.*)\)', place):
+        if match[1] == 'min':
+            return min(looked_up(data, match[2]))
+        return looked_up(data, match[2]) / sum(looked_up(data, match[2].rpartition('.')[0]).values())
+    for quoted, key, chosen in re.findall(r'"([^"]+)"|(\w+)(?:\[((?:[^\]])*)\])?', place):
+        data = data[quoted or key]
+        if chosen:
+            wanted = dict(part.replace('\\', '').split('=', 1) for part in re.split(r'(?<!\\),', chosen))
+            found = [row for row in data if all(str(row.get(name)) == value for name, value in wanted.items())]
+            assert len(found) == 1, f'{place}: {len(found)} rows'
+            data, = found
+    return data
+
+
+def complaint(cell, value):
+    """Return what is wrong with a cell, given the measured value; '' if it is that value, rounded."""
+    match = NUMBER.fullmatch(cell)
+    if not match:
+        return f'{cell!r} is no number'
+    shown = match[1].replace(',', '')
+    scaled = value * (100 if match[2] == '%' else 1)
+    half = 0.5 * 10.0 ** -len(shown.partition('.')[2])
+    return '' if abs(float(shown) - scaled) <= half + 1e-9 else f'{cell} is {scaled:g} in the file'
+
+
+def claims():
+    for places, table in TABLE.findall(DOCUMENT.read_text()):
+        places = places.split(' | ')
+        for row in table.splitlines()[2:]:
+            what, *shown, key = cells(row)
+            assert len(shown) == len(places), row
+            for cell, place in zip(shown, places, strict=True):
+                if cell:
+                    yield what, cell, place.replace('{}', key.strip('`'))
+
+
+CLAIMS = list(claims())
+
+
+@pytest.mark.parametrize('what, cell, place', CLAIMS, ids=[place for *_, place in CLAIMS])
+def test_a_number_is_the_one_in_its_file(what, cell, place):
+    file, _, inside = place.partition(':')
+    assert complaint(cell, looked_up(json.loads((RESULTS / file).read_text()), inside)) == '', what
+
+
+def test_every_table_of_numbers_says_where_they_come_from():
+    text = DOCUMENT.read_text()
+    tables = re.findall(r'(?<=\n\n)((?:\|.*\n)+)', text)
+    named = [table for _, table in TABLE.findall(text)]
+    # What has no file above it says which column is which file, and holds no measured number.
+    others = [table for table in tables if table not in named]
+    assert len(named) >= 10 and len(CLAIMS) > 120
+    assert [table for table in others if not table.startswith('| column | command | file | date |')] == []
+
+
+def test_every_file_of_the_tables_is_linked():
+    text = DOCUMENT.read_text()
+    for file in {place.partition(':')[0] for *_, place in CLAIMS}:
+        assert f'(../benchmarks/results/{file})' in text, file
+
+
+def test_a_wrong_number_is_found():
+    assert complaint('28.1 ms', 28.0931) == ''
+    assert complaint('14 %', 0.1375) == ''
+    assert complaint('28.2 ms', 28.0931) != ''
+    assert complaint('1,001', 1000) != ''
+    assert complaint('fast', 1.0) != ''
+    data = {'rows': [{'a': 1, 'b': 'x, y', 'n': {'p': 3, 'q': 1}}, {'a': 2, 'b': 'x, y', 'n': {}}], 'list': [3, 2]}
+    assert looked_up(data, 'rows[a=1,b=x\\, y].n.p') == 3
+    assert looked_up(data, 'share(rows[a=1].n.p)') == 0.75
+    assert looked_up(data, 'min(list)') == 2
+    with pytest.raises(AssertionError, match='2 rows'):
+        looked_up(data, 'rows[b=x\\, y].n.p')
+
+
+def test_the_numbers_of_the_readme_are_in_the_tables():
+    """Each number of the README's table links to a file, and docs/performance.md has it from there."""
+    table = (ROOT / 'README.md').read_text().partition('## Five numbers')[2].partition('\n## ')[0]
+    rows = re.findall(r'^\| .*?\[([^\]]+)\]\(benchmarks/results/([\w.]+)\)', table, re.MULTILINE)
+    assert len(rows) == 5
+    for numbers, file in rows:
+        found = [NUMBER.fullmatch(cell)[1] for _, cell, place in CLAIMS if place.startswith(f'{file}:')]
+        for number in re.findall(r'[\d.]+', numbers):
+            assert number in found, f'{number} of {file}'
