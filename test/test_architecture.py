@@ -116,6 +116,33 @@ def test_cycles_are_found():
     assert cycle({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()}) == []
 
 
+def defined(file):
+    """Return the names of a file's functions and classes, as Class.method."""
+    names = set()
+
+    def visit(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(prefix + child.name)
+                visit(child, f'{prefix}{child.name}.')
+    visit(ast.parse(file.read_text()), '')
+    return names
+
+
+@pytest.mark.parametrize('heading', ['The way of one frame', 'The way of one what-if'])
+def test_the_files_and_functions_of_a_way_exist_and_are_counted(heading):
+    text = DOCUMENT.read_text().partition(f'\n## {heading}\n')[2].partition('\n## ')[0]
+    files, functions = [], 0
+    for word in re.findall(r'`([^`]+)`', text):
+        if word.endswith('.py'):
+            files.append(word)
+        elif word.endswith('()'):
+            functions += 1
+            assert word[:-2] in defined(ROOT / PACKAGE / files[-1]), f'{files[-1]} has no {word}'
+    assert functions >= 15
+    assert len(set(files)) == int(re.search(r'run code of (\d+) files', text)[1])
+
+
 @pytest.mark.parametrize('package', HAS_NO)
 def test_a_package_does_without_the_libraries_that_it_must_not_need(graph, package):
     for module, (_, libraries) in graph.items():
