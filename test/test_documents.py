@@ -120,3 +120,10 @@ def test_the_readme_is_read_in_a_minute_and_leads_to_the_rest():
     assert {'CONTRIBUTING.md', 'docs/first_drive.md', 'docs/performance.md', 'docs/own_robot.md'} <= linked
     assert re.search(r'ros2 launch worldmodel_ros .*ros2 service call /world_model_node/what_if', text, re.DOTALL)
     assert 'Not suitable for real robots as shipped' in text
+
+
+def test_the_index_of_the_decisions_names_each_once_and_in_order():
+    text = (ROOT / 'docs' / 'decisions.md').read_text()
+    index, headings = text.partition('\n## ')[0], re.findall(r'^## (.*)$', text, re.MULTILINE)
+    links = [(heading, re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')) for heading in headings]
+    assert re.findall(r'^\* \[(.*)\]\(#(.*)\)$', index, re.MULTILINE) == links
