@@ -188,8 +188,10 @@ def test_slow_brakes_within_the_acceleration_limit(rig):
         wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')
     braking = [(at, c.twist.linear.x) for at, c in rig.commands if stamp_ns(c) == 0 and c.twist.linear.x]
     speeds = [0.3, *(v for _, v in braking)]
-    assert len(braking) > 5
-    assert all(0.0 < a - b < 0.1 for a, b in zip(speeds, speeds[1:]))
+    assert len(braking) > 3
+    # 1.5 m/s^2 (a_max), for 0.1 s at most (command_interval_max_s) where the machine has paused for longer between two.
+    assert all(0.0 < a - b < 0.15 + 1e-6 for a, b in zip(speeds, speeds[1:]))
+    assert braking[-1][0] - braking[0][0] > 0.1
 
 
 ARM = ('-p', "joint_names:=['a', 'b']", '-p', 'joint_low:=[-1.0, -1.0]', '-p', 'joint_high:=[1.0, 1.0]',

@@ -15,7 +15,7 @@ from faults.table import of_cases
 
 DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
 PLAYED = ('model_sigstop', 'gate_sigstop', 'driver_sigterm', 'recorder_sigkill', 'recorder_disk_full', 'session_bit_flip',
-          'topics_of_other_types', 'stopped_subscriber')
+          'camera_encoding', 'stopped_subscriber')
 
 
 @pytest.fixture(scope='module')

@@ -42,6 +42,7 @@ _NEXT = {
 _QUERY_TIMEOUT = 2.0    # s
 _CHANGE_TIMEOUT = 15.0  # s, after which the state is asked for instead
 _PAUSE = 0.1            # s, between two queries
+_LOOK = 0.5             # s, between two looks whether the context is still there
 _LATE_ANSWER = 0.5      # s, for an answer that comes after a state that was asked for later
 _PROGRESS = 30.0        # s, between two reports that a node is still waited for
 
@@ -119,18 +120,24 @@ class LifecycleClient:
 
     def _conclude(self, state: str, future: Future, goal: str, timeout: float) -> None:
         """Wait for the answer to a transition, which may be lost, and raise LifecycleError if it is that it failed."""
-        self._executor.spin_until_future_complete(future, timeout)
+        self._wait(future, timeout)
         # Another manager may have taken the same step in between; then there is nothing to complain of.
         if future.done() and not future.result().success and self.state() in (state, None):
             raise LifecycleError(f'{self._target} refused or failed the transition from {state} towards '
                                  f'{goal}: its log says why')
+
+    def _wait(self, future: Future, timeout: float) -> None:
+        """Wait for an answer, or until the context is shut down: looked at between waits, since one may miss being woken."""
+        end = time.monotonic() + timeout
+        while not future.done() and self._context.ok() and (left := end - time.monotonic()) > 0.0:
+            self._executor.spin_until_future_complete(future, min(_LOOK, left))
 
     def _call(self, client: Client, request: object, timeout: float) -> object | None:
         deadline = time.monotonic() + timeout
         if not client.wait_for_service(timeout):
             return None
         future = client.call_async(request)
-        self._executor.spin_until_future_complete(future, max(0.0, deadline - time.monotonic()))
+        self._wait(future, deadline - time.monotonic())
         if not future.done():
             client.remove_pending_request(future)
             return None
