@@ -4,14 +4,17 @@ Rows of the fault matrix (test/faults/, docs/faults.md), one of each kind: `make
 What holds in every row: the outcome that is expected and no other, in time; no late command; nothing lost that had been
 accepted; and all processes live on that were not to end.
 """
+import json
 from pathlib import Path
 
 import pytest
 
 from faults.catalogue import CASES
 from faults.link import Link
+from faults.matrix import Result
 from faults.stage import Stage
 from faults.table import of_cases
+from scenarios.stalls import Missed
 
 DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
 PLAYED = ('model_sigstop', 'gate_sigstop', 'driver_sigterm', 'recorder_sigkill', 'recorder_disk_full', 'session_bit_flip',
@@ -43,6 +46,14 @@ def test_every_row_says_what_happens_and_what_is_expected():
     for row in CASES:
         assert row.what and row.reaction and row.bound > 0.0, row.name
         assert row.outcome in ('recovered', 'refused') or row.outcome.startswith('degraded to '), row.name
+
+
+def test_what_became_of_a_row_that_missed_its_bound_is_written():
+    result = Result('server_sigkill', failures=['took 700 ms, 500 are allowed'], reaction_ms=700.0, bound_ms=500.0,
+                    missed=Missed('took 700 ms, 500 are allowed', 0.2, 1.0, 2.0))
+    written = json.loads(json.dumps(result.as_dict()))
+    assert written['name'] == 'server_sigkill' and written['failures'] and written['reaction_ms'] == 700.0
+    assert 'missed' not in written
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from scenarios import speed
@@ -74,7 +74,8 @@ class Result:
     def as_dict(self) -> dict:
         """Return it for JSON, without what is empty."""
         needed = ('name', 'outcome', 'reaction_ms', 'late', 'lost')
-        return {key: value for key, value in asdict(self).items()
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in values.items()
                 if key in needed or (key != 'missed' and value not in ('', [], None))}
 
 
