@@ -123,7 +123,9 @@ class Reporter:
         if outcome == 'passed' and report.when != 'call':
             return
         reason = report.longrepr[2].removeprefix('Skipped: ') if isinstance(report.longrepr, tuple) else ''
-        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason)
+        # A violated invariant is final (scenarios/stalls.py): such a test is never run again.
+        final = report.failed and 'InvariantViolation' in str(report.longrepr)
+        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final)
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':
                 _tell(self._config, event='replay', test=report.nodeid, reason=why)

@@ -136,3 +136,25 @@ def test_the_slowest_files_are_named_with_their_time():
     runner = module()
     phase = runner.Phase('parallel', took=Counter({'test/test_a.py': 12.4, 'test/test_b.py': 3.0, 'test/test_c.py': 0.2}))
     assert 'slowest [s]: test_a.py 12, test_b.py 3' in runner.table([phase], json.dumps(SPEED), 20.0)
+
+
+def test_what_failed_is_run_once_more_only_where_the_machine_became_slower(monkeypatch):
+    runner = module()
+    runs = []
+
+    def again(name, options, arguments, environment):
+        runs.append(arguments)
+        return runner.Phase(name, 0, 1.0, {'test/a.py::test_a': 'passed'})
+
+    def phase(**changes):
+        return runner.Phase('real time', 1, 10.0, **{'outcomes': {'test/a.py::test_a': 'failed'}, 'selected': 1, **changes})
+
+    before = json.dumps({'tick_s': 0.020, 'product_s': 0.001})
+    monkeypatch.setattr(runner, 'run', again)
+    for after, violated, code in ((0.024, False, 1), (0.036, True, 1), (0.036, False, 0)):
+        monkeypatch.setattr(runner, 'measure_speed', lambda after=after: json.dumps({'tick_s': after, 'product_s': 0.001}))
+        one = phase(final={'test/a.py::test_a'} if violated else set())
+        runner.play_again(one, before)
+        assert one.code == code and len(one.replays) == (1 - code)
+    assert runs == [['test/a.py::test_a']]
+    assert one.outcomes == {'test/a.py::test_a': 'passed'} and '20.0 ms before the tests and 36.0 ms after' in one.replays[0][1]

@@ -27,6 +27,7 @@ NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
 QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
 WIDTH = 100
+SLOWER = 1.25  # times as long a tick as before the tests: a machine that has become slower, for which they run once more
 SLOWEST = 12  # files that are named with their time
 
 
@@ -40,6 +41,7 @@ class Phase:
     outcomes: dict[str, str] = field(default_factory=dict)        # test -> passed, failed, error or skipped
     reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> why
     replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
+    final: set[str] = field(default_factory=set)                  # tests that failed by a violated invariant
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
     running: str = ''    # the test that had begun and not ended
@@ -80,6 +82,8 @@ class Phase:
                 case 'outcome':
                     # A test that passed and failed in its teardown is an error.
                     self.outcomes[event['test']] = event['outcome']
+                    if event.get('final'):
+                        self.final.add(event['test'])
                     if event['outcome'] == 'skipped':
                         self.reasons[event['test']] = event['reason']
                 case 'replay':
@@ -114,6 +118,38 @@ def run(name: str, options: list[str], arguments: list[str], environment: dict[s
         phase.seconds = time.monotonic() - start
         phase.read(report)
     return phase
+
+
+def slower(before: str, after: str) -> str:
+    """Return in words that the machine has become slower between two measurements, or '' where it has not."""
+    try:
+        first, second = (json.loads(speed)['tick_s'] * 1e3 for speed in (before, after))
+    except ValueError:
+        return ''
+    return f'a tick took {first:.1f} ms before the tests and {second:.1f} ms after them' if second > SLOWER * first else ''
+
+
+def play_again(phase: Phase, before: str) -> None:
+    """
+    Run what failed of the real-time phase once more, if the machine has become slower meanwhile; that is final.
+
+    What violated an invariant is not run again.
+    """
+    failed = [test for test, outcome in phase.outcomes.items() if outcome in ('failed', 'error')]
+    if not failed or phase.final or phase.died or phase.gave_up or phase.not_run:
+        return
+    after = measure_speed()
+    if not (why := slower(before, after)):
+        return
+    print(f'{len(failed)} failed, and {why}: they run once more', flush=True)
+    again = run('real time', ['-rs'], failed, {SPEED: after})
+    phase.seconds += again.seconds
+    phase.code = again.code
+    for test in failed:
+        phase.outcomes[test] = again.outcomes.get(test, phase.outcomes[test])
+        phase.replays.append((test, f'{why}; {phase.outcomes[test]} when run again'))
+    if again.died or any(phase.outcomes[test] != 'passed' for test in failed):
+        phase.code = again.code or 1
 
 
 def exit_code(phases: list[Phase]) -> int:
@@ -179,6 +215,7 @@ def main(arguments: list[str]) -> int:
     phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
     if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):
         phases.append(run('real time', [], arguments, environment))
+        play_again(phases[-1], speed)
     print('\n'.join(table(phases, speed, time.monotonic() - start)), flush=True)
     return exit_code(phases)
 
