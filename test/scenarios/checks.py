@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from nav_msgs.msg import Odometry
 
@@ -15,6 +15,7 @@ from worldmodel_ros.msg import CommandStatus
 STOP_RESERVE = 0.020  # s, of that: what is not command_timeout_s
 STOP_LATENCY = 0.130 + STOP_RESERVE  # s
 STANDSTILL = 0.02  # m/s and rad/s, by the simulator's truth
+UNREAD = 1.0  # s, for this process to come to what has arrived
 BRAKING_TIME = 1.0  # s, from full speed, with the friction of the room
 LIMITS = {'v_min': -0.3, 'v_max': 0.6, 'w_max': 1.5}  # m/s, rad/s
 
@@ -158,6 +159,11 @@ class Invariants:
 
     def _late_stops(self) -> list[str]:
         """After a command that moves the robot the next one, or a stop, comes in time."""
+        newest = self._rig.observer.newest('cmd_vel')
+        if newest is not None and not stands(newest.message):
+            # What answers it may have arrived, and this process not have come to it yet.
+            with suppress(AssertionError):
+                self._rig.wait_for('cmd_vel', lambda _: True, 'what follows', UNREAD, since=newest.at)
         heard = self._rig.observer.since('cmd_vel', self._start)
         after = [*heard[1:], Received(time.monotonic(), None)]
         late = [
