@@ -1,8 +1,10 @@
 """Builds the wheel: the Python package, the generated messages and their type support, lib/ and share/.
 
-CMake, by the CMakeLists.txt that colcon uses too, installs into a staging prefix; the pieces come from there.
+CMake, by the CMakeLists.txt that colcon uses too, installs into a staging prefix; the pieces come from there. CMAKE_ARGS of
+the environment is passed on to it.
 """
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,7 +55,8 @@ def stage(build_temp):
         subprocess.check_call(
             ['cmake', '-S', str(HERE), '-B', str(build), *generator, '-DCMAKE_BUILD_TYPE=Release',
              '-DBUILD_TESTING=OFF', f'-DCMAKE_PREFIX_PATH={ros}', f'-DCMAKE_INSTALL_PREFIX={prefix}',
-             f'-DPython3_EXECUTABLE={sys.executable}', '-DPython3_FIND_VIRTUALENV=ONLY'], env=env)
+             f'-DPython3_EXECUTABLE={sys.executable}', '-DPython3_FIND_VIRTUALENV=ONLY',
+             *shlex.split(os.environ.get('CMAKE_ARGS', ''))], env=env)
         jobs = str(os.cpu_count() or 1)
         subprocess.check_call(['cmake', '--build', str(build), '--parallel', jobs], env=env)
         subprocess.check_call(['cmake', '--install', str(build)], env=env, stdout=subprocess.DEVNULL)

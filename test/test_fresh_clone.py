@@ -1,4 +1,9 @@
-"""The way of the README on a new machine: clone, one command, and everything is there."""
+"""
+The way of the README on a new machine: clone, one command, and everything is there.
+
+That a set-up from nothing works is what `make test` itself shows where there is no .venv; here, that it is not done twice, and
+done again where it must be.
+"""
 import os
 import subprocess
 import sys
@@ -8,20 +13,6 @@ import pytest
 from environments import clean_environment, run
 
 ROOT = Path(__file__).resolve().parents[1]
-
-PROBE = '''
-import cv2, mujoco, onnxruntime, safetensors, torch
-import rclpy
-import worldmodel_ros
-from worldmodel_ros.msg import PredictedFuture
-from worldmodel_ros.srv import WhatIf
-
-rclpy.init()
-node = rclpy.create_node('probe')
-node.create_publisher(PredictedFuture, 'predicted_future', 1)
-node.create_service(WhatIf, 'what_if', lambda request, response: response)
-print(worldmodel_ros.__file__)
-'''
 
 
 def test_the_readme_names_the_commands_that_exist_and_ci_runs_its_test_command():
@@ -34,49 +25,66 @@ def test_the_readme_names_the_commands_that_exist_and_ci_runs_its_test_command()
     assert os.access(ROOT / '.ci' / 'run', os.X_OK)
 
 
-def take_along_what_is_installed(clone):
-    """
-    Give the clone this environment's packages, so that what is left to do is to build the messages.
-
-    By hard links: pip replaces files, and writes into none. That everything is fetched and installed from nothing is
-    what `make test` itself does where there is no .venv. An environment that tools/setup.sh has not made is not taken.
-    """
-    mine = Path(sys.prefix)
-    if (mine / 'worldmodel_ros.stamp').exists():
-        run(['cp', '-al', mine, clone / '.venv'])
-        (clone / '.venv' / 'worldmodel_ros.stamp').unlink()
+def fingerprint(clone):
+    """Return what tools/setup.sh of a clone writes down of all that decides what gets installed."""
+    return run(['bash', '-c', 'source <(sed -n "/^fingerprint()/,/^}/p" tools/setup.sh) && fingerprint'], cwd=clone,
+               env=clean_environment(python='.venv/bin/python'))
 
 
-@pytest.mark.slow
-@pytest.mark.build
-@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
-def test_a_clone_sets_itself_up_once(tmp_path):
-    clone = tmp_path / 'clone'
+@pytest.fixture(scope='module')
+def set_up(tmp_path_factory):
+    """A clone in the state in which a set-up leaves it, but for the built messages, and what to run `make` in."""
+    if not (ROOT / '.git').exists():
+        pytest.skip('not a git checkout')
+    clone = tmp_path_factory.mktemp('fresh') / 'clone'
     run(['git', 'clone', '-q', '--no-hardlinks', ROOT, clone])
-    # A parent `make test` must not tell this one how to run.
-    environment = clean_environment()
+    run([sys.executable, '-m', 'venv', '--without-pip', '--symlinks', clone / '.venv'])
+    (clone / 'worldmodel_ros' / 'msg').mkdir()
+    (clone / 'worldmodel_ros' / 'msg' / '__init__.py').touch()
+    (clone / '.venv' / 'worldmodel_ros.stamp').write_text(fingerprint(clone))
+    # A parent `make test` must not tell this one how to run; and there is no network.
+    environment = clean_environment(PIP_NO_INDEX='1', PIP_FIND_LINKS='', PIP_CONFIG_FILE=os.devnull)
     for variable in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'ARGS'):
         environment.pop(variable, None)
+    return clone, environment
 
-    take_along_what_is_installed(clone)
-    run(['make', 'setup'], cwd=clone, env=environment)
-    command_line = clone / '.venv' / 'bin' / 'worldmodel'
-    assert 'usage: worldmodel' in run([command_line, '--help'], cwd=tmp_path, env=environment)
-    printed = run([clone / '.venv' / 'bin' / 'python', '-c', PROBE], cwd=tmp_path,
-                  env={**environment, 'AMENT_PREFIX_PATH': str(clone / '.venv')})
-    assert printed.splitlines()[-1] == str(clone / 'worldmodel_ros' / '__init__.py')
-    assert run(['git', 'status', '--porcelain'], cwd=clone) == '', 'files that git does not ignore'
 
-    # Again: neither apt nor the network is asked, so none of them can slow it down or fail.
+@pytest.mark.parametrize('command', ['setup', 'demo'])
+def test_a_command_in_a_clone_that_is_set_up_asks_neither_apt_nor_the_network(set_up, command):
+    clone, environment = set_up
+    # The command line itself is not what is tested here.
+    worldmodel = clone / '.venv' / 'bin' / 'worldmodel'
+    worldmodel.write_text('#!/bin/sh\n')
+    worldmodel.chmod(0o755)
     before = os.times()
-    again = run(['make', 'setup'], cwd=clone, env={**environment, 'PIP_NO_INDEX': '1'})
+    assert 'setup:' not in run(['make', command], cwd=clone, env=environment)
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 3.0  # s
-    assert 'installing' not in again
 
-    # What is to be installed has changed: the next command notices, and without the network cannot go on.
-    with open(clone / 'msg' / 'Timings.msg', 'a') as definition:
-        definition.write('# changed\n')
-    changed = subprocess.run(['make', 'setup'], cwd=clone, text=True, capture_output=True, env={
-        **environment, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': '', 'PIP_CONFIG_FILE': os.devnull})
-    assert changed.returncode != 0 and 'building the ROS messages' in changed.stdout
+
+@pytest.mark.parametrize('name', ['msg/Timings.msg', 'srv/WhatIf.srv', 'setup.py', 'pyproject.toml', 'package.xml',
+                                  'CMakeLists.txt', 'constraints.txt', 'scripts/command_gate', 'tools/setup.sh'])
+def test_a_command_notices_what_is_to_be_installed_anew(set_up, name):
+    clone, environment = set_up
+    stamp, file = clone / '.venv' / 'worldmodel_ros.stamp', clone / name
+    was, text = stamp.read_text(), file.read_text()
+    try:
+        file.write_text(text + '# changed\n')
+        assert fingerprint(clone) != was
+        if name.startswith('msg/'):
+            changed = subprocess.run(['make', 'setup'], cwd=clone, text=True, capture_output=True, env=environment)
+            assert changed.returncode != 0 and 'making .venv' in changed.stdout
+            assert not stamp.exists(), 'a set-up that failed must not pass for done'
+    finally:
+        file.write_text(text)
+        stamp.write_text(was)
+
+
+def test_what_a_set_up_makes_is_ignored_by_git():
+    made = ['.venv/bin/python', 'build/stage', 'worldmodel_ros.egg-info/PKG-INFO', 'out/demo/summary.json',
+            *(str(path.relative_to(ROOT)) for folder in ('msg', 'srv')
+              for path in (ROOT / 'worldmodel_ros' / folder).glob('*.py')),
+            *(str(path.relative_to(ROOT)) for path in (ROOT / 'worldmodel_ros').glob('*.so'))]
+    assert len(made) > 10
+    ignored = run(['git', 'check-ignore', *made], cwd=ROOT).splitlines()
+    assert sorted(ignored) == sorted(made)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from environments import clean_environment, run
-from test_packaging_builds import PROBE, PROJECT, RUN_TIME, copy_source, expected_of, pip
+from test_packaging_builds import PROBE, PROJECT, QUICKLY, RUN_TIME, copy_source, expected_of, pip
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def build_by_colcon(folder):
                                     PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
     expected = expected_of(source)
     run(['colcon', 'build', '--event-handlers', 'console_direct+',
-         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF'],
+         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release', *QUICKLY],
         cwd=workspace, env=environment)
     # The command line is found on PATH, where a sourced workspace puts it.
     prefix = workspace / 'install' / 'worldmodel_ros'
