@@ -11,12 +11,13 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PHASE, REPORT = (os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT'))
+PHASE, REPORT, ONLY = (os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY'))
 
 _state_directory = None
 
@@ -81,7 +82,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
     if not PHASE:
         return
-    kept = [item for item in items if is_real_time(item) == (PHASE == 'real time')]
+    only = json.loads(ONLY) if ONLY else None  # what is run once more
+    kept = [item for item in items if is_real_time(item) == (PHASE == 'real time') and (only is None or item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
         slow = {item.path for item in kept if item.get_closest_marker('slow')}
@@ -110,8 +112,15 @@ class Reporter:
 
     def __init__(self, config):
         self._config = config
+        self._watch = self._begun = None
+
+    def pytest_sessionstart(self):
+        if PHASE == 'real time':
+            from scenarios.stalls import watching
+            self._watch = watching()
 
     def pytest_runtest_logstart(self, nodeid):
+        self._begun = time.monotonic()
         _tell(self._config, event='start', test=nodeid)
 
     def pytest_runtest_logfinish(self, nodeid):
@@ -125,7 +134,8 @@ class Reporter:
         reason = report.longrepr[2].removeprefix('Skipped: ') if isinstance(report.longrepr, tuple) else ''
         # A violated invariant is final (scenarios/stalls.py): such a test is never run again.
         final = report.failed and 'InvariantViolation' in str(report.longrepr)
-        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final)
+        stall = self._watch.longest(self._begun, time.monotonic()) if report.failed and self._watch else 0.0
+        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall)
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':
                 _tell(self._config, event='replay', test=report.nodeid, reason=why)

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEED, PHASE, REPORT = 'WORLDMODEL_TEST_SPEED', 'WORLDMODEL_TEST_PHASE', 'WORLDMODEL_TEST_REPORT'
+SPEED, PHASE, REPORT, ONLY = (f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY'))
 MOST_WORKERS = 8
 NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
 QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
 WIDTH = 100
 SLOWER = 1.25  # times as long a tick as before the tests: a machine that has become slower, for which they run once more
+STALL = 0.05  # s, for which a core stood still while a test ran: longer than what any test of real time has to spare
 SLOWEST = 12  # files that are named with their time
 
 
@@ -42,6 +43,7 @@ class Phase:
     reasons: dict[str, str] = field(default_factory=dict)         # skipped test -> why
     replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
     final: set[str] = field(default_factory=set)                  # tests that failed by a violated invariant
+    stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
     running: str = ''    # the test that had begun and not ended
@@ -84,6 +86,8 @@ class Phase:
                     self.outcomes[event['test']] = event['outcome']
                     if event.get('final'):
                         self.final.add(event['test'])
+                    if event.get('stall'):
+                        self.stalls[event['test']] = event['stall']
                     if event['outcome'] == 'skipped':
                         self.reasons[event['test']] = event['reason']
                 case 'replay':
@@ -129,27 +133,31 @@ def slower(before: str, after: str) -> str:
     return f'a tick took {first:.1f} ms before the tests and {second:.1f} ms after them' if second > SLOWER * first else ''
 
 
-def play_again(phase: Phase, before: str) -> None:
+def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     """
-    Run what failed of the real-time phase once more, if the machine has become slower meanwhile; that is final.
+    Run once more what failed of the real-time phase for a cause that is not the test's own; that is final.
 
-    What violated an invariant is not run again.
+    Such causes are that a core stood still while the test ran, for longer than STALL (test/scenarios/stalls.py), and that
+    the machine is slower after the tests than before. What violated an invariant is not run again.
     """
-    failed = [test for test, outcome in phase.outcomes.items() if outcome in ('failed', 'error')]
-    if not failed or phase.final or phase.died or phase.gave_up or phase.not_run:
+    failed = [test for test, outcome in phase.outcomes.items()
+              if outcome in ('failed', 'error') and test not in phase.final]
+    if not failed or phase.died or phase.gave_up or phase.not_run:
         return
     after = measure_speed()
-    if not (why := slower(before, after)):
+    became_slower = slower(before, after)
+    causes = {test: became_slower or f'a core stood still for {phase.stalls[test] * 1e3:.0f} ms' for test in failed
+              if became_slower or phase.stalls.get(test, 0.0) > STALL}
+    if not causes:
         return
-    print(f'{len(failed)} failed, and {why}: they run once more', flush=True)
-    again = run('real time', ['-rs'], failed, {SPEED: after})
+    print(f'{len(causes)} failed and run once more:', *causes.items(), sep='\n  ', flush=True)
+    again = run('real time', [], arguments, {SPEED: after, ONLY: json.dumps(list(causes))})
     phase.seconds += again.seconds
-    phase.code = again.code
-    for test in failed:
+    for test, cause in causes.items():
         phase.outcomes[test] = again.outcomes.get(test, phase.outcomes[test])
-        phase.replays.append((test, f'{why}; {phase.outcomes[test]} when run again'))
-    if again.died or any(phase.outcomes[test] != 'passed' for test in failed):
-        phase.code = again.code or 1
+        phase.replays.append((test, f'{cause}; {phase.outcomes[test]} when run again'))
+    if not again.died and all(outcome in ('passed', 'skipped') for outcome in phase.outcomes.values()):
+        phase.code = 0
 
 
 def exit_code(phases: list[Phase]) -> int:
@@ -215,7 +223,7 @@ def main(arguments: list[str]) -> int:
     phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
     if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):
         phases.append(run('real time', [], arguments, environment))
-        play_again(phases[-1], speed)
+        play_again(phases[-1], speed, arguments)
     print('\n'.join(table(phases, speed, time.monotonic() - start)), flush=True)
     return exit_code(phases)
 
