@@ -45,7 +45,7 @@ def test_branches_cannot_take_what_is_guaranteed_to_a_session():
     allocator = PageAllocator(10)
     session, branch = allocator.lease(guaranteed=6), allocator.lease()
     branch.allocate(4)
-    with pytest.raises(OutOfPages, match='of 10 only 0 are free and promised to nobody.*make the pool larger'):
+    with pytest.raises(OutOfPages, match='of 10 only 0 are free and unreserved.*make the pool larger'):
         branch.allocate(1)
     session.allocate(6)
     with pytest.raises(OutOfPages, match='of the 6 guaranteed'):

@@ -175,7 +175,7 @@ def test_a_session_that_needs_the_pages_of_a_branch_gets_them_and_the_branch_say
         write(cache, time, 1)
         cache.evict(time - 7)
     for use in (lambda: branch.table, branch.fork, lambda: write(branch, 16, 4), lambda: branch.evict(8)):
-        with pytest.raises(OutOfPages, match='branch anew'):
+        with pytest.raises(OutOfPages, match='branch again'):
             use()
     branch.close()
     assert pool.allocator.usage().used == len(cache.table) * LAYOUT.tiles

@@ -34,7 +34,7 @@ class Tick:
     """
     A frame of the model, with the actions around it.
 
-    `index` counts ticks from 0 and `episode` episodes; a session begins anew with each. `stamp_ns` is the image's,
+    `index` counts ticks from 0 and `episode` episodes; each begins a new session. `stamp_ns` is the image's,
     `log_ns` its receipt. `image`: uint8 (H, W, 3) RGB at the model's size. `executed`, float32 (A,): the
     time-weighted mean action since the tick before (over one step period, for the first of an episode), as the node
     has it. `recorded`, float32 (A,): the first action received within a step period from the stamp on, else the one in
@@ -90,7 +90,7 @@ def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettin
     Return the ticks of a bag, to be iterated over. `settings` are those of the live node.
 
     `skip` and `seconds`: images earlier and later than this after the first one are left, and have no part in
-    `Drive.health` (whereas whoever ends the iteration finds in it what was read ahead).
+    `Drive.health` (a caller that ends the iteration early finds in it what was read ahead).
     """
     return Drive(bag, mapping, preset, settings, seconds, skip)
 

@@ -16,7 +16,7 @@ from .drive import Tick
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and the `dropped` ticks that stood alone or whose action nobody recorded."""
+    """What was written, and the `dropped` ticks that stood alone or have no recorded action."""
 
     folder: Path
     episodes: int

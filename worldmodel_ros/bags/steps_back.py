@@ -40,7 +40,7 @@ class StepsBack:
         return Problem(
             'time set back', f'{path}: the clock was set back while this was recorded, by up to '
             f'{self.largest / 1e9:.1f} s: its messages are read as they were recorded, each part for itself. Keep '
-            'the clocks synchronised (chrony), and record anew after a simulation was reset', self.count)
+            'the clocks synchronised (chrony), and start a new recording after a simulation was reset', self.count)
 
 
 def in_mcap(path: Path) -> StepsBack:

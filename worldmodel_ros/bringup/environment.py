@@ -18,7 +18,7 @@ _PORTS = (0, *range(10, 74, 2))
 
 def free_domain_id() -> int:
     """
-    Return a random ROS domain in which nobody takes part on this machine.
+    Return a random ROS domain that no process of this machine uses.
 
     :raises RuntimeError: if all of DOMAIN_IDS are taken.
     """

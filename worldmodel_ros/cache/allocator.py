@@ -135,8 +135,8 @@ class PageAllocator:
     def _require(self, count: int, what: str) -> None:
         spare = self._free - self._promised
         if count > spare:
-            raise OutOfPages(f'{count} more pages are {what}, and of {self.pages} only {spare} are free and promised '
-                             f'to nobody: close sessions, drop branches, or make the pool larger')
+            raise OutOfPages(f'{count} more pages are {what}, and of {self.pages} only {spare} are free and '
+                             f'unreserved: close sessions, drop branches, or make the pool larger')
 
     def _hold(self, lease: Lease, ids: np.ndarray) -> None:
         # The ids of one lease are distinct, so plain indexing counts each.
@@ -197,7 +197,7 @@ class Lease:
         self._allocator._share(self, ids)
 
     def release(self, ids: np.ndarray) -> None:
-        """Gives pages back; those that nobody holds any more are free."""
+        """Gives pages back; those without a reference left are free."""
         self._allocator._release(self, ids)
 
     def close(self) -> None:

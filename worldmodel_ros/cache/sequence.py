@@ -39,7 +39,7 @@ class SequenceCache:
     def require_pages(self) -> None:
         """Raises OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
         if self.lost:
-            raise OutOfPages('the pages of this branch were needed by a session: branch anew, or make the pool larger')
+            raise OutOfPages('the pages of this branch were needed by a session: branch again, or make the pool larger')
 
     def lease(self, tier: int) -> Lease:
         """What this sequence holds of a pool."""

@@ -1,4 +1,4 @@
-"""A sequence as arrays, for a file, and back; piece by piece, where that is to hold up nobody."""
+"""Converts a sequence to arrays for a file, and back; in pieces, so that ticks can run in between."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
 class Copy:
     """What is in a sequence, copied into ``arrays`` (see `save`) by and by.
 
-    Made from a fork, whose pages nobody writes any more; it may be used in another thread than the sequence if its
+    Made from a fork, whose pages are no longer written; it may be used in another thread than the sequence if its
     storages are ``on_host``.
     """
 

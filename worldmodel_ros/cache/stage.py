@@ -1,4 +1,4 @@
-"""A staged commit: frames are written beside what is visible, and become visible all at once."""
+"""A staged commit: frames are written where no table looks, and become visible all at once."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ class Stage:
     """A context; see `SequenceCache.stage`.
 
     A page that is visible is never overwritten: it may be shared, or the context may fail. Frames are written in place
-    only behind the last one of a slab that nobody shares, where no table looks yet.
+    only behind the last one of an unshared slab, where no table looks yet.
     """
 
     def __init__(self, cache: SequenceCache):

@@ -18,7 +18,7 @@ class Storage(Protocol):
 
     pages: int
     page_bytes: int  # of one page: keys and values of all layers
-    on_host: bool  # whether any thread may `dump` and `load` pages that nobody writes; else only the engine's
+    on_host: bool  # whether any thread may `dump` and `load` pages that are not being written; else only the engine's
 
     def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
         """Writes n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
@@ -30,7 +30,7 @@ class Storage(Protocol):
         """Copies whole pages from this or another storage; exactly, where both hold numbers in the same way."""
 
     def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
-        """Starts to `copy` beside what the device computes; the result makes what is computed next wait for it."""
+        """Starts to `copy` concurrently with the device's computation; the result makes what is computed next wait for it."""
 
     def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of whole pages, as numbers."""

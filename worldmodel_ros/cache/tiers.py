@@ -63,7 +63,7 @@ class Prefetch:
     """Brings slabs of a sequence to the tier ``target`` while the device computes.
 
     A slab that was begun in time is there when it is needed. Its pages are held on both sides meanwhile, by leases of
-    the prefetch's own; what changes in the sequence before it is needed is copied anew.
+    the prefetch's own; what changes in the sequence before it is needed is copied again.
     """
 
     def __init__(self, cache: SequenceCache, target: int = 0):

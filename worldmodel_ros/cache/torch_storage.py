@@ -20,7 +20,7 @@ class TorchStorage:
 
     FP8 and FP4 pages have scales that span them, so a slab is written to them as a whole. ``pinned`` pages lie in host
     memory that a GPU copies from and to while it computes. As in `NumpyStorage`, there is a `null_page` of zeros.
-    ``scratch`` pages more, with the ids `scratch`, are nobody's: a pass that commits nothing writes its own there.
+    ``scratch`` more pages, with the ids `scratch`, belong to no sequence: a pass that commits nothing writes there.
     """
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int, precision: Precision,
@@ -170,7 +170,7 @@ class TorchStorage:
         return index.pin_memory().to(self.device, non_blocking=True) if self.device.type == 'cuda' else index
 
     def _settle(self) -> None:
-        """Waits for copies to the host that are still under way."""
+        """Waits for copies to the host that are in flight."""
         if self.device.type == 'cpu' and torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -26,7 +26,7 @@ class Layout:
     """
     What the frames of a dataset consist of.
 
-    `labels` are features beside picture, state and action, as meta/info.json has them: `{'dtype', 'shape', 'names'}`
+    `labels` are features in addition to image, state and action, as meta/info.json has them: `{'dtype', 'shape', 'names'}`
     by name. State and action are of the same named numbers. `image_size` is (height, width).
     """
 

@@ -1,4 +1,4 @@
-"""The film strip and the animation: predicted frames beside what the camera saw."""
+"""The film strip and the animation: predicted frames next to the camera's."""
 from __future__ import annotations
 
 from bisect import bisect_left

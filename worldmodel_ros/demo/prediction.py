@@ -1,6 +1,6 @@
 """How good the predicted frames were, once the camera has shown what really came.
 
-A frame predicted for some stamp is compared with the camera image of that stamp, beside the error of the
+A frame predicted for some stamp is compared with the camera image of that stamp, next to the error of the
 trivial prediction that nothing changes (copy-last: the image the prediction started from). Only predictions
 made while the robot moves count: with a robot that stands still, copying is perfect and says nothing.
 """

@@ -5,7 +5,7 @@ QK-norm and rotary embedding.
 The rows' own scales need all of a row, and a program has 256 columns of it: so the results are rounded by a
 calibrated scale, or by scales that follow from the lengths of the rows and weights, which no result can exceed.
 
-Beside three stages of operands, shared memory has room for a tile's cosines and sines and a quarter of its results:
+In addition to three stages of operands, shared memory has room for a tile's cosines and sines and a quarter of its results:
 so these go by four copies.
 """
 from __future__ import annotations

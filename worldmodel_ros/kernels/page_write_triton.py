@@ -2,7 +2,7 @@
 
 A program has some queries, keys or values of one tile and head; of a quantised page it holds all keys or values in its
 registers, for the page's scale is known only after the last. Queries are written apart from those, by programs of which
-many are under way on a processor.
+many are in flight on a processor.
 """
 from __future__ import annotations
 

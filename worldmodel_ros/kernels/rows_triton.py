@@ -1,8 +1,8 @@
 """The functions of `rows` with what follows or precedes them in one launch: each row is read once and written once.
 
-A program has one row. Many of them are under way on a processor at a time, most of one frame, whose modulation
+A program has one row. Many of them are in flight on a processor at a time, most of one frame, whose modulation
 they find in its first-level cache; rows in a loop would keep the modulation in registers, and so only half as many
-loads under way.
+loads in flight.
 """
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def _stride(static: Tensor | None) -> int:
 
 
 def _warps(width: int) -> int:
-    """64 values to a thread: many more rows are under way then than of few values (on an H200 6 % faster than 16)."""
+    """64 values to a thread: many more rows are in flight then than of few values (on an H200 6 % faster than 16)."""
     return max(1, min(8, triton.next_power_of_2(width) // 2048))
 
 
 @triton.jit
 def gelu(x):
-    """GELU in its tanh form, by the GPU's own tanh, whose error of 2^-11 is little beside what is rounded next."""
+    """GELU in its tanh form, by the GPU's own tanh, whose error of 2^-11 is small compared with the rounding that follows."""
     u = x * (0.7978845608028654 + 0.035677408136300125 * x * x)
     if INTERPRETED:
         tanh = 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0
