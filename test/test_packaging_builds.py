@@ -1,8 +1,8 @@
 """
 Builds the package by pip and by colcon in environments of their own, and runs what was installed.
 
-The messages are compiled twice: here for a Python that is not the one of this session, if there is one, by pip; and for this one
-by colcon, in test_packaging_colcon.py. Of every other version, what differs is looked at: whether it can read the code, and
+The messages are compiled twice: here for a Python that is not the one of this session, if there is one, by pip; and for this
+one by colcon, in test_packaging_colcon.py. Of every other version, what differs is looked at: whether it can read the code, and
 whether what it needs is there.
 """
 import os

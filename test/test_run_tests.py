@@ -67,8 +67,8 @@ def run(folder, tests, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(('PYTEST_', 'WORLDMODEL_TEST_'))}
     environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'test'), str(ROOT), environment.get('PYTHONPATH', '')])
     environment['WORLDMODEL_TEST_SPEED'] = json.dumps(SPEED)
-    done = subprocess.run([sys.executable, RUNNER, '-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest', '-q',
-                           str(file), *arguments],
+    plugins = ('-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest')
+    done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(file), *arguments],
                           env=environment, capture_output=True, text=True)
     assert 'summary of both phases' in done.stdout, done.stdout + done.stderr
     return done.returncode, done.stdout.partition('summary of both phases')[2].splitlines()[1:]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scenarios import speed
 from scenarios.checks import Invariants
-from scenarios.rig import ROBOT, Rig
+from scenarios.rig import Rig
 from scenarios.stalls import Missed, watching
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ class Result:
     played_again: list[str] = field(default_factory=list)
     missed: Missed | None = None  # where nothing but this is why it failed
 
-
     def as_dict(self) -> dict:
         """Return it for JSON, without what is empty."""
         needed = ('name', 'outcome', 'reaction_ms', 'late', 'lost')
@@ -108,7 +107,6 @@ def play(row: Case, running: Running) -> Result:
         for rig in running.rigs:
             rig.give(budget)
     invariants = [Invariants(rig) for rig in running.rigs]
-    late = [LateCommands(rig) for rig in running.rigs]
     pids = running.pids()
     try:
         seen = row.play(running)
@@ -134,7 +132,9 @@ def play(row: Case, running: Running) -> Result:
             step()
         except AssertionError as error:
             result.failures.append(str(error))
-    result.late = sum(commands.count() for commands in late)
+    for each in invariants:  # those of a driver that was started again, too
+        each.late_commands.read()
+    result.late = sum(each.late_commands.late for each in invariants)
     if result.late:
         result.failures.append(f'{result.late} commands came late to a robot')
     gone = sorted(name for name, pid in running.pids().items() if name not in row.ends and pid != pids[name])
@@ -147,27 +147,6 @@ def play(row: Case, running: Running) -> Result:
         result.missed = None
     result.seconds = round(time.monotonic() - began, 1)
     return result
-
-
-class LateCommands:
-    """Counts the commands that come late to a robot, by the robot's own count, over restarts of its driver."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig, self._start = rig, time.monotonic()
-        self._before = int(rig.report(ROBOT).get('late', 0))
-
-    def count(self) -> int:
-        """Return how many have come late, as of the robot's newest report."""
-        late, before = 0, self._before
-        name = self._rig.full_name(ROBOT).lstrip('/')
-        for received in self._rig.observer.since('/diagnostics', self._start):
-            if received.message.status[0].hardware_id != name:
-                continue
-            values = {value.key: value.value for status in received.message.status for value in status.values}
-            now = int(values['late'])
-            late += now - before if now >= before else now  # a driver that was started again begins at 0
-            before = now
-        return late
 
 
 def _own(ends: tuple[str, ...], rig: Rig) -> list[str]:

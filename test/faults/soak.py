@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from scenarios.speed import measured
         measured()  # while nothing else runs
         from faults.systems import ONE_ROBOT, PLANS, Running
+        from scenarios.stalls import watching
+        watching()
         running = Running(PLANS[ONE_ROBOT], Path(folder) / 'robot')
         try:
             running.start()
@@ -76,7 +78,7 @@ class Soak:
     """One run."""
 
     def __init__(self, running: Running, seconds: float, seed: int, file: Path) -> None:
-        from faults.matrix import LateCommands
+        from scenarios.checks import LateCommands
         from scenarios.speed import measured
         from worldmodel_ros.machine import machine, versions
         self._running, self._rig, self._file = running, running.rig, file
@@ -88,6 +90,7 @@ class Soak:
             'seed': seed}
         self._played: dict[str, Counter[str]] = defaultdict(Counter)
         self._failures: list[str] = []
+        self._missed: list[str] = []  # by less than the machine stood still meanwhile, in one piece
         self._counts: Counter[str] = Counter()
         self._stops: Counter[str] = Counter()
         self._state: int | None = None
@@ -118,7 +121,7 @@ class Soak:
     def succeeded(self) -> bool:
         """Whether nothing was late, all faults ended as expected, and what lived through did not grow."""
         grown = [row['growth_percent'] for row in self._lives() if row['from_beginning_to_end']]
-        return not self._failures and not self._late.count() and all(g is not None and g < GROWTH for g in grown)
+        return not self._failures and not self._late.late and all(g is not None and g < GROWTH for g in grown)
 
     def _choose(self) -> dict[bool, list[Case]]:
         """Return the faults that do not end the model node, and those that do. None ends the gate or the driver."""
@@ -132,10 +135,16 @@ class Soak:
 
     def _play(self, row: Case) -> None:
         from faults.matrix import play
+        from scenarios.stalls import watching
         result = play(row, self._running)
-        self._played[row.name]['as expected' if not result.failures else 'not as expected'] += 1
         at = f'{(time.monotonic() - self._start) / 60.0:.1f} min'
-        self._failures += [f'{at}: {row.name}: {failure}' for failure in result.failures]
+        failures = [f'{at}: {row.name}: {failure}' for failure in result.failures]
+        if (miss := result.missed) and watching().longest(miss.start, miss.end) > miss.by:
+            self._played[row.name]['slower than its bound, in a stall of the machine'] += 1
+            self._missed += failures
+        else:
+            self._played[row.name]['as expected' if not failures else 'not as expected'] += 1
+            self._failures += failures
         print(f'{at}: {row.name}: {result.outcome} {"; ".join(result.failures)}', flush=True)
 
     def _keep_driving(self) -> None:
@@ -216,13 +225,16 @@ class Soak:
         return rows
 
     def _report(self) -> None:
+        self._late.read()
         elapsed = time.monotonic() - self._start
         result = self._about | {
             'complete': self._over, 'seconds': round(elapsed), 'rate_hz': round(self._counts['ticks'] / elapsed, 2),
             **{key: self._counts[key] for key in ('ticks', 'commands', 'images', 'predictions', 'goals', 'stuck')},
-            'late': self._late.count(), 'stops': dict(self._stops.most_common()),
+            'late': self._late.late, 'late_in_stalls': self._late.in_stalls, 'late_after_ms': self._late.ages_ms,
+            'stops': dict(self._stops.most_common()),
             'faults': {name: dict(self._played[name]) for name in sorted(self._played)},
             'faults_played': sum(sum(counts.values()) for counts in self._played.values()), 'failures': self._failures,
+            'missed_in_stalls': self._missed,
             'restarts': {name: len(lives) - 1 for name, lives in self._memory.items()},
             'memory_warm_up_s': self._warm_up, 'memory': self._lives()}
         text = json.dumps(result, indent=1)

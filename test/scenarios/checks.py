@@ -95,20 +95,49 @@ def gate_gets_into(rig: Rig, state: int, timeout: float = 2.0) -> CommandStatus:
     ).message
 
 
+class LateCommands:
+    """
+    Counts the commands that came late to a robot, by the robot's own reports, over restarts of its driver.
+
+    `late`: those for which no stall of the machine accounts. `in_stalls`: the others. `ages_ms`: of both.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        report = rig.next_report(ROBOT)
+        # Only now: a report of before tells of commands of before.
+        self._rig, self._heard, self._before = rig, time.monotonic(), int(report['late'])
+        self._reserve = rig.get(GATE, 'delivery_reserve_s')
+        self.late = self.in_stalls = 0
+        self.ages_ms: list[float] = []
+
+    def read(self) -> None:
+        """Take in what the robot has reported since the last time."""
+        for at, values in self._rig.reports(ROBOT, self._heard):
+            self._heard, before = at, self._before
+            self._before = counted = int(values['late'])
+            new = counted - before if counted >= before else counted  # a driver that was started again begins at 0
+            told = [tuple(map(float, command.split(':'))) for command in values.get('late_commands', '').split()]
+            # The gate lets nothing pass that is older than the deadline less its reserve: what comes late must have been
+            # held up after that. NaN, the capture of an image that the robot has not taken, is excused by nothing.
+            deadline = float(values['deadline_ms']) * 1e-3
+            excused = sum(past(captured, received, deadline, self._reserve) <= 0.0 for captured, received in told)
+            self.late += max(0, new - excused)
+            self.in_stalls += min(new, excused)
+            self.ages_ms += [round((received - captured) * 1e3, 1) for captured, received in told]
+
+
 class Invariants:
     """
     What holds in every scenario, whatever it does to the robot; between the making of this and `check`.
 
-    They are checked also where the scenario has failed, and what is violated is final.
+    They are checked also where the scenario has failed, and what is violated is final. `late_commands`: as of `check`.
     """
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._pids = self._present()
-        report = rig.next_report(ROBOT)
-        # Only now: a report of before tells of commands of before.
+        self.late_commands = LateCommands(rig)
         self._start = time.monotonic()
-        self._late = int(report['late'])
         self._failures = self._failed_callbacks()
         self._silence = rig.get(GATE, 'command_timeout_s') + STOP_RESERVE
 
@@ -132,23 +161,12 @@ class Invariants:
         if restarted:
             return []
         try:
-            report = self._rig.next_report(ROBOT)
+            self._rig.next_report(ROBOT)
         except AssertionError as error:
             return [f'the robot does not report any more: {error}']
-        counted, deadline = int(report['late']) - self._late, float(report['deadline_ms']) * 1e-3
-        told = [
-            tuple(map(float, command.split(':')))
-            for values in self._rig.reports(ROBOT, self._start)
-            for command in values.get('late_commands', '').split()
-        ]
-        reserve = self._rig.get(GATE, 'delivery_reserve_s') if counted else 0.0
-        # The gate lets nothing pass that is older than the deadline less its reserve: what comes late must have been
-        # held up after that. NaN, the capture of an image that the robot has not taken, is excused by nothing.
-        excused = sum(past(captured, received, deadline, reserve) <= 0.0 for captured, received in told)
-        if counted <= excused:
-            return []
-        ages = sorted(round((received - captured) * 1e3, 1) for captured, received in told)
-        return [f'{counted - excused} commands came late to the robot; the late ones after {ages} ms']
+        self.late_commands.read()
+        late, ages = self.late_commands.late, sorted(self.late_commands.ages_ms)
+        return [f'{late} commands came late to the robot; the late ones after {ages} ms'] if late else []
 
     def _commands_beyond_limits(self) -> list[str]:
         for command in (r.message for r in self._rig.observer.since('cmd_vel', self._start) if answers(r.message)):

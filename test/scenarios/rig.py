@@ -219,33 +219,22 @@ class Rig:
 
     def report(self, node: str) -> dict[str, str]:
         """Return the values of a node's newest diagnostics, all its parts together."""
-        hardware_id = self.full_name(node).lstrip('/')
-        newest = next(
-            (
-                r.message
-                for r in reversed(self.observer.since('/diagnostics', -math.inf))
-                if r.message.status[0].hardware_id == hardware_id
-            ),
-            None,
-        )
-        return _values(newest) if newest else {}
+        heard = self.observer.since('/diagnostics', -math.inf)
+        return next((_values(r.message) for r in reversed(heard) if self._is_of(node, r.message)), {})
 
-    def reports(self, node: str, since: float) -> list[dict[str, str]]:
-        """Return the values of each of a node's diagnostics that arrived after a steady time [s], oldest first."""
-        hardware_id = self.full_name(node).lstrip('/')
-        return [
-            _values(r.message)
-            for r in self.observer.since('/diagnostics', since)
-            if r.message.status[0].hardware_id == hardware_id
-        ]
+    def reports(self, node: str, since: float) -> list[tuple[float, dict[str, str]]]:
+        """Return time of arrival and values of a node's diagnostics after a steady time [s], oldest first."""
+        return [(r.at, _values(r.message)) for r in self.observer.since('/diagnostics', since) if self._is_of(node, r.message)]
 
     def next_report(self, node: str) -> dict[str, str]:
         """Wait for a node's next diagnostics, and return their values."""
-        hardware_id = self.full_name(node).lstrip('/')
-        self.wait_for(
-            '/diagnostics', lambda m: m.status[0].hardware_id == hardware_id, f'diagnostics of {hardware_id}'
+        received = self.wait_for(
+            '/diagnostics', lambda message: self._is_of(node, message), f'diagnostics of {self.full_name(node)}'
         )
-        return self.report(node)
+        return _values(received.message)
+
+    def _is_of(self, node: str, message: DiagnosticArray) -> bool:
+        return message.status[0].hardware_id == self.full_name(node).lstrip('/')
 
     def expected_tick(self) -> float:
         """Return how long the model node expects a tick of two steps to take, by what ticks took here [s]."""

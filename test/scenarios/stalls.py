@@ -29,7 +29,7 @@ PATIENCE = 0.2  # s, for the watch itself to come to an instant that is asked fo
 
 _HEADER = struct.Struct('=dq')  # steady time of the last look [s], number of stalls
 _STALL = struct.Struct('=dd')  # start and end, steady time [s]
-_CAPACITY = 16_384  # stalls of a core; what comes after them is not seen, which excuses nothing
+_CAPACITY = 262_144  # stalls of a core; what comes after them is not seen, which excuses nothing
 
 
 class InvariantViolation(AssertionError):
