@@ -5,8 +5,7 @@ Drives one robot for a long time, with random faults of the matrix, and reports 
 
 Faults end the model node again and again, and stop the gate and the robot's driver for a while; these two live from the
 beginning to the end, and the trend of their memory is what is judged: the median of its last part against that of its
-first part after the warm-up. On a machine whose ticks take more than 25 ms, the nodes get a longer deadline, as in the scenarios
-(scenarios/speed.py). Each life of the model node that is long enough is reported the same way. The file is
+first part after the warm-up. Each life of the model node that is long enough is reported the same way. The file is
 written every minute.
 """
 
@@ -93,7 +92,6 @@ class Soak:
         self._failures: list[str] = []
         self._missed: list[str] = []  # by less than the machine stood still meanwhile, in one piece
         self._counts: Counter[str] = Counter()
-        self._deadlines: set[float] = set()  # ms, that were set
         self._stops: Counter[str] = Counter()
         self._state: int | None = None
         self._memory: dict[str, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -106,7 +104,6 @@ class Soak:
     def run(self) -> None:
         """Drive until the time is over."""
         self._cases = self._choose()
-        self._give()
         self._rig.drive()
         while (now := time.monotonic()) < self._start + self._seconds:
             calm = min(now + self._random.uniform(*CALM), self._start + self._seconds)
@@ -116,7 +113,6 @@ class Soak:
                 time.sleep(0.2)
             if time.monotonic() < self._start + self._seconds:
                 self._play(self._next())
-                self._give()  # a row undoes all that was set
                 self._look()
         self._over = True
         self._rig.next_report('sim_robot')
@@ -150,16 +146,6 @@ class Soak:
             self._played[row.name]['as expected' if not failures else 'not as expected'] += 1
             self._failures += failures
         print(f'{at}: {row.name}: {result.outcome} {"; ".join(result.failures)}', flush=True)
-
-    def _give(self) -> None:
-        """Give the nodes the time that a tick takes on this machine at present."""
-        from scenarios.speed import budget
-        given = budget(own=self._rig.expected_tick())
-        self._deadlines.add(round(given.deadline * 1e3, 1))
-        try:
-            self._rig.give(given)
-        except AssertionError as error:
-            self._failures.append(f'{(time.monotonic() - self._start) / 60.0:.1f} min: no deadline set: {error}')
 
     def _keep_driving(self) -> None:
         """Go to another room where the goal is reached, or nothing has moved the robot for a while."""
@@ -242,7 +228,7 @@ class Soak:
         self._late.read()
         elapsed = time.monotonic() - self._start
         result = self._about | {
-            'complete': self._over, 'deadlines_ms': sorted(self._deadlines), 'seconds': round(elapsed), 'rate_hz': round(self._counts['ticks'] / elapsed, 2),
+            'complete': self._over, 'seconds': round(elapsed), 'rate_hz': round(self._counts['ticks'] / elapsed, 2),
             **{key: self._counts[key] for key in ('ticks', 'commands', 'images', 'predictions', 'goals', 'stuck')},
             'late': self._late.late, 'late_in_stalls': self._late.in_stalls, 'late_after_ms': self._late.ages_ms,
             'stops': dict(self._stops.most_common()),
