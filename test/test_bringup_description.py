@@ -9,11 +9,7 @@ from rclpy.node import Node
 
 from worldmodel_ros import paths
 from worldmodel_ros.bringup import description as bringup, fleet
-from worldmodel_ros.nodes.bag_player import node as bag_player
-from worldmodel_ros.nodes.command_gate import parameters as command_gate_parameters
-from worldmodel_ros.nodes.recorder import node as recorder
-from worldmodel_ros.nodes.sim_robot import node as sim_robot
-from worldmodel_ros.nodes.world_model import parameters as world_model_parameters
+from worldmodel_ros.parameters.tables import TABLES
 from worldmodel_ros.paths import PACKAGE, config_directory
 
 MINIMAL = {
@@ -141,14 +137,11 @@ def test_text_stays_text_on_its_way_to_a_node_whatever_it_looks_like(text):
 
 
 def test_arguments_are_text_where_the_parameters_are():
-    tables = {'world_model_node': world_model_parameters.parameters(lambda: False, lambda goal: None),
-              'command_gate': command_gate_parameters.PARAMETERS, 'sim_robot': sim_robot.PARAMETERS,
-              'recorder': recorder.PARAMETERS, 'bag_player': bag_player.PARAMETERS}
-    kinds = {(node, param.name): type(param.default) for node, params in tables.items() for param in params}
+    types = {(node, param.name): param.type for node, params in TABLES.items() for param in params}
     for argument in bringup.load().arguments:
         for target in argument.parameters.items():
-            if target[0] in tables and target[1] != 'use_sim_time':
-                assert (kinds[target] is str) == argument.text, f'{argument.name}, parameter {target}'
+            if target[0] in TABLES and target[1] != 'use_sim_time':
+                assert (types[target] == 'string') == argument.text, f'{argument.name}, parameter {target}'
 
 
 def test_the_recorder_and_the_simulated_robot_follow_the_topics_of_the_model():

@@ -7,7 +7,8 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from worldmodel_ros.nodes.common.parameters import Param, ParameterError, Parameters
+from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
+from worldmodel_ros.parameters.declaration import Param
 
 TABLE = (
     Param('deadline_s', 0.05, 'time allowed', low=0.0, high=1.0),
@@ -15,7 +16,7 @@ TABLE = (
     Param('mode', 'slow', 'what to do', choices=('slow', 'stop')),
     Param('count', 3, 'how many', low=1),
     Param('gains', (0.5, 0.1), 'two gains', check=lambda v: None if len(v) == 2 else 'give two gains'),
-    Param('joints', Parameter.Type.STRING_ARRAY, 'names'),
+    Param('joints', None, 'names', type='string_array'),
     Param('model', 'tiny', 'fixed at the start', read_only=True),
 )
 
@@ -61,7 +62,7 @@ def test_defaults_and_overrides_are_read_by_name(make):
 def test_descriptors_tell_description_range_and_choices(make):
     node, _ = make()
     deadline, mode, count, model = node.describe_parameters(['deadline_s', 'mode', 'count', 'model'])
-    assert deadline.description == 'time allowed'
+    assert deadline.description == 'time allowed [s]'
     span = deadline.floating_point_range[0]
     assert (span.from_value, span.to_value) == (0.0, 1.0)
     assert mode.additional_constraints == 'one of: slow, stop'

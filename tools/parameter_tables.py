@@ -4,47 +4,37 @@
 """
 from __future__ import annotations
 
-from rclpy.parameter import Parameter
-
-from worldmodel_ros.nodes.bag_player import node as bag_player
-from worldmodel_ros.nodes.command_gate import parameters as command_gate_parameters
-from worldmodel_ros.nodes.recorder import node as recorder
-from worldmodel_ros.nodes.sim_robot import node as sim_robot
-from worldmodel_ros.nodes.world_model import parameters as world_model_parameters
-
-NODES = (
-    ('world_model_node', world_model_parameters.parameters(lambda: False, lambda goal: None)),
-    ('command_gate', command_gate_parameters.PARAMETERS),
-    ('sim_robot', sim_robot.PARAMETERS),
-    ('bag_player', bag_player.PARAMETERS),
-    ('recorder', recorder.PARAMETERS),
-)
+from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.tables import TABLES
 
 
-def allowed(param) -> str:
-    if param.choices:
-        return ', '.join(f'`{choice}`' for choice in param.choices)
-    if param.low is None and param.high is None:
-        return ''
-    low, high = ('' if bound is None else f'{bound:g}' for bound in (param.low, param.high))
-    return f'{low} .. {high}'
+def allowed(param: Param) -> str:
+    return ', '.join(f'`{choice}`' for choice in param.choices) if param.choices else param.allowed()
 
 
-def default(param) -> str:
-    if isinstance(param.default, Parameter.Type):
+def default(param: Param) -> str:
+    if param.default is None:
         return 'unset'
     return f'`{str(param.default).lower() if isinstance(param.default, bool) else repr(param.default)}`'
 
 
+def fixed(param: Param) -> str:
+    return 'yes' if param.read_only else 'while configured' if param.while_configured else ''
+
+
+def meaning(param: Param) -> str:
+    return param.description + (' (with `allow_faults` alone)' if param.fault else '')
+
+
 def tables() -> str:
     lines = ['# Parameters', '',
-             'Written by `tools/parameter_tables.py` from the tables that the nodes declare them from; a test keeps the two '
-             'equal.', 'The files in `config/` set some of them otherwise, for one deployment. A name that ends in a unit '
-             'has that unit.', 'Fixed ones are read when the node starts.']
-    for node, params in NODES:
-        lines += ['', f'## {node}', '', '| parameter | default | allowed | fixed | meaning |', '|---|---|---|---|---|']
-        lines += [f'| `{p.name}` | {default(p)} | {allowed(p)} | {"yes" if p.read_only else ""} | '
-                  f'{p.description}{" (with `allow_faults` alone)" if p.fault else ""} |'
+             'Written by `tools/parameter_tables.py` from `worldmodel_ros/parameters/`, which the nodes declare them from; a',
+             'test keeps the two equal. The files in `config/` set some of them otherwise, for one deployment. Fixed ones are',
+             'read when the node starts; those that are fixed while configured, when it is configured.']
+    for node, params in TABLES.items():
+        lines += ['', f'## {node}', '', '| parameter | type | default | unit | allowed | fixed | meaning |',
+                  '|---|---|---|---|---|---|---|']
+        lines += [f'| `{p.name}` | {p.type} | {default(p)} | {p.unit} | {allowed(p)} | {fixed(p)} | {meaning(p)} |'
                   for p in params]
     return '\n'.join(lines) + '\n'
 

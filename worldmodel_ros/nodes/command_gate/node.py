@@ -18,11 +18,12 @@ from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 from worldmodel_ros.nodes.command_gate.messages import max_chunk_bytes, read_chunk, read_joint_state
 from worldmodel_ros.nodes.command_gate.output import make_output
-from worldmodel_ros.nodes.command_gate.parameters import PARAMETERS, axis_names, inconsistency, make_motion, make_policy, retune
+from worldmodel_ros.nodes.command_gate.parameters import axis_names, inconsistency, make_motion, make_policy, retune
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.parameters.command_gate import PARAMETERS
 from worldmodel_ros.safety.chunk import Refusal
 from worldmodel_ros.safety.gate import Command, Gate, State
 from worldmodel_ros.safety.motion import PositionMotion

@@ -14,7 +14,6 @@ from worldmodel_ros.nodes.common.qos import COMMAND
 from worldmodel_ros.safety.gate import Command
 
 _SECOND = 1_000_000_000
-OUTPUTS = ('twist_stamped', 'twist', 'joint_trajectory', 'float64_multi_array')
 TWIST_OUTPUTS = ('twist_stamped', 'twist')
 
 
@@ -90,7 +89,7 @@ class Float64MultiArrayOutput:
 
 
 def make_output(node: Node, output: str, *, frame_id: str, joint_names: Sequence[str]) -> CommandOutput:
-    """Return the publisher for one of OUTPUTS."""
+    """Return the publisher for one of `parameters.command_gate.OUTPUTS`."""
     if output == 'twist_stamped':
         return TwistStampedOutput(node, frame_id)
     if output == 'twist':

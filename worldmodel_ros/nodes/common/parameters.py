@@ -1,9 +1,7 @@
 """Node parameters from one table: declared with descriptors, checked before they are set, applied after."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -11,67 +9,34 @@ from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValu
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
+
 _INT64_MIN, _INT64_MAX = -2**63, 2**63 - 1
+_TYPES = {'string_array': Parameter.Type.STRING_ARRAY, 'double_array': Parameter.Type.DOUBLE_ARRAY}  # that may be unset
 
 
 class ParameterError(ValueError):
     """The node cannot start with a parameter's value. The text says which, what is allowed, what to do."""
 
 
-@dataclass(frozen=True)
-class Param:
-    """
-    One parameter.
-
-    `default` is a value, or a `Parameter.Type` for a parameter that may stay unset and then reads as None
-    (the only way to an empty array: rclpy cannot tell the type of one). `low` and `high` are inclusive.
-    `check` maps a value to the reason for refusing it, or None. A `fault` is there only with ALLOW_FAULTS. A parameter
-    whose name ends in a unit (`_s`,
-    `_hz`, `_m`) has that unit.
-    """
-
-    name: str
-    default: Any
-    description: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple = ()
-    read_only: bool = False
-    check: Callable[[Any], str | None] | None = None
-    fault: bool = False
-
-    def descriptor(self) -> ParameterDescriptor:
-        """Return what `ros2 param describe` shows."""
-        descriptor = ParameterDescriptor(description=self.description, read_only=self.read_only)
-        if self.choices:
-            descriptor.additional_constraints = 'one of: ' + ', '.join(map(str, self.choices))
-        if self.low is None and self.high is None:
-            return descriptor
-        if isinstance(self.default, float):
-            descriptor.floating_point_range = [FloatingPointRange(
-                from_value=-sys.float_info.max if self.low is None else float(self.low),
-                to_value=sys.float_info.max if self.high is None else float(self.high))]
-        elif isinstance(self.default, int):
-            descriptor.integer_range = [IntegerRange(
-                from_value=_INT64_MIN if self.low is None else int(self.low),
-                to_value=_INT64_MAX if self.high is None else int(self.high))]
-        return descriptor
-
-    def refusal(self, value: Any) -> str | None:
-        """Return why `value` is refused, or None. Ranges are left to rclpy, which has the descriptor."""
-        if value is None:
-            return None
-        numbers = value if _is_array(value) else (value,)
-        if any(isinstance(x, float) and not math.isfinite(x) for x in numbers):
-            return f'{self.name}: {value} is not finite; give a finite number'
-        if self.choices and value not in self.choices:
-            return f'{self.name}: {value!r} is not known; use one of: ' + ', '.join(map(str, self.choices))
-        reason = self.check(value) if self.check else None
-        return f'{self.name}: {reason}' if reason else None
-
-
-ALLOW_FAULTS = Param('allow_faults', False, 'for tests: declare the parameters that give the node faults, which anybody on '
-                     'the network can then set', read_only=True)
+def descriptor(param: Param) -> ParameterDescriptor:
+    """Return what `ros2 param describe` shows."""
+    unit = f' [{param.unit}]' if param.unit else ''
+    constraints = [*([f'one of: {param.allowed()}'] if param.choices else []),
+                   *(['fixed while the node is configured'] if param.while_configured else [])]
+    described = ParameterDescriptor(description=f'{param.description}{unit}', read_only=param.read_only,
+                                    additional_constraints='; '.join(constraints))
+    if param.low is None and param.high is None:
+        return described
+    if param.type == 'double':
+        described.floating_point_range = [FloatingPointRange(
+            from_value=-sys.float_info.max if param.low is None else float(param.low),
+            to_value=sys.float_info.max if param.high is None else float(param.high))]
+    elif param.type == 'int':
+        described.integer_range = [IntegerRange(
+            from_value=_INT64_MIN if param.low is None else int(param.low),
+            to_value=_INT64_MAX if param.high is None else int(param.high))]
+    return described
 
 
 class Parameters(Mapping):
@@ -146,9 +111,9 @@ def _default(node: Node, param: Param) -> Any:
 
 
 def _declare(node: Node, param: Param) -> Any:
-    default = list(param.default) if isinstance(param.default, tuple) else param.default
+    default = _TYPES[param.type] if param.default is None else _to_ros(param.default)
     try:
-        value = _plain(node.declare_parameter(param.name, default, param.descriptor()).value)
+        value = _plain(node.declare_parameter(param.name, default, descriptor(param)).value)
     except InvalidParameterTypeException as error:
         raise ParameterError(
             f'{error} (a whole number for a parameter of type DOUBLE needs a decimal point: 1.0)') from error
@@ -166,3 +131,7 @@ def _is_array(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return tuple(value) if _is_array(value) else value
+
+
+def _to_ros(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

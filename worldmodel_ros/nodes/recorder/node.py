@@ -20,27 +20,14 @@ from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN, Diagnostics, Report
-from worldmodel_ros.nodes.common.parameters import Param, ParameterError, Parameters
+from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.recorder.backlog import Backlog, Received
 from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
 from worldmodel_ros.nodes.recorder.types import UnknownTypeError, definition, message_class
+from worldmodel_ros.parameters.recorder import PARAMETERS
 
 MB = 10 ** 6
-TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 'action_chunk', 'predicted_future',
-          'predicted_image/compressed', 'predicted_path', 'deadline_status', 'command_status', '/diagnostics')
-PARAMETERS = (
-    Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory',
-          read_only=True),
-    Param('topics', TOPICS, 'topics to record as soon as somebody publishes them; relative names are of the '
-          "node's namespace", read_only=True),
-    Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
-          'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
-    Param('max_file_mb', 1000, 'size at which the next file of the bag is begun; 0: one file', low=0, high=1_000_000,
-          read_only=True),
-    Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
-          high=100_000, read_only=True),
-)
 _DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
 _PATIENCE = 10.0  # s, after which a topic that nobody publishes is complained of
 _DEPTH = 20  # messages of a topic that DDS keeps until they are taken

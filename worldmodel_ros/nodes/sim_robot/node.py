@@ -21,13 +21,14 @@ from visualization_msgs.msg import MarkerArray
 from worldmodel_ros import realtime
 from worldmodel_ros.nodes.common import diagnostics, qos
 from worldmodel_ros.nodes.common.images import to_jpeg
-from worldmodel_ros.nodes.common.parameters import Param, Parameters
+from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.sim_robot import messages
-from worldmodel_ros.nodes.sim_robot.faults import FAULTS, MAX_CLOCK_OFFSET, spoil
+from worldmodel_ros.nodes.sim_robot.faults import spoil
 from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
+from worldmodel_ros.parameters.sim_robot import MAX_CLOCK_OFFSET, PARAMETERS
 from worldmodel_ros.sim.world import LIMITS, World
 
 SLICE = 0.01              # s, of physics between two looks at the command
@@ -36,33 +37,6 @@ ODOMETRY_RATE = 20.0      # Hz
 MARKER_RATE = 1.0         # Hz
 RESET_TIMEOUT = 5.0       # s
 CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; no stamp becomes negative, whatever the offset
-
-PARAMETERS = (
-    Param('seed', 0, 'Seed of the first room; a reset takes the next one.', low=0, high=2**31 - 1,
-          read_only=True),
-    Param('randomise', True, 'Colours, light, friction and camera noise follow the seed too, not the layout '
-          'alone.', read_only=True),
-    Param('camera_rate_hz', 10.0, 'Rate of the images.', low=1.0, high=50.0),
-    Param('camera_width', 64, 'Width of the images in pixels.', low=64, high=640),
-    Param('camera_height', 64, 'Height of the images in pixels; the vertical field of view is fixed.', low=64,
-          high=480),
-    Param('publish_compressed', False, 'Publish camera/image_raw/compressed (JPEG) too.'),
-    Param('base_frame', 'base_link', 'Frame of the base. What stands before its last slash also begins the frames of '
-          'odometry and camera.', read_only=True),
-    Param('publish_clock', False, 'Publish /clock, and stamp with simulated time.', read_only=True),
-    Param('enable_stamped_cmd_vel', True, 'Take cmd_vel as TwistStamped rather than Twist.', read_only=True),
-    Param('cmd_vel_timeout_s', 0.5, 'Brake when no command has come for this long; 0: never.', low=0.0,
-          high=10.0),
-    Param('deadline_s', 0.05, 'A command that answers an older observation counts as late.', low=0.001,
-          high=10.0),
-    Param('snapshots', 100, 'How many observations ~/what_if can branch from.', low=1, high=10000,
-          read_only=True),
-    Param('what_if_horizon_s', 1.6, 'Horizon of ~/what_if when a request leaves it open.', low=0.1, high=10.0,
-          read_only=True),
-    Param('realtime_priority', 0, 'SCHED_FIFO priority, in place of the hardware that this robot stands for, '
-          'which no other process can slow down; 0: none.', low=0, high=99, read_only=True),
-    *FAULTS,
-)
 
 
 class SimRobot(Node):

@@ -1,118 +1,37 @@
-"""The parameters of the world model node, and what they mean for the engine."""
+"""What the parameters of the world model node mean for the engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from worldmodel_ros.control.ladder import Settings
-from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.faults import Faults
-from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
-from worldmodel_ros.inputs import executed
 from worldmodel_ros.inputs.frames import FrameSettings
-from worldmodel_ros.nodes.common.parameters import ALLOW_FAULTS, Param
-from worldmodel_ros.serving.transport.address import AddressError, socket_path
+from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.world_model_node import PARAMETERS
 
-TRANSPORTS = ('raw', 'compressed')
 ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # what an engine is chosen by, as `engine.load` names it
-_LADDER, _FRAMES = Settings(), FrameSettings()
-
-
-def _socket_refusal(server: str) -> str | None:
-    try:
-        socket_path(server)
-    except AddressError as error:
-        return str(error)
-    return None
-
-
-# Changing these would need another engine or other subscriptions.
-_FIXED_WHILE_CONFIGURED = (
-    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote'),
-    Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU. Of the others, '
-          'torch-bf16, torch-compiled and torch-fp8 are for GPUs',
-          choices=BACKENDS),
-    Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine',
-          low=1, high=256),
-    Param('gpus', 1, 'GPUs of this machine that the model is divided among, if its preset has tiles; on more than one, '
-          f'backend is one of {", ".join(PARALLEL_BACKENDS)}', low=1, high=64),
-    Param('parallel', PARALLEL_KINDS[0], 'how it is divided: frames, with messages in full or in FP8, or weights',
-          choices=PARALLEL_KINDS),
-    Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
-          'empty for none; while it is away, the node drives with its own model', check=_socket_refusal),
-    Param('image_transport', 'raw',
-          'raw takes camera/image_raw, compressed takes camera/image_raw/compressed', choices=TRANSPORTS),
-    Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes'),
-    Param('enable_stamped_cmd_vel', True, 'take the executed actions as TwistStamped rather than Twist'),
-    Param('executed_timeout_s', executed.TIMEOUT, 'an executed command counts for no longer than this, after which the '
-          'base brakes (its own time-out); 0: until the next one, for a base without a time-out and a topic that tells '
-          'changes only', low=0.0, high=60.0),
-    Param('base_frame', 'base_link', 'frame of the commands and of the predicted paths'),
-)
-
-_CHANGEABLE = (
-    Param('deadline_s', 0.05, 'age of the observation (ROS time) at which the robot must have the command',
-          low=0.001, high=10.0),
-    Param('reserve_s', _LADDER.reserve, 'part of deadline_s kept for the gate and the transport: where the '
-          'model has not finished by deadline_s - reserve_s, the last plan goes on', low=0.0, high=1.0),
-    Param('headroom_s', _LADDER.headroom,
-          'by how much more a better tier must fit before it is taken up again', low=0.0, high=1.0),
-    Param('recovery_ticks', _LADDER.recovery_ticks,
-          'so many ticks in a row must be on time before a better tier is taken up again', low=1, high=1000),
-    Param('tick_tolerance_s', _FRAMES.tick_tolerance,
-          'an image may come so much earlier than one step period after the last one used', low=0.0,
-          high=1.0),
-    Param('time_jump_s', _FRAMES.time_jump,
-          'a gap in the stamps, or a step back, of more than this begins a new episode', low=0.1, high=3600.0),
-    Param('future_tolerance_s', 0.1, 'how far in the future an image may be stamped, for clocks that differ '
-          'a little and for a coarse /clock', low=0.0, high=10.0),
-    Param('camera_timeout_s', 0.25, 'time without an image (steady clock) after which the robot is stopped',
-          low=0.01, high=60.0),
-    Param('frozen_camera_timeout_s', _FRAMES.frozen_timeout, 'the robot is stopped when the picture has not '
-          'changed for so long although the executed command moves it; 0 turns this off, for a camera without '
-          'any noise', low=0.0, high=60.0),
-    Param('frozen_camera_recovery', _FRAMES.frozen_recovery,
-          'images to wait, once the picture changes again, before driving goes on', low=1, high=1000),
-    Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
-    Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
-    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper pictures; 1 takes a quarter '
-          'less time, and tells commands apart a little better', low=1, high=2),
-    Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
-          'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
-    Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),
-    Param('session_disk_mb', float(MAX_MB), 'MB that all of them may have together', low=1.0, high=1e7),
-    ALLOW_FAULTS,
-    Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0, fault=True),
-    Param('fault_nan', False, 'for tests: the plan is NaN', fault=True),
-    Param('fault_raise', False, 'for tests: every network call fails', fault=True),
-    Param('fault_cuda_error', '', 'for tests: every network call raises the CUDA error of that name, such as "an illegal '
-          'memory access was encountered"', fault=True),
-    Param('realtime_priority', 0, 'SCHED_FIFO priority of the threads that receive and answer, 0 for none',
-          low=0, high=99, read_only=True),
-)
 
 
 def parameters(configured: Callable[[], bool],
                goal_refusal: Callable[[str], str | None]) -> tuple[Param, ...]:
     """
-    Return the parameters of a node.
+    Return the parameters of a node, with the checks that depend on its state.
 
     `configured` tells whether the node has an engine by now; `goal_refusal` returns why a goal cannot be set,
     or None.
     """
-    def fixed(param: Param) -> Param:
+    def of_node(param: Param) -> Param:
         def check(value: Any) -> str | None:
             if configured():
                 return 'fixed while the node is configured: deactivate and clean it up, set it, configure it again'
             return param.check(value) if param.check else None
 
-        return replace(param, check=check)
+        if param.name == 'goal':
+            return replace(param, check=goal_refusal)
+        return replace(param, check=check) if param.while_configured else param
 
-    return (*map(fixed, _FIXED_WHILE_CONFIGURED),
-            Param('goal', '',
-                  'what to drive to: one of the goals of the model; empty: look, and command nothing',
-                  check=goal_refusal),
-            *_CHANGEABLE)
+    return tuple(map(of_node, PARAMETERS))
 
 
 def inconsistency(values: Mapping[str, Any]) -> str | None:
