@@ -172,7 +172,8 @@ def test_status_and_diagnostics_keep_coming_and_name_what_was_refused(rig, gate)
 
 
 def test_limits_can_be_changed_while_driving_and_nonsense_is_refused_with_the_reason(rig, gate):
-    assert rig.set_parameter('v_max', 0.2).successful
+    assert rig.set_parameter('v_max', 0.3).successful, 'by its former name'
+    assert rig.set_parameter('linear.x.max_velocity', 0.2).successful
     rig.drive(5, v=0.5)
     passed = [command.twist.linear.x for _, command in rig.commands if stamp_ns(command)]
     assert max(passed) == pytest.approx(0.2)
@@ -190,7 +191,8 @@ def test_slow_brakes_within_the_acceleration_limit(rig):
     braking = [(at, c.twist.linear.x) for at, c in rig.commands if stamp_ns(c) == 0 and c.twist.linear.x]
     speeds = [0.3, *(v for _, v in braking)]
     assert len(braking) > 3
-    # 1.5 m/s^2 (a_max), for 0.1 s at most (command_interval_max_s) where the machine has paused for longer between two.
+    # 1.5 m/s^2 (linear.x.max_acceleration), for 0.1 s at most (command_interval_max_s) where the machine has paused for longer
+    # between two.
     assert all(0.0 < a - b < 0.15 + 1e-6 for a, b in zip(speeds, speeds[1:]))
     assert braking[-1][0] - braking[0][0] > 0.1
 
@@ -243,7 +245,8 @@ def test_a_plain_array_warns_that_it_has_no_time_out():
     (('-p', 'delivery_reserve_s:=0.06'), 'less than the deadline'),
     (('-p', 'output:=joint_trajectory'), 'set interface to position'),
     (('-p', 'output:=float64_multi_array'), 'needs joint_names'),
-    (('-p', 'v_max:=-1.0'), 'v_max')])
+    (('-p', 'linear.x.max_velocity:=-1.0'), 'linear.x.max_velocity'),
+    (('-p', 'v_max:=0.5', '-p', 'linear.x.max_velocity:=0.6'), 'give linear.x.max_velocity alone')])
 def test_parameters_that_cannot_work_are_refused_at_the_start_with_the_reason(rig, arguments, complaint):
     with gate_process(rig, *arguments, connected=False) as process:
         output = process.stdout.read()

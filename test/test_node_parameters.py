@@ -1,8 +1,11 @@
 """Node parameters: descriptors, refusals and run-time changes."""
 
+import re
+
 import pytest
 import rclpy
 from rclpy.context import Context
+from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -18,6 +21,7 @@ TABLE = (
     Param('gains', (0.5, 0.1), 'two gains', check=lambda v: None if len(v) == 2 else 'give two gains'),
     Param('joints', None, 'names', type='string_array'),
     Param('model', 'tiny', 'fixed at the start', read_only=True),
+    Param('linear.x.max_velocity', 0.6, 'highest speed', 'm/s', low=0.0, formerly='v_max'),
 )
 
 
@@ -56,13 +60,15 @@ def change(node, **values):
 def test_defaults_and_overrides_are_read_by_name(make):
     _, parameters = make(deadline_s=0.1)
     assert dict(parameters) == {'deadline_s': 0.1, 'reserve_s': 0.004, 'mode': 'slow', 'count': 3,
-                                'gains': (0.5, 0.1), 'joints': None, 'model': 'tiny'}
+                                'gains': (0.5, 0.1), 'joints': None, 'model': 'tiny', 'linear.x.max_velocity': 0.6}
 
 
 def test_descriptors_tell_description_range_and_choices(make):
     node, _ = make()
-    deadline, mode, count, model = node.describe_parameters(['deadline_s', 'mode', 'count', 'model'])
-    assert deadline.description == 'time allowed [s]'
+    deadline, mode, count, model, speed, former = node.describe_parameters(
+        ['deadline_s', 'mode', 'count', 'model', 'linear.x.max_velocity', 'v_max'])
+    assert (deadline.description, speed.description) == ('time allowed [s]', 'highest speed [m/s]')
+    assert former.description == 'deprecated: use linear.x.max_velocity [m/s]'
     span = deadline.floating_point_range[0]
     assert (span.from_value, span.to_value) == (0.0, 1.0)
     assert mode.additional_constraints == 'one of: slow, stop'
@@ -110,6 +116,52 @@ def test_values_that_depend_on_each_other_change_together(make):
     ({'deadline_s': 1}, 'decimal point'), ({'deadline_s': 7.0}, 'Max: 1.0'), ({'mode': 'fly'}, 'slow, stop'),
     ({'gains': [1.0]}, 'give two gains'), ({'reserve_s': 0.5}, 'reserve_s must be less')])
 def test_a_node_cannot_start_with_a_bad_value(make, override, reason):
+    with pytest.raises(ParameterError, match=reason):
+        make(**override)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What nodes warn of."""
+    told = []
+    monkeypatch.setattr(RcutilsLogger, 'warning', lambda self, message, **options: told.append(message))
+    return told
+
+
+def test_a_former_name_is_taken_at_the_start_with_a_warning_that_names_the_new_one(make, warnings):
+    node, parameters = make(v_max=0.2)
+    assert parameters['linear.x.max_velocity'] == node.get_parameter('v_max').value == 0.2
+    assert len(warnings) == 1 and re.search('v_max is deprecated.*: use linear.x.max_velocity', warnings[0])
+    _, parameters = make(**{'v_max': 0.2, 'linear.x.max_velocity': 0.2})
+    assert parameters['linear.x.max_velocity'] == 0.2
+
+
+def test_a_former_name_is_set_with_a_warning_and_follows_the_new_one(make, warnings):
+    changes = []
+    node, parameters = make(lambda name, value: changes.append((name, value)))
+    assert change(node, v_max=0.3).successful and len(warnings) == 1
+    assert parameters['linear.x.max_velocity'] == node.get_parameter('linear.x.max_velocity').value == 0.3
+    assert change(node, **{'linear.x.max_velocity': 0.4}).successful and len(warnings) == 1
+    assert parameters['linear.x.max_velocity'] == node.get_parameter('v_max').value == 0.4
+    assert changes == [('linear.x.max_velocity', 0.3), ('linear.x.max_velocity', 0.4)]
+    for value in (-1.0, float('nan')):
+        refused = change(node, v_max=value)
+        assert not refused.successful and 'out of range' in refused.reason and parameters['linear.x.max_velocity'] == 0.4
+
+
+def test_a_former_and_a_new_name_with_different_values_are_refused(make):
+    both = {'v_max': 0.2, 'linear.x.max_velocity': 0.3}
+    with pytest.raises(ParameterError, match=r'v_max \(0.2\) .* \(0.3\): give linear.x.max_velocity alone'):
+        make(**both)
+    node, parameters = make()
+    refused = change(node, **both)
+    assert not refused.successful and 'give linear.x.max_velocity alone' in refused.reason
+    assert parameters['linear.x.max_velocity'] == node.get_parameter('v_max').value == 0.6
+    assert change(node, **{'v_max': 0.2, 'linear.x.max_velocity': 0.2}).successful
+
+
+@pytest.mark.parametrize('override, reason', [({'v_max': -1.0}, 'linear.x.max_velocity'), ({'v_max': 1}, 'decimal point')])
+def test_a_bad_value_of_a_former_name_is_refused_at_the_start(make, override, reason):
     with pytest.raises(ParameterError, match=reason):
         make(**override)
 

@@ -23,14 +23,17 @@ def fixed(param: Param) -> str:
 
 
 def meaning(param: Param) -> str:
-    return param.description + (' (with `allow_faults` alone)' if param.fault else '')
+    notes = [*(['with `allow_faults` alone'] if param.fault else []),
+             *([f'formerly `{param.formerly}`'] if param.formerly else [])]
+    return param.description + (f' ({"; ".join(notes)})' if notes else '')
 
 
 def tables() -> str:
     lines = ['# Parameters', '',
              'Written by `tools/parameter_tables.py` from `worldmodel_ros/parameters/`, which the nodes declare them from; a',
              'test keeps the two equal. The files in `config/` set some of them otherwise, for one deployment. Fixed ones are',
-             'read when the node starts; those that are fixed while configured, when it is configured.']
+             'read when the node starts; those that are fixed while configured, when it is configured. A former name is',
+             'accepted for one release, with a warning.']
     for node, params in TABLES.items():
         lines += ['', f'## {node}', '', '| parameter | type | default | unit | allowed | fixed | meaning |',
                   '|---|---|---|---|---|---|---|']

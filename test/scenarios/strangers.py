@@ -75,7 +75,7 @@ def garbage_in_requests(rig: Rig) -> None:
         (MODEL, {'goal': 'the moon'}),
         (MODEL, {'model': 'another'}),
         (MODEL, {'reserve_s': 'much'}),
-        (GATE, {'v_max': math.nan}),
+        (GATE, {'linear.x.max_velocity': math.nan}),
         (GATE, {'on_timeout': 'go'}),
         (ROBOT, {'camera_rate_hz': 1e6}),
         (GATE, {'no_such_parameter': 1}),

@@ -1,4 +1,4 @@
-"""The parameters of the command gate."""
+"""The parameters of the command gate. The limits are named as those of ros2_controllers' diff_drive_controller."""
 
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.safety.gate import ACTIONS
@@ -29,11 +29,13 @@ PARAMETERS = (
           'times this from one point to the next', low=0.001, high=10.0),
     Param('command_interval_max_s', 0.1, 'longest time since the last command (steady clock) that the limits of change count: '
           'after a longer pause a command changes by no more than within this time. The control period', low=0.001, high=1.0),
-    Param('v_min', -0.3, 'lowest linear.x: the fastest backwards', 'm/s', high=0.0),
-    Param('v_max', 0.6, 'highest linear.x', 'm/s', low=0.0),
-    Param('a_max', 1.5, 'highest change of linear.x, of speeding up and of braking', 'm/s^2', low=0.001),
-    Param('w_max', 1.5, 'highest angular.z, both ways', 'rad/s', low=0.0),
-    Param('alpha_max', 6.0, 'highest change of angular.z, both ways', 'rad/s^2', low=0.001),
+    Param('linear.x.min_velocity', -0.3, 'lowest linear.x: the fastest backwards', 'm/s', high=0.0, formerly='v_min'),
+    Param('linear.x.max_velocity', 0.6, 'highest linear.x', 'm/s', low=0.0, formerly='v_max'),
+    Param('linear.x.max_acceleration', 1.5, 'highest change of linear.x, of speeding up and of braking', 'm/s^2', low=0.001,
+          formerly='a_max'),
+    Param('angular.z.max_velocity', 1.5, 'highest angular.z, both ways', 'rad/s', low=0.0, formerly='w_max'),
+    Param('angular.z.max_acceleration', 6.0, 'highest change of angular.z, both ways', 'rad/s^2', low=0.001,
+          formerly='alpha_max'),
     Param('interface', 'velocity', 'what the commands mean to the controller: twists are velocity, a joint trajectory is '
           'position', choices=INTERFACES, read_only=True),
     Param('joint_names', None, 'for joint outputs: the names that a chunk must carry, in order', read_only=True,

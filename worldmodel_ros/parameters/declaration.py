@@ -22,6 +22,7 @@ class Param:
     of one). `low` and `high` are inclusive. `unit`: need not be given for a name that ends in `_s`, `_ms`, `_hz` or `_mb`.
     `read_only`: as ROS has it; `while_configured`: cannot be changed while a lifecycle node is configured. `check` maps a value
     to the reason for refusing it, or None; the default is not checked so. A `fault` is there only with ALLOW_FAULTS.
+    `formerly`: the name that it had before, which is accepted for one release, with a warning.
 
     Raises ValueError for a default that is out of its own bounds or choices.
     """
@@ -37,6 +38,7 @@ class Param:
     while_configured: bool = False
     check: Callable[[Any], str | None] | None = None
     fault: bool = False
+    formerly: str = ''
     type: str = ''
 
     def __post_init__(self) -> None:

@@ -56,8 +56,10 @@ def retune(motion: Motion, values: Mapping[str, Any]) -> None:
 def make_limits(values: Mapping[str, Any]) -> Limits:
     """Return the limits of each axis. Raises ValueError where one is missing or impossible."""
     if values['output'] in TWIST_OUTPUTS:
-        names = ('v_min', 'v_max', 'w_max', 'a_max', 'alpha_max')
-        return TwistLimits(**{name: values[name] for name in names}).axes()
+        return TwistLimits(
+            v_min=values['linear.x.min_velocity'], v_max=values['linear.x.max_velocity'],
+            w_max=values['angular.z.max_velocity'], a_max=values['linear.x.max_acceleration'],
+            alpha_max=values['angular.z.max_acceleration']).axes()
     joints = values['joint_names'] or ()
     if not joints:
         raise ValueError(f'output {values["output"]} needs joint_names')

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -50,6 +51,9 @@ class Parameters(Mapping):
     parameters that depend on each other are changed together with `set_parameters_atomically`. Do not keep it
     in `node._parameters`: that is rclpy's.
 
+    The former name of a parameter is declared too, and has always the value of the new one. Whoever gives it, at the start or
+    later, is warned; both names with different values are refused.
+
     Of the parameters that are a `fault` none is declared unless ALLOW_FAULTS, which must come before them, is true: they
     cannot be set then, and read as their defaults.
 
@@ -64,15 +68,24 @@ class Parameters(Mapping):
         self._on_change = on_change
         self._consistent = consistent
         self._values: dict[str, Any] = {}
+        self._new_names: dict[str, str] = {}  # by the former ones
+        self._logger = node.get_logger()
         for param in params:
             if param.fault and not self._values[ALLOW_FAULTS.name]:
                 self._values[param.name] = _default(node, param)
                 continue
+            if param.formerly:
+                self._take_former(node, param)
             self._params[param.name] = param
             self._values[param.name] = _declare(node, param)
+            if param.formerly:
+                node.declare_parameter(
+                    param.formerly, _to_ros(self._values[param.name]), descriptor(replace(
+                        param, description=f'deprecated: use {param.name}', formerly='')), ignore_override=True)
         reason = consistent(self._values) if consistent else None
         if reason:
             raise ParameterError(reason)
+        node.add_pre_set_parameters_callback(self._both_names)
         node.add_on_set_parameters_callback(self._validate)
         node.add_post_set_parameters_callback(self._apply)
 
@@ -85,12 +98,46 @@ class Parameters(Mapping):
     def __len__(self) -> int:
         return len(self._values)
 
+    def _take_former(self, node: Node, param: Param) -> None:
+        """Give a parameter the value that its former name is given in a file or on the command line."""
+        given = node._parameter_overrides  # rclpy tells of what is given for a declared parameter alone
+        former, present = given.get(param.formerly), given.get(param.name)
+        self._new_names[param.formerly] = param.name
+        if former is None:
+            return
+        if present is not None and _plain(present.value) != _plain(former.value):
+            raise ParameterError(_contradiction(param.formerly, former.value, param.name, present.value))
+        self._warn(param.formerly)
+        given[param.name] = Parameter(param.name, former.type_, former.value)
+
+    def _warn(self, former: str) -> None:
+        self._logger.warning(f'parameter {former} is deprecated, and the next release will not know it: '
+                             f'use {self._new_names[former]}')
+
+    def _both_names(self, changes: list[Parameter]) -> list[Parameter]:
+        """Have a change of one of two names change the other one."""
+        given = {change.name for change in changes}
+        former_names = {new: former for former, new in self._new_names.items()}
+        result = list(changes)
+        for change in changes:
+            other = self._new_names.get(change.name) or former_names.get(change.name)
+            if other and other not in given:
+                result.append(Parameter(other, change.type_, change.value))
+            if change.name in self._new_names:
+                self._warn(change.name)
+        return result
+
     def _validate(self, changes: list[Parameter]) -> SetParametersResult:
-        values = {change.name: _plain(change.value) for change in changes if change.name in self._params}
+        given = {change.name: _plain(change.value) for change in changes}
+        values = {name: value for name, value in given.items() if name in self._params}
         for name, value in values.items():
             reason = self._params[name].refusal(value)
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
+        for former, new in self._new_names.items():
+            if {former, new} <= set(given) and given[former] != given[new]:
+                return SetParametersResult(
+                    successful=False, reason=_contradiction(former, given[former], new, given[new]))
         reason = self._consistent({**self._values, **values}) if self._consistent and values else None
         return SetParametersResult(successful=not reason, reason=reason or '')
 
@@ -123,6 +170,10 @@ def _declare(node: Node, param: Param) -> Any:
     if reason:
         raise ParameterError(reason)
     return value
+
+
+def _contradiction(former: str, old: Any, name: str, new: Any) -> str:
+    return f'{former} ({old}) is the former name of {name} ({new}): give {name} alone'
 
 
 def _is_array(value: Any) -> bool:
