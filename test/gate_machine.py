@@ -230,7 +230,7 @@ class GateMachine(RuleBasedStateMachine):
         if command is None:
             return
         age = (self.ros_now() - chunk.stamp) * 1e-9
-        assert -self.policy.future_tolerance - NEAR <= age <= 0.046 + NEAR and command.stamp == chunk.stamp > 0
+        assert -self.policy.future_tolerance - NEAR <= age <= 0.044 + NEAR and command.stamp == chunk.stamp > 0
         assert list(chunk.names) == list(NAMES) and all(map(math.isfinite, chunk.values))
         assert 0.01 <= chunk.step_period <= 0.5
         self.passed_at = self.now

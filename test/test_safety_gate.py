@@ -28,13 +28,13 @@ def test_nothing_is_sent_before_the_first_command():
 
 def test_a_late_command_is_refused_and_its_age_named():
     rig = Rig()
-    assert rig.offer(rig.chunk(), age=0.0461) is None
+    assert rig.offer(rig.chunk(), age=0.0441) is None
     assert rig.gate.counts.late == 1
-    assert rig.gate.last_refusal.text == 'the observation is 46.1 ms old, 46.0 ms are allowed'
+    assert rig.gate.last_refusal.text == 'the observation is 44.1 ms old, 44.0 ms are allowed'
 
 
 def test_a_command_at_the_limit_of_its_age_passes():
-    assert Rig().offer(Rig().chunk(), age=0.0459)
+    assert Rig().offer(Rig().chunk(), age=0.0439)
 
 
 def test_an_observation_from_the_future_is_refused_as_a_clock_mismatch():

@@ -14,7 +14,7 @@ from worldmodel_ros.safety.motion import VelocityMotion
 NAMES = ('linear.x', 'angular.z')
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
 TICK = 0.01
-ALLOWED = 0.046
+ALLOWED = 0.044
 
 SANE = st.floats(-2.0, 2.0)
 ANY_VALUE = st.one_of(SANE, st.floats(width=32))

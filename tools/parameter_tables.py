@@ -31,7 +31,7 @@ def meaning(param: Param) -> str:
 def tables() -> str:
     lines = ['# Parameters', '',
              'Written by `tools/parameter_tables.py` from `worldmodel_ros/parameters/`, which the nodes declare them from; a',
-             'test keeps the two equal. The files in `config/` set some of them otherwise, for one deployment. Fixed ones are',
+             'test keeps the two equal. Where a file in `config/` sets one otherwise, its comment says why. Fixed ones are',
              'read when the node starts; those that are fixed while configured, when it is configured. A former name is',
              'accepted for one release, with a warning.']
     for node, params in TABLES.items():

@@ -57,7 +57,7 @@ class Settings:
     `recovery_ticks`: so many ticks in a row must have been on time, with that headroom, before it is.
     """
 
-    reserve: float = 0.010
+    reserve: float = 0.012
     headroom: float = 0.003
     recovery_ticks: int = 3
 

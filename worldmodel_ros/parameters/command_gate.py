@@ -11,7 +11,7 @@ PARAMETERS = (
     Param('frame_id', 'base_link', 'frame of the twist, for twist_stamped', read_only=True),
     Param('deadline_s', 0.05, 'age of the observation (ROS time) at which the robot must have the command that answers it',
           low=0.001, high=10.0),
-    Param('delivery_reserve_s', 0.004, 'part of deadline_s kept for the way from here to the robot', low=0.0, high=1.0),
+    Param('delivery_reserve_s', 0.006, 'part of deadline_s kept for the way from here to the robot', low=0.0, high=1.0),
     Param('future_tolerance_s', 0.005, 'how far in the future an observation may be stamped, for clocks that differ a little',
           low=0.0, high=1.0),
     Param('command_timeout_s', 0.13, 'time without a passed command (steady clock) after which on_timeout applies; more than '

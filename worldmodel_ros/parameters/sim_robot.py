@@ -5,7 +5,7 @@ from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
 MAX_CLOCK_OFFSET = 900.0  # s
 
 PARAMETERS = (
-    Param('seed', 0, 'seed of the first simulated room (layout, colours, light, friction); a reset takes the next one. '
+    Param('seed', 1_000_003, 'seed of the first simulated room (layout, colours, light, friction); a reset takes the next one. '
           '0 to 999999 are training rooms', low=0, high=2**31 - 1, read_only=True),
     Param('randomise', True, 'colours, light, friction and camera noise follow the seed too, not the layout alone',
           read_only=True),

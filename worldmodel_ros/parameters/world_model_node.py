@@ -39,7 +39,7 @@ PARAMETERS = (
           'changes it, too'),
     Param('deadline_s', 0.05, 'age of the observation (ROS time) at which the robot must have the command',
           low=0.001, high=10.0),
-    Param('reserve_s', 0.010, 'part of deadline_s kept for the gate and the transport: where the '
+    Param('reserve_s', 0.012, 'part of deadline_s kept for the gate and the transport: where the '
           'model has not finished by deadline_s - reserve_s, the last plan goes on', low=0.0, high=1.0),
     Param('headroom_s', 0.003, 'by how much more a better tier must fit before it is taken up again', low=0.0, high=1.0),
     Param('recovery_ticks', 3, 'so many ticks in a row must be on time before a better tier is taken up again', low=1,

@@ -36,7 +36,7 @@ class Policy:
     """
 
     deadline: float = 0.05
-    delivery_reserve: float = 0.004
+    delivery_reserve: float = 0.006
     future_tolerance: float = 0.005
     command_timeout: float = 0.13
     on_timeout: str = 'stop'
