@@ -11,7 +11,7 @@ GENERATED = {'msg', 'srv'}
 DOCUMENT = ROOT / 'docs' / 'architecture.md'
 HAS_NO = {  # package -> libraries that none of its files may import
     **{name: {'rclpy'} for name in ('inputs', 'bags', 'model', 'kernels', 'cache', 'engine', 'serving')},
-    **{name: {'rclpy', 'torch'} for name in ('safety', 'control', 'sim', 'datasets')}}
+    **{name: {'rclpy', 'torch'} for name in ('safety', 'control', 'sim', 'datasets', 'parameters')}}
 
 
 def modules():

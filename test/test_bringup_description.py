@@ -144,6 +144,17 @@ def test_arguments_are_text_where_the_parameters_are():
                 assert (types[target] == 'string') == argument.text, f'{argument.name}, parameter {target}'
 
 
+def test_each_argument_has_a_help_of_its_own_or_the_declared_text_of_its_parameter(write):
+    own = bringup.load()
+    texts = {argument.name: own.help(argument) for argument in own.arguments}
+    assert all(texts.values())
+    rate, = (param for param in TABLES['bag_player'] if param.name == 'rate')
+    assert texts['rate'] == 'Seconds of the bag in one second. Allowed: 0.01 .. 100. Default: 1.0.' == rate.help()
+    assert texts['image'] == 'Topic of the raw camera image, relative to the namespace or absolute.'
+    with pytest.raises(bringup.DescriptionError, match="arguments: image: key 'description' is missing"):
+        bringup.load(write(lambda content: content['arguments']['image'].pop('description')))
+
+
 def test_the_recorder_and_the_simulated_robot_follow_the_topics_of_the_model():
     given = {'record': '/bag', 'image': '/front/image_raw', 'compressed_image': 'front/jpeg',
              'cmd_vel': '/base/cmd_vel'}

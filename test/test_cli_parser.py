@@ -60,6 +60,13 @@ def test_up_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
     assert "'colour' is unknown" in capsys.readouterr().err
 
 
+def test_up_shows_the_arguments_of_a_target_and_starts_nothing(capsys, tmp_path):
+    assert cli.main(['up', '--target', 'robot', '--show-args', '--logs', str(tmp_path / 'log')]) == 0
+    shown = capsys.readouterr().out
+    assert 'image_transport\n    Raw takes camera/image_raw' in shown and 'Allowed: raw, compressed. Default: raw.' in shown
+    assert 'seed\n' not in shown and not (tmp_path / 'log').exists()
+
+
 def test_demo_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):
     assert cli.main(['demo', '--set', 'colour:=red', '--out', str(tmp_path)]) == 1
     assert "'colour' is unknown" in capsys.readouterr().err

@@ -83,7 +83,7 @@ class Argument:
     """A value given at the start, by name, and the parameters and remappings that it sets."""
 
     name: str
-    description: str
+    description: str = ''         # empty: that of the parameter which it sets
     default: Any = None           # None: the parameter files decide
     text: bool = False            # the parameters are text: 007, no and 1e5 are, too. Otherwise it is read as YAML
     values: Mapping[Any, Any] = field(default_factory=dict)       # what a value stands for, where it is not itself
@@ -145,6 +145,15 @@ class Description:
         names = {node.name for node in self.nodes if target in (node.only_for or TARGETS)}
         return tuple(argument for argument in self.arguments
                      if names & {*argument.parameters, *argument.remappings})
+
+    def help(self, argument: Argument) -> str:
+        """Return what an argument is for: its own description, or else what is declared of the first parameter that it sets."""
+        if argument.description:
+            return argument.description
+        from worldmodel_ros.parameters.tables import TABLES  # only now: a node is started without
+        executables = {node.name: node.executable for node in self.nodes}
+        return next((param.help() for node, name in argument.parameters.items()
+                     for param in TABLES.get(executables[node], ()) if param.name == name), '')
 
     def _apply(self, node: NodeDescription, given: Mapping[str, Any], files: tuple[Path, ...],
                overrides: Mapping[str, Any]) -> NodeDescription:
@@ -245,7 +254,9 @@ class _Reader:
 
     def _argument(self, name: str, entry: Any, nodes: list[str]) -> Argument:
         where = f'arguments: {name}'
-        self._mapping(where, entry, {f.name for f in fields(Argument)} - {'name'}, required={'description'})
+        self._mapping(where, entry, {f.name for f in fields(Argument)} - {'name'})
+        if not entry.get('parameters'):
+            self._mapping(where, entry, required={'description'})
         values = self._mapping(f'{where}: values', entry.get('values') or {})
         text = entry.get('text', False)
         if not isinstance(text, bool):
@@ -257,7 +268,7 @@ class _Reader:
                 if node not in nodes:
                     raise self._error(
                         f'{where}: {key}', f"'{node}' is no node here: there are {', '.join(nodes)}")
-        return Argument(name, str(entry['description']), entry.get('default'), text, values, **targets)
+        return Argument(name, str(entry.get('description', '')), entry.get('default'), text, values, **targets)
 
     def _environment(self, where: str, value: Any) -> dict[str, str]:
         return {name: text.replace('{config}', str(self._path.parent))

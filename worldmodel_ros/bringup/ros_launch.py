@@ -58,7 +58,7 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
                               description='Bring the lifecycle nodes to active, also after a respawn.'),
         DeclareLaunchArgument('activation_timeout', default_value=str(ACTIVATION_TIMEOUT),
                               description='Seconds that this may take; the first start of a model can take minutes.'),
-        *(DeclareLaunchArgument(argument.name, description=argument.description,
+        *(DeclareLaunchArgument(argument.name, description=description.help(argument),
                                 default_value='' if argument.default is None else str(argument.default))
           for argument in description.arguments_for(target))]
 

@@ -47,7 +47,7 @@ def assignment(text: str) -> tuple[str, str]:
 def add_bringup(parser: argparse.ArgumentParser) -> None:
     """Add what changes the nodes that are brought up: `--set` and `--parameters`."""
     parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
-                        help='arguments of the bring-up, such as model and image (see config/bringup.yaml)')
+                        help='arguments of the bring-up, such as model and image (`worldmodel up --show-args` shows them all)')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
                         help='parameter files that win over those in config/')
 

@@ -12,6 +12,7 @@ examples:
   worldmodel up --namespace left right        two robots that do not hear each other
   worldmodel up --namespace left right --set server:=true     and that share one engine
   worldmodel up --set seed:=7 cmd_vel:=drive  values of config/bringup.yaml's arguments
+  worldmodel up --show-args                   which arguments there are, and what they are for
   worldmodel up --parameters mine.yaml        a parameter file that wins over those in config/
 
 Where a ROS 2 distribution is installed, `ros2 launch worldmodel_ros` starts the same nodes.
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--namespace', type=arguments.namespace, nargs='+', default=[''], metavar='NAME',
                         help='one robot for each namespace')
     arguments.add_bringup(parser)
+    parser.add_argument('--show-args', action='store_true', help='show the arguments that --set takes, and start nothing')
     arguments.add_start(parser)
     parser.set_defaults(run=_run)
 
@@ -49,6 +51,10 @@ def _run(chosen: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         description = load()
+        if chosen.show_args:
+            for argument in description.arguments_for(chosen.target):
+                print(f'{argument.name}\n    {description.help(argument)}')
+            return 0
         robots = [(name, description.resolve(chosen.target, values, chosen.parameters))
                   for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))]
         with Supervisor(description.environment, chosen.logs, arguments.domain_id() or 0,
