@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldmodel_ros.engine.step_times import SESSION
 from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
-from .types import Listener, Prediction
+from .responder import Listener, Prediction
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Session
@@ -24,7 +24,7 @@ _JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quanti
 Job = Callable[['Session'], Any]
 
 
-class SpareTime:
+class BackgroundWork:
     """
     Work that can wait, most urgent first. A piece of it is begun only if, by the high quantile of what such
     pieces took, it is over when the next observation comes; what never fits is never done, but for one prediction's

@@ -11,8 +11,7 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.control.ladder import NS, Counts, Tier, Verdict
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Answer, Prediction
+from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.world_model.camera import LargeImageAdvice

@@ -8,7 +8,7 @@ import numpy as np
 from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 
-from worldmodel_ros.control.types import Answer
+from worldmodel_ros.control.responder import Answer
 from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.qos import COMMAND

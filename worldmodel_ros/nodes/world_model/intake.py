@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from sensor_msgs.msg import CompressedImage, Image
 
-from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.responder import Observation
 from worldmodel_ros.inputs.executed import ExecutedActions
 from worldmodel_ros.inputs.frames import Frames
 from worldmodel_ros.inputs.images import ImageError

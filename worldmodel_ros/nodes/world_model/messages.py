@@ -12,7 +12,7 @@ from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.control.maneuvers import path
-from worldmodel_ros.control.types import Answer, Prediction
+from worldmodel_ros.control.responder import Answer, Prediction
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture, Timings
 from worldmodel_ros.nodes.common.images import to_jpeg
 

@@ -9,7 +9,7 @@ from sensor_msgs.msg import CompressedImage
 from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros.control.ladder import Tier
-from worldmodel_ros.control.types import Answer, Prediction
+from worldmodel_ros.control.responder import Answer, Prediction
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
 from worldmodel_ros.nodes.common.images import to_jpeg
 from worldmodel_ros.nodes.common.qos import COMMAND, STATUS

@@ -13,8 +13,8 @@ def judge(engine: Any, activation: Activation) -> tuple[bytes, str]:
     if activation.trouble:
         return ERROR, activation.trouble
     warnings = []
-    if activation.worker.trouble:
-        warnings.append(f'driving with the own model: {activation.worker.trouble}')
+    if activation.worker.degraded_reason:
+        warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
     if engine.trouble:
         warnings.append(f'the model is being restored: {engine.trouble}')
     if unheard := activation.executed.trouble(time.monotonic()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.control.ladder import Counts, Tier
-from worldmodel_ros.control.types import Answer, Observation
+from worldmodel_ros.control.responder import Answer, Observation
 from worldmodel_ros.inputs.ticks import NS, misfit
 from worldmodel_ros.safety.gate import Policy
 

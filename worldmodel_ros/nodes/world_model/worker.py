@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from rclpy.node import Node
 
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Listener
+from worldmodel_ros.control.responder import Listener, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.serving.client.failover import FailoverWorker
 from worldmodel_ros.serving.transport.address import socket_path
@@ -22,7 +21,7 @@ def make_worker(node: Node, server: str, engine: Any, executed: Callable[[int | 
     logger = node.get_logger()
 
     def say(text: str) -> None:
-        if worker.trouble:
+        if worker.degraded_reason:
             logger.warning(text)
         else:
             logger.info(text)
