@@ -16,8 +16,9 @@ from std_srvs.srv import Trigger
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
 from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, header, relative_pose, time_message
+from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, relative_pose
 from worldmodel_ros.sim.world import LIMITS, World
 from worldmodel_ros.srv import WhatIf
 
@@ -162,8 +163,7 @@ class TrueFutures:
         return response
 
     def _answer(self, request: WhatIf.Request, response: WhatIf.Response, start: float) -> None:
-        stamp = request.observation_stamp.sec * 1_000_000_000 + request.observation_stamp.nanosec
-        observation = self._observations.find(stamp)
+        observation = self._observations.find(nanoseconds(request.observation_stamp))
         goal = what_if_request.goal(request, self._askable)
         allowed = what_if_request.allowed_time(request)
         deadline = start + allowed if allowed else math.inf

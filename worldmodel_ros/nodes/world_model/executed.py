@@ -63,7 +63,7 @@ class ExecutedTopic:
             self._since = now
         self._newest = now
 
-    def trouble(self, now: float) -> str:
+    def degraded_reason(self, now: float) -> str:
         """Return, and log, what is wrong and what to do where nothing is heard of what is commanded; else ''."""
         since, newest = self._since, self._newest
         if since is None or newest - since < _PATIENCE or now - newest > _PATIENCE:

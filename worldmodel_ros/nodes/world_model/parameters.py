@@ -9,7 +9,7 @@ from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL
 from worldmodel_ros.engine.faults import Faults
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.inputs import executed
-from worldmodel_ros.inputs.frames import FrameSettings
+from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.nodes.common.parameters import ALLOW_FAULTS, Param
 from worldmodel_ros.serving.transport.address import AddressError, socket_path
 

@@ -24,8 +24,9 @@ from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
+from worldmodel_ros.nodes.common.messages import float32s, header, nanoseconds
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.world_model import messages
+from worldmodel_ros.nodes.world_model.outputs import frames
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
@@ -113,7 +114,7 @@ class SlowServices:
         except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
             promise.cancel()
             answer = Answer(0)
-        response.header = messages.header(answer.stamp, context.camera_frame)
+        response.header = header(answer.stamp, context.camera_frame)
         response.branches = [_branch(context, name, future, answer.stamp, question.goal)
                              for name, future in answer.branches]
         response.deadline_exceeded = not answer.complete
@@ -148,19 +149,19 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
     allowed = what_if_request.allowed_time(request)
     branches = what_if_request.branches(request, askable)
     return Question(branches, goal, now + (allowed or context.timeout),
-                    messages.nanoseconds(request.observation_stamp), context.denoising_steps)
+                    nanoseconds(request.observation_stamp), context.denoising_steps)
 
 
 def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
     spec = context.spec
     branch = WhatIfBranch(
-        name=name, frames=messages.frames(future.frames, stamp, spec.step_period, context.camera_frame),
-        collision_risk=messages.float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
+        name=name, frames=frames(future.frames, stamp, spec.step_period, context.camera_frame),
+        collision_risk=float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
     branch.actions = ActionChunk(
-        header=messages.header(stamp, context.base_frame), step_period=spec.step_period,
-        names=list(spec.action_names), values=messages.float32s(future.actions))
+        header=header(stamp, context.base_frame), step_period=spec.step_period,
+        names=list(spec.action_names), values=float32s(future.actions))
     if tuple(spec.action_names) == BASE:
-        branch.x, branch.y, branch.yaw = map(messages.float32s, path(future.actions, spec.step_period).T)
+        branch.x, branch.y, branch.yaw = map(float32s, path(future.actions, spec.step_period).T)
     return branch
 
 
