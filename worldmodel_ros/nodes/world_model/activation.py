@@ -19,7 +19,7 @@ from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS
-from worldmodel_ros.nodes.world_model.camera import Intake, LargeImageAdvice
+from worldmodel_ros.nodes.world_model.camera import Intake, IntakeSettings, LargeImageAdvice
 from worldmodel_ros.nodes.world_model.executed import ExecutedTopic
 from worldmodel_ros.nodes.world_model.outputs import Outputs
 from worldmodel_ros.nodes.world_model.parameters import ladder_settings
@@ -34,7 +34,7 @@ class Activation:
     """
     One activation of a node: a new episode, with a session that knows nothing.
 
-    `settings` are the node's parameters, read again whenever they matter. Where the making of it fails, nothing is left
+    `settings` are the node's parameters, read here and in `settings_changed`. Where the making of it fails, nothing is left
     of it. Its methods belong to the executor's thread, but those of a control.responder.Listener, which it is.
     """
 
@@ -44,10 +44,11 @@ class Activation:
         self._outputs, self._advice, self._refusals = outputs, advice, refusals
         self.missing_input = ''  # why the robot is stopped for want of observations
         self.statistics = Statistics()
-        self.intake = Intake(engine.spec, settings, executed.actions, lambda: node.get_clock().now().nanoseconds,
-                              refusals, advice, node.get_logger())
+        self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
+                             lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
         self.intake.goal = goal
         self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
+        self._camera_timeout = settings['camera_timeout_s']
         self.worker = make_worker(node, settings['server'], engine, executed.actions.mean, self.responder, self)
         self._undo = ExitStack()
 
@@ -63,7 +64,7 @@ class Activation:
         undo.callback(self._answer_timer.destroy)
         self._camera_timer = OneShot(self._node, self._on_camera_silent)
         undo.callback(self._camera_timer.destroy)
-        self._camera_timer.arm(self._settings['camera_timeout_s'])
+        self._camera_timer.arm(self._camera_timeout)
         # What lives now lives until the node is deactivated; walking it again and again would cost milliseconds.
         gc.collect()
         gc.freeze()
@@ -79,7 +80,7 @@ class Activation:
         self.intake.frames.size = self.worker.image_size
         sound, observation = self.intake.take(message)
         if sound:
-            self._camera_timer.arm(self._settings['camera_timeout_s'])
+            self._camera_timer.arm(self._camera_timeout)
         if self.intake.frames.frozen:
             self._stop_for_missing_input('the camera is frozen: it repeats one image although the robot moves, or although '
                                          'its images have differed by noise before')
@@ -99,7 +100,9 @@ class Activation:
 
     def settings_changed(self) -> None:
         """Go on by the parameters as they are now."""
+        self.intake.settings = IntakeSettings.of(self._settings)
         self.responder.settings = ladder_settings(self._settings)
+        self._camera_timeout = self._settings['camera_timeout_s']
 
     def answered(self, answer: Answer) -> None:
         """Publish an answer, the command first. Called by the engine's thread or the executor's, one at a time."""
@@ -125,7 +128,7 @@ class Activation:
             self.intake.begin_episode()
 
     def _on_camera_silent(self) -> None:
-        silent = self._settings['camera_timeout_s']
+        silent = self._camera_timeout
         self._camera_timer.arm(silent)
         self._stop_for_missing_input(f'no image that can be used has come for {silent:g} s')
         self._advice.silent(time.monotonic() - self._begun)

@@ -20,7 +20,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from worldmodel_ros.control.responder import Observation
 from worldmodel_ros.inputs.executed import ExecutedActions
 from worldmodel_ros.inputs.images import ImageError
-from worldmodel_ros.inputs.ticks import Frames, Pace
+from worldmodel_ros.inputs.ticks import Frames, FrameSettings, Pace
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS, nanoseconds
 from worldmodel_ros.nodes.world_model.parameters import frame_settings
@@ -42,14 +42,30 @@ class Taken(NamedTuple):
     observation: Observation | None = None
 
 
+class IntakeSettings(NamedTuple):
+    """
+    Times in s. `deadline`: from the stamp of an image to its answer. `future_tolerance`: so far ahead of ROS time a stamp
+    may be. `frames`: which images are ticks.
+    """
+
+    deadline: float
+    future_tolerance: float
+    frames: FrameSettings
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> 'IntakeSettings':
+        """Return what the node's parameters say."""
+        return cls(parameters['deadline_s'], parameters['future_tolerance_s'], frame_settings(parameters))
+
+
 class Intake:
     """
     The images of one activation. `goal` is given to each observation; `frames` finds the ticks among them.
 
-    `settings` are the node's parameters, read anew for every image; `ros_now` returns ROS time [ns].
+    `settings` and `goal` may be changed at any time; `ros_now` returns ROS time [ns].
     """
 
-    def __init__(self, spec: Any, settings: Mapping[str, Any], executed: ExecutedActions,
+    def __init__(self, spec: Any, settings: IntakeSettings, executed: ExecutedActions,
                  ros_now: Callable[[], int], refusals: Refusals, advice: 'LargeImageAdvice',
                  logger: RcutilsLogger) -> None:
         self.goal = ''
@@ -58,10 +74,10 @@ class Intake:
         self.episode = 0
         self.delay = 0.0       # s, age of the newest image on receipt
         self._sequence = 0
-        self._settings, self._executed, self._ros_now = settings, executed, ros_now
+        self.settings, self._executed, self._ros_now = settings, executed, ros_now
         self._refusals, self._advice, self._logger = refusals, advice, logger
         self.frames = Frames(spec.step_period, spec.image_size)
-        self._begin_anew = False
+        self._starts_over = False
         self._begin_episode()
 
     def next_sequence(self) -> int:
@@ -71,23 +87,23 @@ class Intake:
 
     def begin_episode(self) -> None:
         """Make the next image the first of a new episode, and trust the camera again. From any thread."""
-        self._begin_anew = True
+        self._starts_over = True
 
     def take(self, message: Image | CompressedImage) -> Taken:
         """Judge an image that was received just now."""
-        received, settings = time.monotonic(), self._settings
-        if self._begin_anew:
-            self._begin_anew = False
+        received, settings = time.monotonic(), self.settings
+        if self._starts_over:
+            self._starts_over = False
             self.frames.forget()
         stamp = nanoseconds(message.header.stamp)
         now = self._ros_now()
         self.delay = age = (now - stamp) / NS
-        if age < -settings['future_tolerance_s']:
+        if age < -settings.future_tolerance:
             return self._refuse('stamp in the future', f'the image is stamped {-age:.3f} s ahead of ROS '
                                 'time: synchronise the clocks, and give all nodes the same use_sim_time')
         try:
             pace, picture = self.frames.take(
-                message, stamp, self._executed.moving(now), received, frame_settings(settings))
+                message, stamp, self._executed.moving(now), received, settings.frames)
         except ImageError as error:
             self._advice.refused(message, error)
             return self._refuse(error.kind, str(error))
@@ -103,7 +119,7 @@ class Intake:
         if pace is Pace.NEW_EPISODE:
             self._begin_episode()
         self.stamp, self.camera_frame = stamp, message.header.frame_id
-        deadline = settings['deadline_s']
+        deadline = settings.deadline
         stale = f'the image was {age * 1e3:.0f} ms old on receipt, {deadline * 1e3:.0f} ms are allowed'
         return Taken(True, Observation(
             picture, stamp, received, received + deadline - max(0.0, age), self.episode, self.next_sequence(),

@@ -104,8 +104,9 @@ class WorldModelNode(LifecycleNode):
         realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         engine.warm_up()
         self._warm_up = time.monotonic() - loaded
-        engine.backend = FaultyBackend(engine.backend, self._faults)
-        set_faults(self._faults, settings)
+        if settings['allow_faults']:
+            engine.backend = FaultyBackend(engine.backend, self._faults)
+            set_faults(self._faults, settings)
         self._outputs = Outputs(self, spec.action_names, spec.step_period, settings['base_frame'])
         undo.callback(self._outputs.destroy)
         self._subscribe()
@@ -226,8 +227,8 @@ class WorldModelNode(LifecycleNode):
         return Context(
             activation.worker, engine.spec, activation.intake.goal, activation.intake.camera_frame, settings['base_frame'],
             settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
-            SessionFolder(Path(folder).expanduser() if folder else default_folder(), settings['session_files_max'],
-                          settings['session_disk_mb']))
+            lambda: SessionFolder(Path(folder).expanduser() if folder else default_folder(),
+                                  settings['session_files_max'], settings['session_disk_mb']))
 
     def _report(self) -> diagnostics.Report:
         engine, activation = self._engine, self._activation

@@ -41,7 +41,7 @@ class _NotYet(Exception):
 class Context:
     """
     What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s];
-    `denoising_steps`: of what is imagined for it.
+    `denoising_steps`: of what is imagined for it. `sessions`: gives where they are kept.
     """
 
     worker: Worker
@@ -52,7 +52,7 @@ class Context:
     horizon: float
     timeout: float
     denoising_steps: int
-    sessions: SessionFolder
+    sessions: Callable[[], SessionFolder]
 
 
 class SlowServices:
@@ -130,12 +130,12 @@ class SlowServices:
         response.elapsed = time.monotonic() - start
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        took = context.worker.save(context.sessions, request.path, _FILE_TIMEOUT)
+        took = context.worker.save(context.sessions(), request.path, _FILE_TIMEOUT)
         self._node.get_logger().info(f'session {request.path} saved: {took}')
         response.success, response.message = True, request.path
 
     def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        took = context.worker.load(context.sessions, request.path, _FILE_TIMEOUT)
+        took = context.worker.load(context.sessions(), request.path, _FILE_TIMEOUT)
         self._node.get_logger().info(f'session {request.path} loaded: {took}')
         response.success, response.message = True, request.path
 
