@@ -1,22 +1,18 @@
 """
 The services of the world model that take a while: what-if questions, sessions to and from files.
 
-They are served by an executor and a thread of their own, because rclpy has no answer that is given later: on
-the node's own executor a question would hold up its images. The work itself is done by the engine's thread,
-between two ticks.
+They are served by an executor and a thread of their own. The work itself is done by the engine's thread, between two
+ticks.
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass
 from typing import Any
 
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
-from rclpy.node import Node
 
 from worldmodel_ros.control.maneuvers import path
 from worldmodel_ros.control.worker import Worker
@@ -25,6 +21,7 @@ from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionE
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
 from worldmodel_ros.nodes.common.messages import float32s, header, nanoseconds
+from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.nodes.world_model.outputs import frames
 from worldmodel_ros.srv import SessionFile, WhatIf
@@ -55,36 +52,18 @@ class Context:
     sessions: Callable[[], SessionFolder]
 
 
-class SlowServices:
+class SlowServices(ServiceThread):
     """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node."""
 
     def __init__(self, node: LifecycleNode, context: Callable[[], Context | None]) -> None:
         """`context` returns None while the node is not active."""
+        super().__init__(node, f'_{node.get_name()}_services', 'services')
         self._context = context
-        # Without the global arguments: they would give it the name of the node that it serves for.
-        self._node = Node(f'_{node.get_name()}_services', namespace=node.get_namespace(),
-                          context=node.context, use_global_arguments=False, enable_rosout=False,
-                          start_parameter_services=False)
         for kind, name, answer in (
                 (WhatIf, 'what_if', self._what_if), (SessionFile, 'save_session', self._save),
                 (SessionFile, 'load_session', self._load)):
-            self._node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
-        self._executor = SingleThreadedExecutor(context=node.context)
-        self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name='services', daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish the request in progress and end."""
-        self._executor.shutdown()
-        self._thread.join()
-        self._node.destroy_node()
-
-    def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
+            self.node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
+        self.start()
 
     def _contained(self, answer: Callable) -> Callable:
         def serve(request: object, response: object) -> object:
@@ -99,7 +78,7 @@ class SlowServices:
             except CancelledError:
                 response.success, response.message = False, 'the node was deactivated meanwhile'
             except Exception as error:  # an executor that lets it through ends, and the services with it
-                self._node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
+                self.node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
                 response.success, response.message = False, f'{type(error).__name__}: {error}'
             return response
         return serve
@@ -131,12 +110,12 @@ class SlowServices:
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
         took = context.worker.save(context.sessions(), request.path, _FILE_TIMEOUT)
-        self._node.get_logger().info(f'session {request.path} saved: {took}')
+        self.node.get_logger().info(f'session {request.path} saved: {took}')
         response.success, response.message = True, request.path
 
     def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
         took = context.worker.load(context.sessions(), request.path, _FILE_TIMEOUT)
-        self._node.get_logger().info(f'session {request.path} loaded: {took}')
+        self.node.get_logger().info(f'session {request.path} loaded: {took}')
         response.success, response.message = True, request.path
 
 
