@@ -107,7 +107,7 @@ class Listener(Protocol):
         """A predicted future with its pictures, after the command is out."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Something failed and was given up; `restarted`: the session has begun anew."""
+        """Something failed and was given up; `restarted`: the session has begun again."""
 
 
 class Responder:
@@ -236,8 +236,7 @@ class Responder:
         in time. `finish`: when that ladder had expected to have it.
         """
         with self._lock:
-            self._remember(observation, plan)
-            in_time = self._planned <= observation.due - self.settings.reserve
+            in_time = self._remember(observation, plan)
             if self._is_open(observation):
                 self._finish = finish
                 decision = self._ladder.relay(tier, self._planned, observation.due, reason)
@@ -306,12 +305,15 @@ class Responder:
     def _is_open(self, observation: Observation) -> bool:
         return self._open is not None and self._open.number == observation.number
 
-    def _remember(self, observation: Observation, plan: np.ndarray) -> None:
-        """Take a plan as the last one, if it has come in time, and nobody has asked for another goal meanwhile."""
+    def _remember(self, observation: Observation, plan: np.ndarray) -> bool:
+        """
+        Return whether a plan has come in time. If so it is the last one from now on, unless another goal was set meanwhile.
+        """
         self._planned = self._clock()
         in_time = self._planned <= observation.due - self.settings.reserve
         if in_time and (observation.episode, observation.goal) == self._course:
             self._plan.remember(plan, observation.stamp)
+        return in_time
 
     def _pass_over(self, observation: Observation) -> None:
         if observation.stale:

@@ -25,7 +25,7 @@ GAP = 1.5  # step periods between two ticks; with more, images are missing
 # rates it does not hold, and there the mean step is the model's.
 _FOLLOW = 5
 _SPACINGS = 3  # of images, whose median is the camera's own; so few, as cameras change their rate in the dark
-# A tick that comes so many spacings after it was due stands for an image that was lost, and the grid begins anew with
+# A tick that comes so many spacings after it was due stands for an image that was lost, and the grid begins again with
 # it: one step is wrong. To come back to the old grid, the next one would be, too.
 _LOST = 0.75
 

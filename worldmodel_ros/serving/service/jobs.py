@@ -27,7 +27,7 @@ class Job:
 
     @property
     def stale(self) -> bool:
-        """Whether the client has begun anew since."""
+        """Whether the client has begun again since."""
         return self.generation != self.client.generation
 
     def work(self, unit: Unit, tier: Tier) -> Work | None:

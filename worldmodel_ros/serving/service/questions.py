@@ -69,7 +69,7 @@ class Waiting:
         model. Raises QuestionError. The service's thread's."""
         best = self.client.models[0]
         if self.generation != self.client.generation or not best.current(self.generation):
-            raise QuestionError('nothing has been observed yet, or the session has begun anew: ask after a tick')
+            raise QuestionError('nothing has been observed yet, or the session has begun again: ask after a tick')
         asked = Asked(Inquiry(self.question, best.session, best.stamp), self.promise)
         branches = []
         for index in range(len(asked.inquiry)):

@@ -1,4 +1,4 @@
-"""What is under way for all clients of the service: makes requests of what they want, and replies of what became of it.
+"""What is in flight for all clients of the service: makes requests of what they want, and replies of what became of it.
 
 Not thread-safe: the service calls it under its lock, and calls what `take_deliveries` gave it without.
 """
@@ -93,7 +93,7 @@ class Requests:
         self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
 
     def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
-        """A reset, a failure or the end of a session: what is under way for it comes to nothing."""
+        """A reset, a failure or the end of a session: what is in flight for it comes to nothing."""
         client.begin_anew(event, reason)
         self._scheduler.close(client.number, now)
         self._settle(now)

@@ -159,7 +159,7 @@ class Service:
             folder, name, partial(self._call, session, loads=True))
 
     def reset(self, session: int) -> None:
-        """Forgets what was seen. What is under way comes to nothing: ticks are not replied to."""
+        """Forgets what was seen. What is in flight comes to nothing: ticks are not replied to."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:
