@@ -17,7 +17,7 @@ from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.quantiles import Quantiles
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.inputs import images
-from worldmodel_ros.inputs.frames import FrameSettings
+from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.model.presets import TINY
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'config' / 'evaluate'

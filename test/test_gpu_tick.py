@@ -10,7 +10,7 @@ from fake_engine import FakeClock, FakeEngine, FakeSession
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
-from worldmodel_ros.control.background_work import SpareTime
+from worldmodel_ros.control.background_work import BackgroundWork
 from worldmodel_ros.engine.backends.compiled_layers import compile_layers, not_compiled
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.backends.torch import TorchBackend
@@ -245,7 +245,7 @@ def test_questions_beside_ticks_need_not_fit_and_are_not_asked_on_while_the_devi
     session, observed = FakeSession(engine), 1
     engine.sleep = lambda seconds: passed.append(seconds)
     passed = []  # a unit each
-    spare = SpareTime(engine, step_period=0.1, listener=None, clock=clock)
+    spare = BackgroundWork(engine, step_period=0.1, listener=None, clock=clock)
     promise = spare.ask(Question((Branch('left', 2, np.zeros((2, 2), np.float32)),), 'red', due=clock.now + 60.0))
 
     def step():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pixel_encodings import ALIKE, EXACT, uyvy
 from sensor_msgs.msg import CompressedImage, Image
 
-from worldmodel_ros.inputs import colours
+from worldmodel_ros.inputs import images
 from worldmodel_ros.inputs.images import ImageError, compressed_to_rgb, fit, to_rgb
 from worldmodel_ros.nodes.common.images import to_jpeg
 
@@ -212,17 +212,17 @@ def install_bridge(tmp_path, monkeypatch):
         monkeypatch.setenv('PYTHONPATH', str(tmp_path))
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, 'cv_bridge', raising=False)
-        colours.converter.cache_clear()
+        images.converter.cache_clear()
     yield install
     sys.modules.pop('cv_bridge', None)
-    colours.converter.cache_clear()
+    images.converter.cache_clear()
 
 
 def test_without_a_distribution_the_conversion_is_our_own(monkeypatch):
     monkeypatch.delenv('ROS_DISTRO', raising=False)
-    colours.converter.cache_clear()
-    assert colours.converter() is colours.convert_colour
-    colours.converter.cache_clear()
+    images.converter.cache_clear()
+    assert images.converter() is images.convert_colour
+    images.converter.cache_clear()
 
 
 BLIND_TO_PADDING = '''
@@ -235,7 +235,7 @@ class CvBridge:
 '''
 # As Jazzy's: its encodings are those of OpenCV's conversions, and the newer names of two of them are missing.
 OF_JAZZY = '''
-from worldmodel_ros.inputs.colours import convert_colour
+from worldmodel_ros.inputs.images import convert_colour
 class CvBridgeError(TypeError):
     pass
 class CvBridge:
@@ -253,12 +253,12 @@ CRASHING = 'import os; os.abort()'
 @pytest.mark.parametrize('source', [BLIND_TO_PADDING, CRASHING], ids=['blind to padding', 'crashing'])
 def test_a_cv_bridge_that_does_not_work_is_not_used(install_bridge, source):
     install_bridge(source)
-    assert colours.converter() is colours.convert_colour
+    assert images.converter() is images.convert_colour
 
 
 def test_a_cv_bridge_is_used_for_the_encodings_that_it_knows_and_no_others(install_bridge):
     install_bridge(OF_JAZZY)
-    colours.converter()
+    images.converter()
     from cv_bridge import CvBridge
     CvBridge.used.clear()
     for encoding, encoded in {**EXACT, **ALIKE}.items():
@@ -269,7 +269,7 @@ def test_a_cv_bridge_is_used_for_the_encodings_that_it_knows_and_no_others(insta
 
 def test_whatever_a_conversion_raises_refuses_the_image(install_bridge, monkeypatch):
     install_bridge(OF_JAZZY)
-    colours.converter()
+    images.converter()
     from cv_bridge import CvBridge, CvBridgeError
 
     def fail(*_):
@@ -283,8 +283,8 @@ def test_whatever_a_conversion_raises_refuses_the_image(install_bridge, monkeypa
 @pytest.mark.skipif(importlib.util.find_spec('cv_bridge') is None, reason='no cv_bridge is installed')
 def test_the_cv_bridge_that_is_installed_agrees_with_our_own_conversion():
     try:
-        converter = colours.cv_bridge_converter()
+        converter = images.cv_bridge_converter()
     except ImportError as error:
         pytest.skip(f'the cv_bridge that is installed cannot be imported: {error}')
-    agreeing = colours.probed(converter)
+    agreeing = images.probed(converter)
     assert {*EXACT, *ALIKE, 'mono8'} - {'uyvy', 'yuyv'} <= set(agreeing)

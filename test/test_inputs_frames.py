@@ -9,9 +9,8 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.inputs import images
-from worldmodel_ros.inputs.frames import Frames, FrameSettings
+from worldmodel_ros.inputs.ticks import NS, FrameSettings, Frames, Pace
 from worldmodel_ros.inputs.images import ImageError
-from worldmodel_ros.inputs.ticks import NS, Pace
 
 START = 1_000 * NS
 SIZE = (16, 16)

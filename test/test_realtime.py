@@ -1,7 +1,14 @@
-"""Real-time scheduling of a process's threads, where the kernel refuses some or all of it."""
+"""Real-time scheduling of a process's threads, where the kernel refuses some or all of it; the thread of an engine."""
+import contextlib
 import os
+import threading
+
+import pytest
 
 from worldmodel_ros import realtime
+from worldmodel_ros.control.work_thread import Urgency, WorkThread
+
+PATIENCE = 10.0  # s, for what takes milliseconds
 
 
 class Log:
@@ -37,11 +44,50 @@ def test_a_thread_is_urgent_by_turns_if_it_was_so_at_first(monkeypatch):
     monkeypatch.setattr(os, 'sched_setscheduler', lambda *given: scheduled.append((*given[:2], given[2].sched_priority)))
     monkeypatch.setattr(os, 'setpriority', lambda *given: None)
     monkeypatch.setattr(realtime, 'priority_of', lambda process: 20)
-    urgency = realtime.Urgency()
+    urgency = Urgency()
     for urgent in (True, False, False, True):
         urgency.urgent = urgent
     assert scheduled == [(0, os.SCHED_OTHER, 0), (0, os.SCHED_FIFO, 20)]
     monkeypatch.setattr(realtime, 'priority_of', lambda process: 0)
-    urgency = realtime.Urgency()
+    urgency = Urgency()
     urgency.urgent = False
     assert len(scheduled) == 2 and not urgency.urgent
+
+
+def test_what_is_handed_in_during_a_step_calls_for_another_and_a_failed_step_ends_nothing():
+    steps, failures, done = [], [], threading.Event()
+
+    def step():
+        steps.append(len(steps))
+        if len(steps) == 1:
+            with thread.wake:
+                thread.stir()
+        elif len(steps) == 2:
+            raise ValueError('of a step')
+        elif len(steps) == 3:
+            done.set()
+        return None
+    thread = WorkThread('test')
+    thread.start(step, failures.append)
+    assert done.wait(PATIENCE), 'it sleeps although something was handed in, or has ended'
+    thread.stop()
+    assert [str(error) for error in failures] == ['of a step']
+
+
+def test_the_surroundings_of_the_steps_are_entered_first_and_left_last_in_their_thread():
+    seen = []
+
+    @contextlib.contextmanager
+    def surroundings():
+        seen.append(('entered', threading.current_thread().name))
+        yield
+        seen.append(('left', threading.current_thread().name))
+    thread = WorkThread('test')
+    thread.start(lambda: seen.append('step'), print, surroundings)
+    thread.stop()
+    assert [seen[0], seen[-1]] == [('entered', 'test'), ('left', 'test')]
+
+    def failing():
+        raise ValueError('no device')
+    with pytest.raises(ValueError, match='no device'):
+        thread.start(None, None, failing)

@@ -11,8 +11,7 @@ from fake_engine import FakeEngine
 from fake_service import PLAN, FakeService, serving, wait_for
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
@@ -78,7 +77,7 @@ class Robot:
         return found[0]
 
     def drive_with_server(self):
-        wait_for(lambda: not self.worker.trouble)
+        wait_for(lambda: not self.worker.degraded_reason)
         for _ in range(2):
             assert by(self.tick()) == SERVER
 
@@ -124,7 +123,7 @@ def test_the_server_drives_and_its_answers_go_through_the_responder(robot, serve
     assert prediction.future.frames.shape == (4, 64, 64, 3) and prediction.observation.goal == 'red'
     assert prediction.timings['denoise'] == pytest.approx(0.004) and prediction.timings['total'] > 0.0
     assert robot.engine.sessions[0].observed == [], 'the own engine has worked too'
-    assert robot.worker.trouble == '' and robot.worker.backend == 'fake of the server'
+    assert robot.worker.degraded_reason == '' and robot.worker.backend == 'fake of the server'
 
 
 def test_the_server_is_told_what_was_executed_since_the_frame_before(robot, served):
@@ -146,7 +145,7 @@ def test_a_stale_frame_and_a_missing_goal_command_nothing(robot, served):
 def test_a_lower_tier_is_served_as_what_it_is(robot, served):
     from worldmodel_ros.serving import scheduler as scheduling
     served.service.tier = scheduling.Tier.SMALLER
-    wait_for(lambda: not robot.worker.trouble)
+    wait_for(lambda: not robot.worker.degraded_reason)
     answer = robot.tick()
     assert (answer.tier, answer.verdict, answer.reason) == (Tier.SMALLER, Verdict.DEGRADED, 'little time')
     assert answer.counts.smaller == 1 and by(answer) == SERVER
@@ -157,7 +156,7 @@ def test_when_the_server_dies_not_a_tick_is_missed(robot, served):
     served.stop()
     answers = [robot.tick() for _ in range(6)]
     assert all(answer.tier in (Tier.TWO_STEP, Tier.ONE_STEP, Tier.PLAN_ONLY, Tier.LAST_PLAN) for answer in answers)
-    assert by(answers[-1]) == OWN and 'is not used' in robot.worker.trouble
+    assert by(answers[-1]) == OWN and 'is not used' in robot.worker.degraded_reason
     assert sum('driving with the own model' in said for said in robot.said) == 1, robot.said
     served.start()
 
@@ -222,7 +221,7 @@ def test_late_answers_are_never_published_and_a_slow_server_is_left(robot, serve
 def test_a_server_that_comes_back_drives_again_after_its_trials_in_a_new_session(robot, served):
     robot.drive_with_server()
     served.stop()
-    wait_for(lambda: robot.worker.trouble)
+    wait_for(lambda: robot.worker.degraded_reason)
     served.start()
     sessions = len(served.service.closed)
     wait_for(lambda: served.service.listeners)
@@ -235,7 +234,7 @@ def test_a_server_that_comes_back_drives_again_after_its_trials_in_a_new_session
     assert TRIALS <= used.count(OWN) < 2 * TRIALS and used[-1] == SERVER
     assert used == sorted(used), 'the two took turns'
     assert len(served.service.closed) == sessions and len(served.service.listeners) == 1
-    assert 'drives' in robot.said[-1] and robot.worker.trouble == ''
+    assert 'drives' in robot.said[-1] and robot.worker.degraded_reason == ''
 
 
 def test_trials_that_fail_do_not_bring_the_server_back(robot, served):
@@ -251,7 +250,7 @@ def test_trials_that_fail_do_not_bring_the_server_back(robot, served):
 
 def test_without_a_server_the_own_engine_drives_from_the_start_and_says_why(path):
     with robot_at(path) as robot:
-        wait_for(lambda: 'no socket' in robot.worker.trouble)
+        wait_for(lambda: 'no socket' in robot.worker.degraded_reason)
         assert by(robot.tick()) == OWN
         time.sleep(0.6)
         assert len(robot.said) == 1, 'the same trouble is said again and again'
@@ -259,20 +258,20 @@ def test_without_a_server_the_own_engine_drives_from_the_start_and_says_why(path
 
 def test_a_server_of_another_robot_is_not_used(path):
     with serving(path, FakeService(replace(TINY, step_period=0.2))), robot_at(path) as robot:
-        wait_for(lambda: 'another robot: step_period' in robot.worker.trouble)
+        wait_for(lambda: 'another robot: step_period' in robot.worker.degraded_reason)
         assert by(robot.tick()) == OWN
 
 
 def test_a_larger_model_gets_larger_pictures_and_the_own_one_its_own(path):
     with serving(path, FakeService(replace(TINY, name='large', image_size=(128, 128)))) as served, \
             robot_at(path) as robot:
-        wait_for(lambda: not robot.worker.trouble)
+        wait_for(lambda: not robot.worker.degraded_reason)
         robot.size = robot.worker.image_size
         assert robot.size == (128, 128)
         robot.drive_with_server()
         assert served.service.ticks[-1].image.shape == (128, 128, 3)
         served.stop()
-        wait_for(lambda: robot.worker.trouble)
+        wait_for(lambda: robot.worker.degraded_reason)
         assert by(robot.tick()) == OWN
         served.start()
 
@@ -296,7 +295,7 @@ def test_questions_and_files_go_to_whoever_drives(robot, served, tmp_path):
     with pytest.raises(QuestionError, match='not kept'):
         robot.worker.ask(replace(question, stamp=-1)).result(5.0)
     served.stop()
-    wait_for(lambda: robot.worker.trouble)
+    wait_for(lambda: robot.worker.degraded_reason)
     robot.tick()
     assert robot.worker.ask(question).result(5.0).complete, 'the own engine does not answer'
     served.start()
@@ -337,5 +336,5 @@ def test_a_paused_robot_is_told_leaves_its_place_and_is_served_again_when_it_goe
         assert not running.service.listeners and len(running.service.closed) == 1
         assert any('nothing has come for 0.4 s' in text for text in robot.said)
         assert by(robot.tick()) == OWN  # who connects now has no session yet
-        wait_for(lambda: not robot.worker.trouble)
+        wait_for(lambda: not robot.worker.degraded_reason)
         assert by(robot.tick()) == SERVER  # without trials: it has done nothing wrong

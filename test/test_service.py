@@ -11,7 +11,7 @@ from worldmodel_ros.engine.noise import Noise
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.serving.scheduler import FIFO, Tier
-from worldmodel_ros.serving.service.client import Rhythm
+from worldmodel_ros.serving.service.client import TickTiming
 from worldmodel_ros.serving.service.messages import ServiceFull, SessionError
 from worldmodel_ros.serving.service.states import TRANSITIONS, Event, State, after
 
@@ -73,7 +73,7 @@ def test_the_frame_of_a_refused_tick_is_taken_in_when_there_is_time():
         rig.run(0.1)
     assert [reply.tier is Tier.NONE for reply in listener.replies] == [False, True, False]
     assert rig.backend.batches.count(('encode', 1)) == 3 and rig.service.stats()['frames_taken_in_later'] == 1
-    assert rig.service._clients[session].twins[0].session.frames_seen == 3
+    assert rig.service._clients[session].models[0].session.frames_seen == 3
 
 
 def test_a_frame_that_was_never_taken_in_leaves_its_action_in_the_mean():
@@ -106,26 +106,26 @@ def test_the_smaller_model_steps_in_and_sees_whole_runs_only():
     tight = TWO_STEPS - COSTS['denoise'] - 0.003
     rig = Rig(smaller={name: cost / 3 for name, cost in COSTS.items()}, pictures=False)
     session, listener = rig.open()
-    twin = rig.service._clients[session].twins[1]
+    smaller = rig.service._clients[session].models[1]
     frames = []
     for sequence, budget in enumerate((0.05, tight, tight, 0.05, tight), 1):
         rig.tick(session, sequence, budget)
         rig.run(0.1)
-        frames.append(twin.session.frames_seen)
+        frames.append(smaller.session.frames_seen)
     assert [reply.tier for reply in listener.replies[1:3]] == [Tier.SMALLER] * 2
     assert frames[:3] == [0, 1, 2]
     # The recovery goes by the smaller model until it is safe again: a run without a gap.
     assert listener.replies[3].tier is Tier.SMALLER and frames[3:] == [3, 4]
     # Meanwhile the best model takes in the frames, too, in idle time: its session stays whole, its step times fresh.
-    assert rig.service._clients[session].twins[0].session.frames_seen == 5
+    assert rig.service._clients[session].models[0].session.frames_seen == 5
     for sequence in range(6, 14):
         rig.tick(session, sequence, 0.06)
         rig.run(0.1)
     assert listener.replies[-1].tier is Tier.TWO_STEP
-    seen = twin.session.frames_seen
+    seen = smaller.session.frames_seen
     rig.tick(session, 14, tight)
     rig.run(0.1)
-    assert listener.replies[-1].tier is Tier.SMALLER and twin.session.frames_seen == 1 < seen
+    assert listener.replies[-1].tier is Tier.SMALLER and smaller.session.frames_seen == 1 < seen
 
 
 def test_a_newer_tick_supersedes_one_that_was_not_begun():
@@ -148,7 +148,7 @@ def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
     rig.tick(session, 5)
     assert listener.replies[-1].tier is Tier.NONE and 'sequence 5' in listener.replies[-1].reason
     rig.settle()
-    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+    assert rig.service._clients[session].models[0].session.frames_seen == 1
 
 
 @pytest.mark.parametrize('anew', ['reset', 'episode'])
@@ -167,7 +167,7 @@ def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
     rig.settle()
     reply, = listener.replies
     assert (reply.sequence, reply.tier) == (1, Tier.TWO_STEP)
-    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+    assert rig.service._clients[session].models[0].session.frames_seen == 1
     assert rig.service.stats()['stale_dropped'] == 1
 
 
@@ -206,7 +206,7 @@ def test_a_failed_tick_is_replied_to_and_the_next_frame_works(network):
     rig.tick(session, 3)
     rig.settle()
     assert listener.replies[2].tier is Tier.TWO_STEP and len(listener.replies) == 3
-    assert rig.service._clients[session].twins[0].session.frames_seen == 1
+    assert rig.service._clients[session].models[0].session.frames_seen == 1
     stats = rig.service.stats()
     assert stats['failed'] == 1 and stats['stale_dropped'] == 0
 
@@ -332,7 +332,7 @@ def test_a_branch_that_fails_fails_its_question_and_not_the_session():
     rig.tick(session, 2)
     rig.settle()
     assert listener.replies[-1].tier is Tier.TWO_STEP
-    assert rig.service._clients[session].twins[0].session.frames_seen == 2
+    assert rig.service._clients[session].models[0].session.frames_seen == 2
 
 
 def test_branches_all_the_time_delay_a_tick_by_no_more_than_is_allowed():
@@ -433,11 +433,11 @@ def test_states_follow_what_is_under_way():
 
 
 def test_a_tick_is_expected_as_early_as_the_last_ones_came():
-    rhythm = Rhythm(0.1)
-    assert rhythm.ticked(1.0) == pytest.approx(1.1)
-    assert rhythm.ticked(1.105) == pytest.approx(1.205)  # a late one says nothing about early ones
-    assert rhythm.ticked(1.2) == pytest.approx(1.295)    # 5 ms before it was due
-    assert rhythm.ticked(1.21) == pytest.approx(1.285)   # a stray one: no more than a quarter of the period
+    timing = TickTiming(0.1)
+    assert timing.ticked(1.0) == pytest.approx(1.1)
+    assert timing.ticked(1.105) == pytest.approx(1.205)  # a late one says nothing about early ones
+    assert timing.ticked(1.2) == pytest.approx(1.295)    # 5 ms before it was due
+    assert timing.ticked(1.21) == pytest.approx(1.285)   # a stray one: no more than a quarter of the period
 
 
 def test_noise_is_of_its_moment_however_it_was_drawn():

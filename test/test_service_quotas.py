@@ -30,7 +30,7 @@ def test_a_robot_that_ticks_too_often_is_refused_what_is_too_much_and_nothing_is
     assert len(tiers) == 200 and 145 <= len(refused) <= 155
     assert all(reply.plan is None for reply in refused)
     assert rig.service.stats()['over_rate'] == len(refused)
-    assert rig.service._clients[session].twins[0].session.frames_seen <= 55
+    assert rig.service._clients[session].models[0].session.frames_seen <= 55
     assert [reply.tier for reply in honest.replies] == [Tier.TWO_STEP] * 20 and rig.service.stats()['late'] == 0
 
 
@@ -61,7 +61,7 @@ def test_a_tick_that_is_due_sooner_than_the_least_is_refused_by_that(budget, wor
     rig.tick(session, 2)
     rig.settle()
     assert listener.replies[-1].tier is Tier.TWO_STEP  # its tier is none the worse for it
-    assert rig.service._clients[session].twins[0].session.frames_seen == 2
+    assert rig.service._clients[session].models[0].session.frames_seen == 2
 
 
 def test_questions_beyond_the_quota_are_refused_and_those_of_others_answered():

@@ -9,7 +9,7 @@ from fake_engine import FakeClock, FakeEngine
 from small_model import SMALL, small_checkpoint
 from timed_backend import COSTS, Rig
 
-from worldmodel_ros.control.background_work import SpareTime
+from worldmodel_ros.control.background_work import BackgroundWork
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionError
@@ -70,7 +70,7 @@ def test_32_plans_do_not_hold_up_a_tick():
     engine = FakeEngine(clock.sleep, policy=0.004, what_if=0.006)
     session = engine.open_session()
     session.observe(np.zeros((64, 64, 3), np.uint8), (0.0, 0.0))
-    spare = SpareTime(engine, 0.1, SimpleNamespace(), clock)
+    spare = BackgroundWork(engine, 0.1, SimpleNamespace(), clock)
     promise = spare.ask(Question(MANY, 'red', math.inf))
     longest = 0.0
     while not promise.done():

@@ -12,8 +12,7 @@ import pytest
 from fake_engine import FakeClock, FakeEngine
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.distributed.failure import RankFailure
 from worldmodel_ros.engine.session_folder import SessionFolder
@@ -34,7 +33,7 @@ class Rig:
         self.answers, self.predictions, self.failures, self.intervals = [], [], [], []
         self.responder = Responder(self, Settings(), 0.1, self.clock)
         self.worker = Worker(self.engine, self.executed, self.responder, self, self.clock)
-        self.worker._running = True
+        self.worker._thread.running = True
         self.sequence = 0
 
     def answered(self, answer):
@@ -634,7 +633,7 @@ def test_pictures_and_questions_are_no_urgent_work_but_what_the_ladder_is_measur
         urgent = True
 
     rig = Rig(denoise=0.04)
-    turns = rig.worker._urgency = Turns()
+    turns = rig.worker._thread._urgency = Turns()
     urgent = {}
     sleep = rig.engine.sleep
 

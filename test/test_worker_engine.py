@@ -8,8 +8,7 @@ from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.control.maneuvers import NAMES, maneuver
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Observation
+from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.faults import FaultyBackend, Faults

@@ -65,40 +65,40 @@ def test_silence_where_commands_should_be_heard_is_told_with_its_cause():
     with rig('configure') as node:
         executed = node.subject._executed
         stopped = command(executed, 0.0, 5.0, (0.0, 0.0))
-        assert not executed.trouble(stopped)
+        assert not executed.degraded_reason(stopped)
         begun = command(executed, 10.0, 0.9)
-        assert not executed.trouble(begun)
+        assert not executed.degraded_reason(begun)
         at = command(executed, begun, 0.5)
-        assert 'none was heard on /cmd_vel (geometry_msgs/msg/TwistStamped) for 1 s' in executed.trouble(at)
-        assert 'its publisher is silent' in executed.trouble(at)
-        assert not executed.trouble(at + 1.5)  # nothing is commanded any more
+        assert 'none was heard on /cmd_vel (geometry_msgs/msg/TwistStamped) for 1 s' in executed.degraded_reason(at)
+        assert 'its publisher is silent' in executed.degraded_reason(at)
+        assert not executed.degraded_reason(at + 1.5)  # nothing is commanded any more
 
         node.drive(0.3)
-        wait_for(lambda: not executed.trouble(at), 'the executed action')
+        wait_for(lambda: not executed.degraded_reason(at), 'the executed action')
         at = command(executed, at, 1.5)
-        assert executed.trouble(at)
+        assert executed.degraded_reason(at)
         node.drive(0.0)
-        wait_for(lambda: not executed.trouble(at), 'the stop')
+        wait_for(lambda: not executed.degraded_reason(at), 'the stop')
         at = command(executed, at, 1.5)
-        assert not executed.trouble(at), 'a gate that has stopped the robot falls silent'
+        assert not executed.degraded_reason(at), 'a gate that has stopped the robot falls silent'
 
         with stranger(node, Twist, 'cmd_vel'):
-            assert 'set enable_stamped_cmd_vel to false' in executed.trouble(at)
+            assert 'set enable_stamped_cmd_vel to false' in executed.degraded_reason(at)
 
 
 def test_a_wrong_topic_of_executed_actions_is_told():
     with rig('configure', executed_action_topic='elsewhere') as node:
         executed = node.subject._executed
         at = command(executed, 0.0, 1.5)
-        assert 'nobody publishes it: start the gate' in executed.trouble(at)
+        assert 'nobody publishes it: start the gate' in executed.degraded_reason(at)
         with stranger(node, String, 'elsewhere'):
-            assert 'std_msgs/msg/String is published there: set executed_action_topic' in executed.trouble(at)
+            assert 'std_msgs/msg/String is published there: set executed_action_topic' in executed.degraded_reason(at)
 
 
 def test_a_topic_that_tells_changes_only_may_be_silent():
     with rig('configure', executed_timeout_s=0.0) as node:
         node.drive(0.3)
-        assert not node.subject._executed.trouble(command(node.subject._executed, 0.0, 1.5))
+        assert not node.subject._executed.degraded_reason(command(node.subject._executed, 0.0, 1.5))
 
 
 def test_a_node_that_drives_unheard_says_so_in_its_diagnostics_and_in_its_log(capfd):

@@ -15,7 +15,7 @@ def film(node, seconds, rate):
     for k in range(round(seconds * rate)):
         stamp = start + round(k * NS / rate)
         node.images.publish(node.image(stamp=stamp))
-        wait_for(lambda: node.subject._activation._intake._frames._pacer._seen == stamp, 'the image')
+        wait_for(lambda: node.subject._activation.intake.frames._pacer._seen == stamp, 'the image')
     return np.array(node.subject._activation.statistics._stamps)
 
 

@@ -11,7 +11,7 @@ from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.nodes.world_model import services as world_model_services
-from worldmodel_ros.nodes.world_model.messages import nanoseconds
+from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 pytestmark = pytest.mark.ros

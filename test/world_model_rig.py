@@ -26,7 +26,7 @@ from visualization_msgs.msg import MarkerArray
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
 from worldmodel_ros.nodes.common.images import to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED
-from worldmodel_ros.nodes.world_model.messages import nanoseconds, time_message
+from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 NS = 1_000_000_000

@@ -3,13 +3,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from typing import Protocol
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT = 32 * 2**20  # bytes
-_NICENESS = -10
 
 
 class Logger(Protocol):
@@ -67,33 +65,3 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):
         return False
     return all([mallopt(_M_MMAP_THRESHOLD, _KEPT), mallopt(_M_TRIM_THRESHOLD, 4 * _KEPT)])
-
-
-class Urgency:
-    """
-    Has the calling thread run under SCHED_FIFO, if it did so when this was made, only while its work is `urgent`.
-
-    Linux gives real-time threads 95 % of a processor (sched(7), `sched_rt_runtime_us`) and then stops all of them there
-    for up to 50 ms, however urgent: a thread that fills a processor with work that can wait would have the watchdogs
-    throttled with it. Such work runs in the ordinary class, with a niceness that other programs do not have.
-    """
-
-    def __init__(self) -> None:
-        self._priority, self._urgent = priority_of(0), True
-        if self._priority:
-            try:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # counts in the ordinary class only
-            except PermissionError:
-                pass
-
-    @property
-    def urgent(self) -> bool:
-        """Whether the thread runs under SCHED_FIFO, where that is permitted."""
-        return self._urgent
-
-    @urgent.setter
-    def urgent(self, urgent: bool) -> None:
-        if self._priority and urgent is not self._urgent:
-            policy, priority = (os.SCHED_FIFO, self._priority) if urgent else (os.SCHED_OTHER, 0)
-            os.sched_setscheduler(0, policy, os.sched_param(priority))
-        self._urgent = urgent

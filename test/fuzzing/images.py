@@ -9,7 +9,7 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.inputs import images
-from worldmodel_ros.inputs.frames import Frames, FrameSettings
+from worldmodel_ros.inputs.ticks import Frames, FrameSettings
 from worldmodel_ros.inputs.images import ImageError
 
 from . import ros

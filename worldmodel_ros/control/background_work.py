@@ -1,4 +1,4 @@
-"""What an engine does between two observations: pictures, sessions to and from files, what-if questions."""
+"""What an engine does between two observations: images, sessions to and from files, what-if questions."""
 from __future__ import annotations
 
 import threading
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldmodel_ros.engine.step_times import SESSION
 from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
-from .types import Listener, Prediction
+from .responder import Listener, Prediction
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Session
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
 _POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
-_STARVED = 1.0  # s without pictures, after which they need not fit before the next observation any more
+_STARVED = 1.0  # s without images, after which they need not fit before the next observation any more
 _JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quantile, which one interruption may decide
 
 Job = Callable[['Session'], Any]
 
 
-class SpareTime:
+class BackgroundWork:
     """
-    Work that can wait, most urgent first. A piece of it is begun only if, by the high quantile of what such
-    pieces took, it is over when the next observation comes; what never fits is never done, but for one prediction's
-    pictures a second, since people and recordings are blind without. Where the device answers
-    questions beside ticks, these need not fit. `expire` is to be called between any two pieces of work, ticks too: a
-    question's time passes also where there is none to spare.
+    Work that can wait, most urgent first: images, sessions, questions.
 
-    Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the
-    session.
+    A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
+    comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
+    without. Where the device answers questions next to ticks, these need not fit. `expire` is to be called between any
+    two pieces of work, ticks too: a question's time passes also where there is none to spare.
+
+    Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.
     """
 
     def __init__(self, step_times: StepTimes, step_period: float, listener: Listener,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._step_times, self._period, self._listener, self._clock = step_times, step_period, listener, clock
         self._undecoded: Prediction | None = None
-        self._decoded_at = clock()  # s, when the last pictures were
+        self._decoded_at = clock()  # s, when the last images were
         self._jobs: deque[tuple[Job, Promise]] = deque()
         self._questions: deque[tuple[Question, Promise]] = deque()
         self._asking = threading.Lock()  # held by who adds a question or looks through them
@@ -48,12 +48,12 @@ class SpareTime:
 
     @property
     def undecoded(self) -> bool:
-        """Whether pictures wait to be decoded."""
+        """Whether images wait to be decoded."""
         return self._undecoded is not None
 
     @property
     def starved(self) -> bool:
-        """Whether it is so long since the last pictures that the next ones go first."""
+        """Whether it is so long since the last images that the next ones go first."""
         return self._clock() - self._decoded_at > _STARVED
 
     def show(self, prediction: Prediction | None) -> None:
@@ -122,17 +122,6 @@ class SpareTime:
             return self._patience(expected)
         return 0.0
 
-    def _decode(self, session: Session) -> None:
-        prediction, self._undecoded = self._undecoded, None
-        start = self._decoded_at = self._clock()
-        try:
-            session.decode(prediction.future)
-        except Exception as error:
-            self._listener.failed(f'decoding: {type(error).__name__}: {error}', error, False)
-            return
-        prediction.timings['decode'] = self._clock() - start
-        self._listener.predicted(prediction)
-
     def _inquire(self, session: Session, observed: int | None) -> None:
         """Begin the next question, or do one unit of the one in progress."""
         if self._inquiry is None:
@@ -152,6 +141,17 @@ class SpareTime:
         except Exception as error:
             self._inquiry = None
             promise.set_exception(error)
+
+    def _decode(self, session: Session) -> None:
+        prediction, self._undecoded = self._undecoded, None
+        start = self._decoded_at = self._clock()
+        try:
+            session.decode(prediction.future)
+        except Exception as error:
+            self._listener.failed(f'decoding: {type(error).__name__}: {error}', error, False)
+            return
+        prediction.timings['decode'] = self._clock() - start
+        self._listener.predicted(prediction)
 
     def _fits(self, duration: float, expected: float | None) -> bool:
         now = self._clock()

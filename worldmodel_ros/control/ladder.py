@@ -98,6 +98,33 @@ class Counts:
             setattr(self, name, getattr(self, name) + 1)
 
 
+class Recovery:
+    """
+    The best tier allowed at present, and how many good ticks in a row there were since it last changed.
+
+    It goes down at once and up again by one after some good ticks: what flickers is worse than what is plain.
+    """
+
+    def __init__(self) -> None:
+        self.best = Tier.TWO_STEP
+        self.streak = 0
+
+    def allow(self, best: Tier) -> None:
+        """Allow nothing better than `best` until enough good ticks have come."""
+        self.best, self.streak = best, 0
+
+    def ended(self, good: bool) -> None:
+        """Count a tick; `good`: it was in time, with room to spare for the next better tier."""
+        self.streak = self.streak + 1 if good else 0
+
+    def climb(self, better: Tier, ticks: int) -> bool:
+        """Allow a better tier if the last `ticks` were good; return whether it is allowed now."""
+        if self.streak < ticks:
+            return False
+        self.allow(better)
+        return True
+
+
 class Ladder:
     """
     The state of the ladder is its best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
@@ -111,15 +138,14 @@ class Ladder:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.counts = Counts()
-        self._best = Tier.TWO_STEP
-        self._streak = 0
+        self._recovery = Recovery()
         self._bridging = False
         self._cause = ''
 
     @property
     def best(self) -> Tier:
         """The best tier allowed at present."""
-        return self._best
+        return self._recovery.best
 
     def decide(self, now: float, due: float, predict: Callable[[int], float], has_plan: bool) -> Decision:
         """
@@ -133,11 +159,11 @@ class Ladder:
         finish = {tier: now + predict(steps) for tier, steps in STEPS.items()}
         spare = {tier: at + self.settings.headroom <= limit for tier, at in finish.items()}
         self._climb(spare)
-        if self._best is Tier.STOP:
+        if self.best is Tier.STOP:
             return Decision(Tier.STOP, now, limit, True, self._recovering())
         for tier in (Tier.TWO_STEP, Tier.ONE_STEP):
             fits = spare[tier] if self._bridging else finish[tier] <= limit
-            if tier >= self._best and fits:
+            if tier >= self.best and fits:
                 self._bridging = False
                 return self._model(tier, finish, limit, spare)
         missing = (finish[Tier.ONE_STEP] - limit) * 1e3
@@ -154,7 +180,7 @@ class Ladder:
         """
         limit = due - self.settings.reserve
         self._climb(dict.fromkeys(STEPS, True))
-        if self._best is Tier.STOP:
+        if self.best is Tier.STOP:
             return Decision(Tier.STOP, now, limit, True, self._recovering())
         self._bridging = False
         return Decision(tier, now, limit, True, reason)
@@ -171,7 +197,7 @@ class Ladder:
         if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
             return
         good = decision.headroom and at <= decision.limit
-        self._streak = self._streak + 1 if good else 0
+        self._recovery.ended(good)
 
     def overrun(self, decision: Decision | None, now: float, has_plan: bool) -> Decision:
         """
@@ -197,33 +223,30 @@ class Ladder:
         return Decision(tier, finish[tier], limit, spare[Tier.TWO_STEP], self._recovering())
 
     def _recovering(self) -> str:
-        return f'{self._cause}; on time again for {self._streak} of {self.settings.recovery_ticks} ticks'
+        return f'{self._cause}; on time again for {self._recovery.streak} of {self.settings.recovery_ticks} ticks'
 
     def _bridge(self, has_plan: bool, finish: float, limit: float, reason: str,
                 in_time: bool = False) -> Decision:
         """`in_time`: whether a plan of the observation itself is expected before the limit."""
-        if (has_plan or in_time) and self._best is not Tier.STOP:
+        if (has_plan or in_time) and self.best is not Tier.STOP:
             self._fall(Tier.ONE_STEP, reason)
             self._bridging = True
             return Decision(Tier.PLAN_ONLY if in_time else Tier.LAST_PLAN, finish, limit, False, reason)
-        if self._best is not Tier.STOP:
+        if self.best is not Tier.STOP:
             reason += ', and no plan has an action left'
         self._fall(Tier.STOP, reason)
         return Decision(Tier.STOP, finish, limit, False, self._cause)
 
     def _fall(self, tier: Tier, cause: str) -> None:
-        self._best = max(self._best, tier)
-        self._streak = 0
+        self._recovery.allow(max(self.best, tier))
         self._cause = cause
 
     def _climb(self, spare: dict[Tier, bool]) -> None:
-        if self._streak < self.settings.recovery_ticks:
-            return
         # What ends a stop is that plans were in time, not that they are predicted to be: none can come late.
-        if self._best is Tier.STOP or (self._best is Tier.ONE_STEP and spare[Tier.TWO_STEP]):
-            self._best = Tier.ONE_STEP if self._best is Tier.STOP else Tier.TWO_STEP
-            self._streak = 0
-            self._bridging = False
+        if self.best is Tier.STOP or (self.best is Tier.ONE_STEP and spare[Tier.TWO_STEP]):
+            better = Tier.ONE_STEP if self.best is Tier.STOP else Tier.TWO_STEP
+            if self._recovery.climb(better, self.settings.recovery_ticks):
+                self._bridging = False
 
 
 class LastPlan:

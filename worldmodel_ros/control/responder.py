@@ -1,18 +1,113 @@
-"""Sees to it that every observation is answered at most once, and never late."""
+"""What the control loop takes in and gives out, and the rule between: one answer for each observation, none late."""
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .ladder import STEPS, Counts, Decision, Ladder, LastPlan, Settings, Tier, Verdict
-from .types import Answer, Listener, Observation
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.session import Future
 
 _REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
+
+
+@dataclass(frozen=True)
+class Observation:
+    """
+    A frame for the session, uint8 (H, W, 3) RGB, with what its answer needs.
+
+    `stamp` [ns] is its own; `received` and `due` are steady times [s], the latter that by which the robot
+    must have the answer. No answer is made where `stale` says why it would be too late, nor without a `goal`.
+    """
+
+    image: np.ndarray
+    stamp: int
+    received: float
+    due: float
+    episode: int
+    sequence: int
+    goal: str = ''
+    stale: str = ''
+
+    @property
+    def wants_answer(self) -> bool:
+        return bool(self.goal) and not self.stale
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Which one it is, whatever becomes of its image on the way."""
+        return self.episode, self.sequence
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    What an observation is answered with. Times in s.
+
+    `actions` (T, A): the first is for now; None for a stop, and for tier NONE, which commands nothing.
+    `latency`: from the receipt of the observation; `predicted`: what `latency` was expected to be. `counts`:
+    since the activation.
+    """
+
+    stamp: int
+    episode: int
+    sequence: int
+    tier: Tier
+    verdict: Verdict
+    reason: str
+    counts: Counts
+    actions: np.ndarray | None = None
+    budget: float = 0.0
+    latency: float = 0.0
+    predicted: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """
+    An imagined and decoded future, and where the time went [s]: queue, encode, commit, policy, denoise,
+    decode, total and predicted.
+
+    `tier` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. `command_tier` is what the observation was answered
+    with; where that is none of these three, the command left before this was ready.
+    """
+
+    observation: Observation
+    tier: Tier
+    command_tier: Tier
+    future: Future
+    timings: dict[str, float]
+
+
+class OutputError(RuntimeError):
+    """The model gave something that cannot be used."""
+
+
+def require_finite(values: np.ndarray, what: str) -> np.ndarray:
+    """Return what a model gave, if all of it is finite; else raise OutputError."""
+    if not np.isfinite(values).all():
+        raise OutputError(f'{what} is not finite')
+    return values
+
+
+class Listener(Protocol):
+    """Where results go. Must return quickly, and must not call back."""
+
+    def answered(self, answer: Answer) -> None:
+        """A command, or its absence: called as soon as it is known, from any thread, one at a time."""
+
+    def predicted(self, prediction: Prediction) -> None:
+        """A predicted future with its pictures, after the command is out."""
+
+    def failed(self, reason: str, error: Exception, restarted: bool) -> None:
+        """Something failed and was given up; `restarted`: the session has begun again."""
 
 
 class Responder:
@@ -141,8 +236,7 @@ class Responder:
         in time. `finish`: when that ladder had expected to have it.
         """
         with self._lock:
-            self._remember(observation, plan)
-            in_time = self._planned <= observation.due - self.settings.reserve
+            in_time = self._remember(observation, plan)
             if self._is_open(observation):
                 self._finish = finish
                 decision = self._ladder.relay(tier, self._planned, observation.due, reason)
@@ -211,12 +305,15 @@ class Responder:
     def _is_open(self, observation: Observation) -> bool:
         return self._open is not None and self._open.number == observation.number
 
-    def _remember(self, observation: Observation, plan: np.ndarray) -> None:
-        """Take a plan as the last one, if it has come in time, and nobody has asked for another goal meanwhile."""
+    def _remember(self, observation: Observation, plan: np.ndarray) -> bool:
+        """
+        Return whether a plan has come in time. If so it is the last one from now on, unless another goal was set meanwhile.
+        """
         self._planned = self._clock()
         in_time = self._planned <= observation.due - self.settings.reserve
         if in_time and (observation.episode, observation.goal) == self._course:
             self._plan.remember(plan, observation.stamp)
+        return in_time
 
     def _pass_over(self, observation: Observation) -> None:
         if observation.stale:

@@ -5,13 +5,15 @@ between.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..cache.allocator import OutOfPages
+from .calls import Calls
 from .futures import OwnPlan
 
 if TYPE_CHECKING:
@@ -77,8 +79,10 @@ class Answer:
 
 class Inquiry:
     """
-    A question on its way to its answer. All branches start from the observation that is the newest at the
-    start.
+    A question on its way to its answer.
+
+    All branches start from the observation that is the newest at the start. What the model's own plan leads to is
+    imagined once, however often it is asked for.
     """
 
     def __init__(self, question: Question, session: Session, stamp: int) -> None:
@@ -86,75 +90,66 @@ class Inquiry:
         if question.stamp and question.stamp != stamp:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
                                 f'({stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
-        self.question = question
-        self.answer = Answer(stamp)
-        self._session, self._distinct = session, distinct(question, session.spec.goals)
-        try:
-            self._moment = session.moment()
-        except OutOfPages as error:
-            raise _no_memory(error) from error
-        self._units: Generator[None, None, Future] | None = None  # of the first branch that is not finished
+        self.question, self.answer = question, Answer(stamp)
+        self._session = session
+        self._places: list[tuple[str, int]] = []  # name of each branch, and which of the different ones it is
+        self._distinct = self._different(session.spec.goals)
         self._futures: dict[int, Future] = {}
+        with _out_of_memory_explained():
+            self._moment = session.moment()
+        self._units: Generator[None, None, Future] | None = None  # of the first branch that is not finished
+
+    def __len__(self) -> int:
+        """How many branches are to be imagined."""
+        return len(self._distinct)
+
+    def actions(self, index: int) -> np.ndarray | OwnPlan:
+        """Return the actions of a branch that is to be imagined, or what stands for the model's own plan."""
+        branch = self._distinct[index]
+        return OwnPlan(self.question.goal, branch.steps) if branch.actions is None else branch.actions
+
+    def branching(self, index: int) -> Calls[Future]:
+        """Return the network calls that imagine a branch, for whoever runs many sessions' together."""
+        return self._session.branching(self.actions(index), self.question.denoising_steps, self._moment)
+
+    def finished(self, index: int, future: Future) -> None:
+        """Take what came of a branch into the answer."""
+        self._futures[index] = future
+        self.answer.branches = [(name, self._futures[place]) for name, place in self._places if place in self._futures]
+        self.answer.complete = len(self._futures) == len(self)
 
     def advance(self) -> bool:
         """Fork the session for a branch, or do one unit of its work, a network call; return whether the answer is
         complete."""
         index = len(self._futures)
         if self._units is None:
-            branch = self._distinct.branches[index]
-            self._units = self._session.what_if(actions_of(branch, self.question.goal), self.question.denoising_steps,
-                                                self._moment)
-        future = _next(self._units)
-        if future is not None:
-            self._futures[index], self._units = future, None
-            self.answer.branches = self._distinct.answered(self._futures)
-        self.answer.complete = len(self._futures) == len(self._distinct.branches)
+            self._units = self._session.what_if(self.actions(index), self.question.denoising_steps, self._moment)
+        with _out_of_memory_explained():
+            try:
+                next(self._units)
+            except StopIteration as end:
+                self._units = None
+                self.finished(index, end.value)
         return self.answer.complete
 
-
-@dataclass(frozen=True)
-class Distinct:
-    """The different branches of a question: what the model's own plan leads to is imagined once, however often it is
-    asked for. `places`: which of them each branch of the question is, with its name."""
-
-    branches: tuple[Branch, ...]
-    places: tuple[tuple[str, int], ...]
-
-    def answered(self, futures: Mapping[int, Future]) -> list[tuple[str, Future]]:
-        """The branches of the question that are finished, by what is known of the different ones."""
-        return [(name, futures[place]) for name, place in self.places if place in futures]
-
-
-def distinct(question: Question, goals: Sequence[str]) -> Distinct:
-    """Return the different branches of a question; raises QuestionError where a plan has no goal that is known."""
-    different: dict[object, Branch] = {}
-    places = []
-    for index, branch in enumerate(question.branches):
-        if branch.actions is None and not question.goal:
-            raise QuestionError(
-                f'branch {branch.name!r} is the plan for a goal, and there is none: set goal in the request')
-        if branch.actions is None and question.goal not in goals:
-            raise QuestionError(f'unknown goal {question.goal!r}; this model knows {", ".join(goals)}')
-        key = index if branch.actions is not None else ('plan', branch.steps)
-        different.setdefault(key, branch)
-        places.append((branch.name, list(different).index(key)))
-    return Distinct(tuple(different.values()), tuple(places))
+    def _different(self, goals: Sequence[str]) -> list[Branch]:
+        """The branches that differ; raises QuestionError where a plan has no goal that is known."""
+        different: dict[object, Branch] = {}
+        for index, branch in enumerate(self.question.branches):
+            if branch.actions is None and not self.question.goal:
+                raise QuestionError(
+                    f'branch {branch.name!r} is the plan for a goal, and there is none: set goal in the request')
+            if branch.actions is None and self.question.goal not in goals:
+                raise QuestionError(f'unknown goal {self.question.goal!r}; this model knows {", ".join(goals)}')
+            key = index if branch.actions is not None else ('plan', branch.steps)
+            different.setdefault(key, branch)
+            self._places.append((branch.name, list(different).index(key)))
+        return list(different.values())
 
 
-def actions_of(branch: Branch, goal: str) -> np.ndarray | OwnPlan:
-    """Return the actions of a branch, or what stands for the model's own plan where it gives none."""
-    return OwnPlan(goal, branch.steps) if branch.actions is None else branch.actions
-
-
-def _next(units: Generator[None, None, Future]) -> Future | None:
+@contextmanager
+def _out_of_memory_explained() -> Iterator[None]:
     try:
-        next(units)
-    except StopIteration as end:
-        return end.value
+        yield
     except OutOfPages as error:
-        raise _no_memory(error) from error
-    return None
-
-
-def _no_memory(error: OutOfPages) -> QuestionError:
-    return QuestionError(f'no memory is left to imagine in: {error}')
+        raise QuestionError(f'no memory is left to imagine in: {error}') from error

@@ -173,7 +173,7 @@ class Gate:
                 self._enter(State.STOPPED, now)
             return self._in_force()
         if self.repeats_stop(now):
-            # A trajectory needs no repetition: it was delivered reliably, and each copy would start it anew.
+            # A trajectory needs no repetition: it was delivered reliably, and each copy would start it again.
             return None if self.motion.whole_chunk else self._in_force()
         if self.state is State.STOPPED:
             self.motion.forget()

@@ -14,8 +14,7 @@ from functools import partial
 import numpy as np
 
 from worldmodel_ros.control.ladder import Tier, Verdict
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Answer, Observation, Prediction
+from worldmodel_ros.control.responder import Answer, Observation, Prediction, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.inputs.ticks import NS
 from worldmodel_ros.model.presets import Preset

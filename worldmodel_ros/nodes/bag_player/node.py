@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builtin_interfaces.msg import Time
 from geometry_msgs.msg import TwistStamped
 from rclpy.duration import Duration
 from rclpy.node import Node
@@ -31,7 +30,8 @@ from worldmodel_ros.bags.source import Bag, Record, open_bag
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
 from worldmodel_ros.nodes.bag_player.listeners import Listeners
-from worldmodel_ros.nodes.bag_player.time import NS, PlaybackTime
+from worldmodel_ros.nodes.bag_player.time import PlaybackTime
+from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
 from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.nodes.common.spin import run
@@ -161,14 +161,14 @@ class BagPlayer(Node):
 
     def _twist(self, action: tuple[float, ...], stamp: int) -> TwistStamped:
         message = TwistStamped()
-        message.header.stamp = _time_message(stamp)
+        message.header.stamp = time_message(stamp)
         for name, value in zip(self._action_names, action):
             vector, axis = name.split('.')  # 'linear.x'
             setattr(getattr(message.twist, vector), axis, value)
         return message
 
     def _publish_clock(self, stamp: int) -> None:
-        self._clock_output.publish(Clock(clock=_time_message(stamp)))
+        self._clock_output.publish(Clock(clock=time_message(stamp)))
 
     def _warn(self, text: str) -> None:
         self.get_logger().warning(text)
@@ -198,10 +198,6 @@ class BagPlayer(Node):
         response.success = self._time.step(_STEP_TIMEOUT)
         response.message = '' if response.success else 'nothing was played: pause first, or the bag has ended'
         return response
-
-
-def _time_message(stamp: int) -> Time:
-    return Time(sec=stamp // NS, nanosec=stamp % NS)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-NS = 1_000_000_000
+from worldmodel_ros.nodes.common.messages import NS
 
 
 class PlaybackTime:

@@ -3,34 +3,45 @@ The last check between a model and a robot: passes commands that are fresh, soun
 
 Runs as a process of its own, without the model's libraries, so that neither a stall nor the death of the
 model's process can keep it from stopping the robot. What it decides, it decides in `worldmodel_ros.safety`.
+
+What it hears is bounded before it is deserialised, and no field of it is trusted. DDS puts no bound on names and values,
+and tens of megabytes of them would take the thread that the watchdog has too for longer than a stop may take. So the
+subscriptions are raw, and the length is looked at first.
 """
 
 import gc
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 from rclpy.node import Node
+from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
-from worldmodel_ros.nodes.command_gate.messages import max_chunk_bytes, read_chunk, read_joint_state
 from worldmodel_ros.nodes.command_gate.output import make_output
 from worldmodel_ros.nodes.command_gate.parameters import axis_names, inconsistency, make_motion, make_policy, retune
 from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.messages import NS, nanoseconds
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.parameters.command_gate import PARAMETERS
-from worldmodel_ros.safety.chunk import Refusal
+from worldmodel_ros.safety.chunk import MAX_ROWS, Chunk, Fault, Refusal
 from worldmodel_ros.safety.gate import Command, Gate, State
 from worldmodel_ros.safety.motion import PositionMotion
 
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
 _FAREWELL = Duration(seconds=0.1)  # to let the last stop leave the process
+_OVERHEAD = 4096  # bytes, for the other fields and a frame_id
+_PER_NAME = 8     # bytes, its length and alignment
+MAX_JOINT_STATE = 65536  # bytes: some hundreds of joints, with speeds and efforts
+_TIERS = {name: getattr(ActionChunk, name) for name in vars(ActionChunk) if name.startswith('TIER_')}
 
 
 class CommandGate(Node):
@@ -167,6 +178,48 @@ class CommandGate(Node):
             return diagnostics.Report(diagnostics.OK, 'commands pass', values)
         never = not gate.first_reason and gate.state is State.STOPPED
         return diagnostics.Report(diagnostics.OK if never else diagnostics.ERROR, gate.reason, values)
+
+
+def max_chunk_bytes(names: Sequence[str]) -> int:
+    """Return the length [bytes] of the longest ActionChunk that can be sound for the axes `names`."""
+    return _OVERHEAD + sum(len(name.encode()) + _PER_NAME for name in names) + 4 * MAX_ROWS * len(names)
+
+
+def read_chunk(data: bytes, max_bytes: int) -> Chunk | Refusal:
+    """Return the chunk of a serialised ActionChunk, or why it is none. A stop is one whatever its other fields hold."""
+    message = _deserialise(data, ActionChunk, max_bytes)
+    if isinstance(message, Refusal):
+        return message
+    stop = message.tier == ActionChunk.TIER_STOP
+    stamp = message.header.stamp
+    if not stop and not 0 <= stamp.nanosec < NS:
+        return Refusal(Fault.INVALID, f'header.stamp.nanosec is {stamp.nanosec}, it must be below {NS}')
+    if message.tier not in _TIERS.values():
+        known = ', '.join(f'{value} ({name})' for name, value in _TIERS.items())
+        return Refusal(
+            Fault.INVALID, f'tier is {message.tier}, known are {known}: build the publisher and the gate with the same '
+            'ActionChunk.msg')
+    return Chunk(nanoseconds(stamp), message.episode_id, message.sequence, message.step_period, message.names,
+                 message.values, stop)
+
+
+def read_joint_state(data: bytes) -> JointState | Refusal:
+    """Return the message of a serialised JointState, or why it is none."""
+    return _deserialise(data, JointState, MAX_JOINT_STATE)
+
+
+def _deserialise(data: bytes, kind: type, max_bytes: int) -> Any:
+    if len(data) > max_bytes:
+        return Refusal(
+            Fault.SHAPE, f'{kind.__name__} of {len(data)} bytes: {max_bytes} are the most that is read, as the watchdog '
+            'must not wait; send the beginning of the plan only, and no more joints than there are')
+    try:
+        return deserialize_message(data, kind)
+    except Exception as error:  # of rclpy's C++, which has a type of its own for each layer
+        text = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        return Refusal(
+            Fault.SHAPE, f'{len(data)} bytes are no {kind.__name__} ({text}): build the publisher with the same message '
+            'definition')
 
 
 def main() -> int:

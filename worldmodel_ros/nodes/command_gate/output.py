@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
+from worldmodel_ros.nodes.common.messages import NS, duration_message, time_message
 from worldmodel_ros.nodes.common.qos import COMMAND
 from worldmodel_ros.safety.gate import Command
 
-_SECOND = 1_000_000_000
 TWIST_OUTPUTS = ('twist_stamped', 'twist')
 
 
@@ -35,7 +34,7 @@ class TwistStampedOutput:
         self._message.header.frame_id = frame_id
 
     def publish(self, command: Command) -> None:
-        self._message.header.stamp = Time(sec=command.stamp // _SECOND, nanosec=command.stamp % _SECOND)
+        self._message.header.stamp = time_message(command.stamp)
         _set_twist(self._message.twist, command)
         self.publisher.publish(self._message)
 
@@ -67,10 +66,9 @@ class JointTrajectoryOutput:
 
     def publish(self, command: Command) -> None:
         message = JointTrajectory(joint_names=self._joint_names)
-        step = round(command.step_period * _SECOND)
+        step = round(command.step_period * NS)
         for k, row in enumerate(command.rows, start=1):
-            due = Duration(sec=k * step // _SECOND, nanosec=k * step % _SECOND)
-            message.points.append(JointTrajectoryPoint(positions=row, time_from_start=due))
+            message.points.append(JointTrajectoryPoint(positions=row, time_from_start=duration_message(k * step)))
         self.publisher.publish(message)
 
 

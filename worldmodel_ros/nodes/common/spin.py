@@ -1,4 +1,4 @@
-"""Runs one node as a process: signals, executor, containment of exceptions, orderly end."""
+"""Runs one node as a process: signals, executor, containment of exceptions, orderly end; and its slow services."""
 
 import os
 import signal
@@ -7,10 +7,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future as Promise
 from types import FrameType
 
 import rclpy
-from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
@@ -101,6 +102,47 @@ class _ClockGuard:
             if self.set_back:  # until it is heeded
                 self.executor.wake()
             before = now
+
+
+class ServiceThread:
+    """
+    Serves what takes a while for a node, by a `node`, an executor and a thread of its own.
+
+    rclpy has no answer that is given later: on the owner's executor a request would hold up its messages.
+    """
+
+    def __init__(self, owner: Node, name: str, thread_name: str, prepare: Callable[[], object] = lambda: None) -> None:
+        """`name`: of the node that has the services, in the namespace of `owner`. `prepare` is run first in the thread."""
+        # Without the global arguments: they would give it the owner's name.
+        self.node = Node(name, namespace=owner.get_namespace(), context=owner.context, use_global_arguments=False,
+                         enable_rosout=False, start_parameter_services=False)
+        self._executor = SingleThreadedExecutor(context=owner.context)
+        self._executor.add_node(self.node)
+        self._prepare, self._prepared = prepare, Promise()
+        self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
+
+    def start(self) -> None:
+        """Start serving; return when `prepare` has run, and raise what it raises."""
+        self._thread.start()
+        self._prepared.result()
+
+    def stop(self) -> None:
+        """Finish the request in progress and end."""
+        self._executor.shutdown()
+        self._thread.join()
+        self.node.destroy_node()
+
+    def _serve(self) -> None:
+        try:
+            self._prepare()
+        except Exception as error:
+            self._prepared.set_exception(error)
+            return
+        self._prepared.set_result(None)
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass
 
 
 def make_executor(kind: str | None = None) -> Executor:

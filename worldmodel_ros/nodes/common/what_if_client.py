@@ -7,16 +7,16 @@ from functools import partial
 
 import numpy as np
 import rclpy
-from builtin_interfaces.msg import Time
 from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 from sensor_msgs.msg import CompressedImage, Image
 
-from worldmodel_ros.demo.recording import NS, Branch, Recording, WhatIf
+from worldmodel_ros.demo.recording import Branch, Recording, WhatIf
 from worldmodel_ros.inputs.images import ImageError, read
 from worldmodel_ros.msg import WhatIfBranch
+from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.srv import WhatIf as WhatIfService
 
 MODEL_NODE = 'world_model_node'
@@ -133,11 +133,6 @@ def record_image(recording: Recording, message: Image | CompressedImage) -> None
     except ImageError:
         return
     recording.add_image(nanoseconds(message.header.stamp), image.copy())
-
-
-def nanoseconds(stamp: Time) -> int:
-    """The stamp as an integer."""
-    return stamp.sec * NS + stamp.nanosec
 
 
 def _branch(branch: WhatIfBranch, name: str = '') -> Branch:

@@ -21,8 +21,9 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.demo.recording import Command, Future, Pose, Recording, Thing, Tick
 from worldmodel_ros.msg import DeadlineStatus, PredictedFuture
+from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.nodes.common.qos import LATCHED, STATUS
-from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, nanoseconds, record_image
+from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, record_image
 
 LATE_KEY = 'late'               # of the robot's diagnostics: commands that came too late, since the start
 LATENCIES_KEY = 'latencies_ms'  # of the robot's diagnostics: camera to command, of each since its last report

@@ -174,15 +174,15 @@ class Recorder(Node):
                   **{f'not recorded: {topic}': why for topic, why in self._refused.items()}}
         if self._failure:
             return Report(ERROR, self._failure, values)
-        trouble = []
+        faults = []
         if dropped:
-            trouble.append(f'{dropped.total()} messages dropped: the disk is too slow')
+            faults.append(f'{dropped.total()} messages dropped: the disk is too slow')
         if missing := self._missing():
-            trouble.append(f'nobody publishes {", ".join(missing)}')
+            faults.append(f'nobody publishes {", ".join(missing)}')
         if self._refused:
-            trouble.append(f'not recorded: {", ".join(self._refused)}')
-        if trouble:
-            return Report(WARN, '; '.join(trouble), values)
+            faults.append(f'not recorded: {", ".join(self._refused)}')
+        if faults:
+            return Report(WARN, '; '.join(faults), values)
         return Report(OK, f'recording {len(self._recorded)} topics', values)
 
 

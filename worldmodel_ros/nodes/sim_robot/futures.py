@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from std_srvs.srv import Trigger
 
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
 from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message
+from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, header, relative_pose, time_message
+from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, relative_pose
 from worldmodel_ros.sim.world import LIMITS, World
 from worldmodel_ros.srv import WhatIf
 
@@ -75,13 +76,11 @@ class Observations:
             self._kept.clear()
 
 
-class TrueFutures:
+class TrueFutures(ServiceThread):
     """
     Serves `~/what_if` and `~/reset` of a robot from a thread and an executor of their own.
 
-    Playing a branch takes many times a control period, and rclpy has no answer that is given later: on the
-    robot's own executor these services would hold up its commands. Everything here is done on forks, so the
-    simulation goes on.
+    Playing a branch takes many times a control period. Everything here is done on forks, so the simulation goes on.
     """
 
     def __init__(self, robot: Node, observations: Observations, default_horizon: float,
@@ -96,49 +95,10 @@ class TrueFutures:
             STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon,
             max_branches=MAX_STEPS)
         self._reset = reset
-        # Without the global arguments: they would give it the robot's name.
-        self._node = Node(
-            f'{robot.get_name()}_services', namespace=robot.get_namespace(), context=robot.context,
-            use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        super().__init__(robot, f'{robot.get_name()}_services', 'true futures', _prepare)
         name = robot.get_fully_qualified_name()
-        self._node.create_service(WhatIf, f'{name}/what_if', self._on_what_if)
-        self._node.create_service(Trigger, f'{name}/reset', self._on_reset)
-        self._executor = SingleThreadedExecutor(context=robot.context)
-        self._executor.add_node(self._node)
-        self._warm = threading.Event()
-        self._fault: Exception | None = None
-        self._thread = threading.Thread(target=self._spin, name='true futures', daemon=True)
-
-    def start(self) -> None:
-        """Start serving, and wait until that holds up no other thread. Raises what prevents drawing."""
-        self._thread.start()
-        self._warm.wait()
-        if self._fault is not None:
-            raise self._fault
-
-    def stop(self) -> None:
-        """Finish the request in progress and end."""
-        self._executor.shutdown()
-        self._thread.join()
-        self._node.destroy_node()
-
-    def _spin(self) -> None:
-        # Truth is for the onlooker, and must not slow down what it is the truth of. On Linux both hold for
-        # the thread.
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        os.nice(_NICE)
-        try:
-            # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.
-            World().render(FRAME_SIZE)
-        except Exception as error:
-            self._fault = error
-            return
-        finally:
-            self._warm.set()
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
+        self.node.create_service(WhatIf, f'{name}/what_if', self._on_what_if)
+        self.node.create_service(Trigger, f'{name}/reset', self._on_reset)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         try:
@@ -156,14 +116,13 @@ class TrueFutures:
         except RequestError as error:
             response.success, response.message = False, str(error)
         except Exception as error:  # an executor that lets it through ends, and the service with it
-            self._node.get_logger().error(f'what_if failed: {error!r}')
+            self.node.get_logger().error(f'what_if failed: {error!r}')
             response.success, response.message = False, f'internal error: {error!r}'
         response.elapsed = time.monotonic() - start
         return response
 
     def _answer(self, request: WhatIf.Request, response: WhatIf.Response, start: float) -> None:
-        stamp = request.observation_stamp.sec * 1_000_000_000 + request.observation_stamp.nanosec
-        observation = self._observations.find(stamp)
+        observation = self._observations.find(nanoseconds(request.observation_stamp))
         goal = what_if_request.goal(request, self._askable)
         allowed = what_if_request.allowed_time(request)
         deadline = start + allowed if allowed else math.inf
@@ -186,6 +145,14 @@ class TrueFutures:
         if what_if_request.POLICY in request.names:
             response.message = '; '.join(
                 filter(None, [response.message, "policy left out: the plan is the model's"]))
+
+
+def _prepare() -> None:
+    # Truth is for the onlooker, and must not slow down what it is the truth of. On Linux both hold for the thread.
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.nice(_NICE)
+    # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.
+    World().render(FRAME_SIZE)
 
 
 def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,

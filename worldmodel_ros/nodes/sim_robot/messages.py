@@ -4,32 +4,21 @@ import array
 import math
 
 import numpy as np
-from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Pose
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import CameraInfo, Image
-from std_msgs.msg import ColorRGBA, Header
+from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
+from worldmodel_ros.nodes.common.messages import header
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG
 from worldmodel_ros.sim.world import World
 
 CAMERA_FRAME = 'camera_optical_frame'
 _WALL_THICKNESS = 0.05  # m
 _WALL_SIDES = ((1, 0), (0, 1), (-1, 0), (0, -1))  # the order of Scene.walls
-_NS = 1_000_000_000
 
 Planar = tuple[float, float, float]  # x [m], y [m], yaw [rad]
-
-
-def time_message(stamp: int) -> Time:
-    """Return `stamp` [ns] as a message."""
-    return Time(sec=stamp // _NS, nanosec=stamp % _NS)
-
-
-def header(stamp: int, frame_id: str) -> Header:
-    """Return a header for `stamp` [ns]."""
-    return Header(stamp=time_message(stamp), frame_id=frame_id)
 
 
 def image(frame: np.ndarray, stamp: int, encoding: str = 'rgb8') -> Image:

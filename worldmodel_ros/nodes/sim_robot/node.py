@@ -21,6 +21,7 @@ from visualization_msgs.msg import MarkerArray
 from worldmodel_ros import realtime
 from worldmodel_ros.nodes.common import diagnostics, qos
 from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.sim_robot import messages
@@ -100,8 +101,7 @@ class SimRobot(Node):
 
     def _on_twist_stamped(self, message: TwistStamped) -> None:
         now = time.monotonic()
-        stamp = message.header.stamp
-        self._judge.received(stamp.sec * 1_000_000_000 + stamp.nanosec, now)
+        self._judge.received(nanoseconds(message.header.stamp), now)
         self._take(message.twist, now)
 
     def _on_twist(self, message: Twist) -> None:
@@ -161,7 +161,7 @@ class SimRobot(Node):
         self._steps += 1
         stamp = self._stamp(due)
         if self._clock_publisher and not self._settings['clock_stop']:
-            self._clock_publisher.publish(Clock(clock=messages.time_message(stamp)))
+            self._clock_publisher.publish(Clock(clock=time_message(stamp)))
         elapsed = self._steps * SLICE
         if self._camera_rate.due(elapsed, self._settings['camera_rate_hz']):
             self._take_picture(stamp, due)

@@ -8,7 +8,7 @@ import numpy as np
 from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 
-from worldmodel_ros.control.types import Answer
+from worldmodel_ros.control.responder import Answer
 from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.qos import COMMAND
@@ -63,7 +63,7 @@ class ExecutedTopic:
             self._since = now
         self._newest = now
 
-    def trouble(self, now: float) -> str:
+    def degraded_reason(self, now: float) -> str:
         """Return, and log, what is wrong and what to do where nothing is heard of what is commanded; else ''."""
         since, newest = self._since, self._newest
         if since is None or newest - since < _PATIENCE or now - newest > _PATIENCE:

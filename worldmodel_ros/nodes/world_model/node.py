@@ -34,9 +34,8 @@ from worldmodel_ros.nodes.world_model.executed import ExecutedTopic, require_bas
 from worldmodel_ros.nodes.world_model.goal import GoalTopic
 from worldmodel_ros.nodes.world_model.outputs import Outputs
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, parameters, set_faults
-from worldmodel_ros.nodes.world_model.report import judge
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
-from worldmodel_ros.nodes.world_model.statistics import Statistics
+from worldmodel_ros.nodes.world_model.statistics import Statistics, judge
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -105,8 +104,9 @@ class WorldModelNode(LifecycleNode):
         realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         engine.warm_up()
         self._warm_up = time.monotonic() - loaded
-        engine.backend = FaultyBackend(engine.backend, self._faults)
-        set_faults(self._faults, settings)
+        if settings['allow_faults']:
+            engine.backend = FaultyBackend(engine.backend, self._faults)
+            set_faults(self._faults, settings)
         self._outputs = Outputs(self, spec.action_names, spec.step_period, settings['base_frame'])
         undo.callback(self._outputs.destroy)
         self._subscribe()
@@ -206,7 +206,7 @@ class WorldModelNode(LifecycleNode):
         if self._activation is None:
             response.message = 'the node is not active, so there is no session: activate it'
             return response
-        self._activation.begin_episode()
+        self._activation.intake.begin_episode()
         response.success, response.message = True, 'a new episode begins with the next image'
         return response
 
@@ -225,10 +225,10 @@ class WorldModelNode(LifecycleNode):
             return None
         folder = settings['session_directory']
         return Context(
-            activation.worker, engine.spec, activation.goal, activation.camera_frame, settings['base_frame'],
+            activation.worker, engine.spec, activation.intake.goal, activation.intake.camera_frame, settings['base_frame'],
             settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
-            SessionFolder(Path(folder).expanduser() if folder else default_folder(), settings['session_files_max'],
-                          settings['session_disk_mb']))
+            lambda: SessionFolder(Path(folder).expanduser() if folder else default_folder(),
+                                  settings['session_files_max'], settings['session_disk_mb']))
 
     def _report(self) -> diagnostics.Report:
         engine, activation = self._engine, self._activation

@@ -6,7 +6,7 @@ from typing import Any
 
 from worldmodel_ros.control.ladder import Settings
 from worldmodel_ros.engine.faults import Faults
-from worldmodel_ros.inputs.frames import FrameSettings
+from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.parameters.world_model_node import PARAMETERS
 

@@ -1,22 +1,18 @@
 """
 The services of the world model that take a while: what-if questions, sessions to and from files.
 
-They are served by an executor and a thread of their own, because rclpy has no answer that is given later: on
-the node's own executor a question would hold up its images. The work itself is done by the engine's thread,
-between two ticks.
+They are served by an executor and a thread of their own. The work itself is done by the engine's thread, between two
+ticks.
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass
 from typing import Any
 
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
-from rclpy.node import Node
 
 from worldmodel_ros.control.maneuvers import path
 from worldmodel_ros.control.worker import Worker
@@ -24,8 +20,10 @@ from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
+from worldmodel_ros.nodes.common.messages import float32s, header, nanoseconds
+from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.world_model import messages
+from worldmodel_ros.nodes.world_model.outputs import frames
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
@@ -40,7 +38,7 @@ class _NotYet(Exception):
 class Context:
     """
     What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s];
-    `denoising_steps`: of what is imagined for it.
+    `denoising_steps`: of what is imagined for it. `sessions`: gives where they are kept.
     """
 
     worker: Worker
@@ -51,39 +49,21 @@ class Context:
     horizon: float
     timeout: float
     denoising_steps: int
-    sessions: SessionFolder
+    sessions: Callable[[], SessionFolder]
 
 
-class SlowServices:
+class SlowServices(ServiceThread):
     """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node."""
 
     def __init__(self, node: LifecycleNode, context: Callable[[], Context | None]) -> None:
         """`context` returns None while the node is not active."""
+        super().__init__(node, f'_{node.get_name()}_services', 'services')
         self._context = context
-        # Without the global arguments: they would give it the name of the node that it serves for.
-        self._node = Node(f'_{node.get_name()}_services', namespace=node.get_namespace(),
-                          context=node.context, use_global_arguments=False, enable_rosout=False,
-                          start_parameter_services=False)
         for kind, name, answer in (
                 (WhatIf, 'what_if', self._what_if), (SessionFile, 'save_session', self._save),
                 (SessionFile, 'load_session', self._load)):
-            self._node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
-        self._executor = SingleThreadedExecutor(context=node.context)
-        self._executor.add_node(self._node)
-        self._thread = threading.Thread(target=self._spin, name='services', daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish the request in progress and end."""
-        self._executor.shutdown()
-        self._thread.join()
-        self._node.destroy_node()
-
-    def _spin(self) -> None:
-        try:
-            self._executor.spin()
-        except ExternalShutdownException:
-            pass
+            self.node.create_service(kind, node.resolve_service_name(f'~/{name}'), self._contained(answer))
+        self.start()
 
     def _contained(self, answer: Callable) -> Callable:
         def serve(request: object, response: object) -> object:
@@ -98,7 +78,7 @@ class SlowServices:
             except CancelledError:
                 response.success, response.message = False, 'the node was deactivated meanwhile'
             except Exception as error:  # an executor that lets it through ends, and the services with it
-                self._node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
+                self.node.get_logger().error(f'{type(request).__qualname__} failed: {error!r}')
                 response.success, response.message = False, f'{type(error).__name__}: {error}'
             return response
         return serve
@@ -113,7 +93,7 @@ class SlowServices:
         except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
             promise.cancel()
             answer = Answer(0)
-        response.header = messages.header(answer.stamp, context.camera_frame)
+        response.header = header(answer.stamp, context.camera_frame)
         response.branches = [_branch(context, name, future, answer.stamp, question.goal)
                              for name, future in answer.branches]
         response.deadline_exceeded = not answer.complete
@@ -129,13 +109,13 @@ class SlowServices:
         response.elapsed = time.monotonic() - start
 
     def _save(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        took = context.worker.save(context.sessions, request.path, _FILE_TIMEOUT)
-        self._node.get_logger().info(f'session {request.path} saved: {took}')
+        took = context.worker.save(context.sessions(), request.path, _FILE_TIMEOUT)
+        self.node.get_logger().info(f'session {request.path} saved: {took}')
         response.success, response.message = True, request.path
 
     def _load(self, context: Context, request: SessionFile.Request, response: SessionFile.Response) -> None:
-        took = context.worker.load(context.sessions, request.path, _FILE_TIMEOUT)
-        self._node.get_logger().info(f'session {request.path} loaded: {took}')
+        took = context.worker.load(context.sessions(), request.path, _FILE_TIMEOUT)
+        self.node.get_logger().info(f'session {request.path} loaded: {took}')
         response.success, response.message = True, request.path
 
 
@@ -148,19 +128,19 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
     allowed = what_if_request.allowed_time(request)
     branches = what_if_request.branches(request, askable)
     return Question(branches, goal, now + (allowed or context.timeout),
-                    messages.nanoseconds(request.observation_stamp), context.denoising_steps)
+                    nanoseconds(request.observation_stamp), context.denoising_steps)
 
 
 def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
     spec = context.spec
     branch = WhatIfBranch(
-        name=name, frames=messages.frames(future.frames, stamp, spec.step_period, context.camera_frame),
-        collision_risk=messages.float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
+        name=name, frames=frames(future.frames, stamp, spec.step_period, context.camera_frame),
+        collision_risk=float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
     branch.actions = ActionChunk(
-        header=messages.header(stamp, context.base_frame), step_period=spec.step_period,
-        names=list(spec.action_names), values=messages.float32s(future.actions))
+        header=header(stamp, context.base_frame), step_period=spec.step_period,
+        names=list(spec.action_names), values=float32s(future.actions))
     if tuple(spec.action_names) == BASE:
-        branch.x, branch.y, branch.yaw = map(messages.float32s, path(future.actions, spec.step_period).T)
+        branch.x, branch.y, branch.yaw = map(float32s, path(future.actions, spec.step_period).T)
     return branch
 
 

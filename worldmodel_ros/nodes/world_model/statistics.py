@@ -1,16 +1,21 @@
-"""What the world model node measures of itself and its camera, as it reports it on /diagnostics."""
+"""What the world model node measures of itself and its camera, and how it is doing, as it reports it on /diagnostics."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from worldmodel_ros.control.ladder import Counts, Tier
-from worldmodel_ros.control.types import Answer, Observation
+from worldmodel_ros.control.responder import Answer, Observation
 from worldmodel_ros.inputs.ticks import NS, misfit
+from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN
 from worldmodel_ros.safety.gate import Policy
+
+if TYPE_CHECKING:
+    from worldmodel_ros.nodes.world_model.activation import Activation
 
 _RATE_WINDOW = 30  # images
 _FEW_PREDICTIONS = 0.5  # of the ticks, below which a person is told
@@ -118,3 +123,26 @@ def _rate(times: Sequence[float]) -> float:
     """Return the mean rate of events [Hz] at `times` [s]."""
     span = times[-1] - times[0] if len(times) > 1 else 0.0
     return (len(times) - 1) / span if span > 0.0 else 0.0
+
+
+def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
+    """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all that is amiss."""
+    if activation.missing_input:
+        return ERROR, activation.missing_input
+    warnings = []
+    if activation.worker.degraded_reason:
+        warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
+    if engine.trouble:
+        warnings.append(f'the model is being restored: {engine.trouble}')
+    if unheard := activation.executed.degraded_reason(time.monotonic()):
+        warnings.append(unheard)
+    if misfit := activation.statistics.misfit(engine.spec.step_period):
+        warnings.append(misfit)
+    if few := activation.statistics.few_predictions(
+            time.monotonic(), engine.step_times.prediction_rate(engine.spec.step_period)):
+        warnings.append(few)
+    if activation.responder.best is not Tier.TWO_STEP:
+        warnings.append(f'degraded to {activation.responder.best.name.lower()}')
+    if warnings:
+        return WARN, '; '.join(warnings)
+    return OK, f'driving to {activation.intake.goal}' if activation.intake.goal else 'no goal'

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Listener, Observation
+from worldmodel_ros.control.responder import Listener, Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE
@@ -31,7 +30,7 @@ _SETTLED = 30  # s of driving, after which what was before is forgotten
 
 class FailoverWorker:
     """
-    An engine.worker.Worker made of two, the server's and `own`, which share one responder.
+    A control.worker.Worker made of two, the server's and `own`, which share one responder.
 
     While the server drives, the own engine is loaded and idle. When the server is lost, the own one takes over with
     the observation that is not answered yet, and begins a session of its own; meanwhile the last plan bridges. A
@@ -62,7 +61,7 @@ class FailoverWorker:
             return f'{self._link.backend} of the server' if self._driving and self._link else self._own.backend
 
     @property
-    def trouble(self) -> str:
+    def degraded_reason(self) -> str:
         """Why the own engine drives; empty where the server does."""
         with self._lock:
             return '' if self._driving else f'the server is not used: {self._reason}'
@@ -136,7 +135,7 @@ class FailoverWorker:
                 if observation and observation.number == self._newest:
                     self._submit_own(observation)
         if news:
-            self._say(f'{self.trouble}; driving with the own model {self._spec.name}')
+            self._say(f'{self.degraded_reason}; driving with the own model {self._spec.name}')
 
     def tried(self, good: bool) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel_ros.control.work_thread import uncancellable_future
 from worldmodel_ros.engine.session import Future
 from worldmodel_ros.engine.what_if import Answer, QuestionError
 from worldmodel_ros.model.presets import Preset
@@ -30,8 +31,7 @@ class RemoteRequests:
 
         `send` returns whether there is a server to send to. Once it has been called, `give_up` reaches the promise.
         """
-        promise: Promise = Promise()
-        promise.set_running_or_notify_cancel()
+        promise = uncancellable_future()
         with self._lock:
             self._number += 1
             number = self._number

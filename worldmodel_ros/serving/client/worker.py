@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
-from worldmodel_ros.control.responder import Responder
-from worldmodel_ros.control.types import Listener, Observation, Prediction
+from worldmodel_ros.control.responder import Listener, Observation, Prediction, Responder
 from worldmodel_ros.engine import what_if
 from worldmodel_ros.engine.session_folder import SessionFileError, check_name
 from worldmodel_ros.inputs.images import fit

@@ -96,7 +96,7 @@ class Ticks:
         return Admission(tier, finish, expected, ', '.join(reasons))
 
     def forget(self, session: Hashable) -> None:
-        """A session has ended, or begins anew."""
+        """A session has ended, or begins again."""
         self._claims.pop(session, None)
 
     def took(self, job: Job, seconds: float, now: float) -> None:

@@ -13,17 +13,18 @@ from .messages import ServiceListener
 from .states import Event, State, after
 
 
-class Past:
+class ActionTotal:
     """What a robot had done by one of its ticks: the sum of its actions (A,), and the number of its ticks."""
 
-    def __init__(self, total: np.ndarray | float = 0.0, ticks: int = 0):
-        self.total, self.ticks = total, ticks
+    def __init__(self, actions: np.ndarray | float = 0.0, ticks: int = 0):
+        self.actions, self.ticks = actions, ticks
 
-    def then(self, executed: np.ndarray) -> Past:
-        return Past(self.total + np.asarray(executed, np.float64), self.ticks + 1)
+    def plus(self, executed: np.ndarray) -> ActionTotal:
+        """The total one tick later; ``executed`` (A,) is the mean action of that tick."""
+        return ActionTotal(self.actions + np.asarray(executed, np.float64), self.ticks + 1)
 
 
-class Rhythm:
+class TickTiming:
     """When a client's next tick can come at the earliest, by how early its last ones were."""
 
     def __init__(self, period: float):
@@ -40,10 +41,10 @@ class Rhythm:
         return self._due - min(max([0.0, *self._early]), self._period / 4)
 
 
-class Twin:
+class ModelSession:
     """A client's session on one of the models, which need not see every frame. Belongs to the service's thread.
 
-    ``reach``: after a gap of more ticks than this it begins anew, since what it saw before is of no use any more.
+    ``reach``: after a gap of more ticks than this it begins again, since what it saw before is of no use any more.
     """
 
     def __init__(self, engine: Engine, seed: int, reach: int):
@@ -51,40 +52,40 @@ class Twin:
         self.session: Session | None = engine.open_session(seed)  # None after a failure
         self.stamp = 0  # of its newest frame, ns
         self._generation = 0
-        self._seen: Past | None = None  # when its newest frame came
+        self._seen: ActionTotal | None = None  # when its newest frame came
 
-    def begin(self, generation: int, past: Past) -> None:
-        """Makes ready for a frame: begins anew if the client has, or if the gap before it is too long."""
+    def begin(self, generation: int, total: ActionTotal) -> None:
+        """Makes ready for a frame: begins again if the client has, or if the gap before it is too long."""
         if self.session is None:
             self.session = self._engine.open_session(self._seed)
-        gap = self._seen and past.ticks - self._seen.ticks > self._reach
+        gap = self._seen and total.ticks - self._seen.ticks > self._reach
         if gap or generation != self._generation:
             self.session.reset()
             self._generation, self._seen, self.stamp = generation, None, 0
 
     def current(self, generation: int) -> bool:
-        """Whether it has seen a frame since the client has begun anew."""
+        """Whether it has seen a frame since the client has begun again."""
         return generation == self._generation and self._seen is not None
 
-    def saw(self, past: Past) -> bool:
-        """Whether its newest frame is the one that came at ``past``."""
-        return self._seen is past
+    def saw(self, total: ActionTotal) -> bool:
+        """Whether its newest frame is the one that came at ``total``."""
+        return self._seen is total
 
-    def executed(self, newest: np.ndarray, past: Past) -> np.ndarray:
+    def executed(self, newest: np.ndarray, total: ActionTotal) -> np.ndarray:
         """Mean action (A,) since its newest frame, where ``newest`` was the mean since the last tick."""
-        if self._seen is None or past.ticks - self._seen.ticks == 1:
+        if self._seen is None or total.ticks - self._seen.ticks == 1:
             return newest
-        return ((past.total - self._seen.total) / (past.ticks - self._seen.ticks)).astype(np.float32)
+        return ((total.actions - self._seen.actions) / (total.ticks - self._seen.ticks)).astype(np.float32)
 
     def frame(self, image: np.ndarray) -> np.ndarray:
-        """A picture (H, W, 3) for the best model in the size of this one's."""
+        """An image (H, W, 3) for the best model in the size of this one's."""
         height, width = self._engine.spec.image_size
         return image if image.shape[:2] == (height, width) else cv2.resize(image, (width, height),
                                                                            interpolation=cv2.INTER_AREA)
 
-    def observed(self, past: Past, stamp: int) -> None:
+    def observed(self, total: ActionTotal, stamp: int) -> None:
         """Its session has taken in the frame of a tick, or another session from a file."""
-        self._seen, self.stamp = past, stamp
+        self._seen, self.stamp = total, stamp
 
     def discard(self) -> None:
         """After a failure. Not a reset: whatever is broken in the session is to be gone."""
@@ -92,30 +93,30 @@ class Twin:
 
 
 class Client:
-    """Belongs to the service, under its lock; but for the ``twins``, the best model's first."""
+    """Belongs to the service, under its lock; but for the ``models``, the best one's first."""
 
     def __init__(self, number: int, listener: ServiceListener, engines: list[Engine], seed: int, account: Hashable):
         self.number, self.listener = number, listener
         self.account = account  # whose quotas and share of the device it is served from
         self.state = State.EMPTY
-        self.generation = 0  # counts how often it began anew: what was under way before is stale
+        self.generation = 0  # counts how often it began again: what was in flight before is stale
         self.reason = ''  # why it last did
         self.episode: int | None = None
         self.sequence: int | None = None  # the highest of the episode
-        self.past = Past()
-        self.rhythm = Rhythm(engines[0].spec.step_period)
-        self.ticks = self.questions = 0  # under way
+        self.total = ActionTotal()
+        self.timing = TickTiming(engines[0].spec.step_period)
+        self.ticks = self.questions = 0  # in flight
         self.latest: dict[str, Hashable] = {}  # newest request of a kind of which only the newest is of use
         # The best model may miss frames as long as its window reaches over them; another sees whole runs, or nothing.
-        self.twins = [Twin(engine, seed, 1 if index else engine.spec.window_frames)
-                      for index, engine in enumerate(engines)]
+        self.models = [ModelSession(engine, seed, 1 if index else engine.spec.window_frames)
+                       for index, engine in enumerate(engines)]
 
     def event(self, event: Event) -> None:
         """Goes on to the state that ``event`` leads to; raises SessionError."""
         self.state = after(self.number, self.state, event)
 
     def begin_anew(self, event: Event, reason: str) -> None:
-        """Leaves all that is under way behind."""
+        """Leaves all that is in flight behind."""
         self.event(event)
         self.generation += 1
         self.reason = reason

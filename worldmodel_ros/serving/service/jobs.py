@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel_ros.control.responder import require_finite
 from worldmodel_ros.engine.calls import Backend, Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.futures import Future
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import Batch, Tier, Unit
-from .client import Client, Past, Twin
+from .client import ActionTotal, Client, ModelSession
 from .messages import Reply, Tick
-
-
-class OutputError(RuntimeError):
-    """The model gave something that cannot be used."""
 
 
 class Job:
@@ -30,7 +27,7 @@ class Job:
 
     @property
     def stale(self) -> bool:
-        """Whether the client has begun anew since."""
+        """Whether the client has begun again since."""
         return self.generation != self.client.generation
 
     def work(self, unit: Unit, tier: Tier) -> Work | None:
@@ -48,35 +45,35 @@ class Job:
 class FrameJob(Job):
     """Takes in the frame of a tick and, where its route says so, imagines standing still."""
 
-    def __init__(self, client: Client, tick: Tick, past: Past):
+    def __init__(self, client: Client, tick: Tick, total: ActionTotal):
         super().__init__(client)
-        self.tick, self.past = tick, past
+        self.tick, self.total = tick, total
         self.observed = False
-        self.twin: Twin | None = None
+        self.model: ModelSession | None = None
         self.plan: np.ndarray | None = None
         self._imagining: Work[Future] | None = None
 
     def work(self, unit: Unit, tier: Tier) -> Work:
         if self.took_in(unit):
-            self.twin = self.client.twins[tier is Tier.SMALLER]
-            self.twin.begin(self.generation, self.past)
-            return Work(self._observe(self.twin))
+            self.model = self.client.models[tier is Tier.SMALLER]
+            self.model.begin(self.generation, self.total)
+            return Work(self._observe(self.model))
         if unit.step == 0:
-            self._imagining = Work(self.twin.session.imagining(self.plan, unit.steps))
+            self._imagining = Work(self.model.session.imagining(self.plan, unit.steps))
         return self._imagining
 
     def done(self, unit: Unit, seconds: float) -> None:
         if self.took_in(unit):
-            self.twin.observed(self.past, self.tick.stamp)
+            self.model.observed(self.total, self.tick.stamp)
             self.observed = True
 
     def took_in(self, unit: Unit) -> bool:
         return unit.network.endswith('/observe')
 
-    def _observe(self, twin: Twin) -> Calls[None]:
+    def _observe(self, model: ModelSession) -> Calls[None]:
         yield Boundary('observe')
-        yield from twin.session.observing(twin.frame(self.tick.image), twin.executed(self.tick.executed, self.past))
-        spec = twin.session.spec
+        yield from model.session.observing(model.frame(self.tick.image), model.executed(self.tick.executed, self.total))
+        spec = model.session.spec
         self.plan = np.zeros((spec.chunk_frames, spec.actions), np.float32)
 
 
@@ -84,7 +81,7 @@ class TickJob(FrameJob):
     """Answers a tick: takes in its frame, plans, and imagines the plan."""
 
     def __init__(self, client: Client, tick: Tick, arrival: float):
-        super().__init__(client, tick, client.past)
+        super().__init__(client, tick, client.total)
         self.arrival = arrival
         self.answered = False  # before it has ended
         self.future: Future | None = None
@@ -95,19 +92,19 @@ class TickJob(FrameJob):
         part = unit.network.rpartition('/')[2]
         self.timings[part] = self.timings.get(part, 0.0) + seconds
         if self.took_in(unit):
-            _require_finite(self.plan, 'the plan')
+            require_finite(self.plan, 'the plan')
         elif unit.step + 1 == unit.steps:
             self.future = self._imagining.result
-            _require_finite(self.future.collision_risk, 'the collision risk')
+            require_finite(self.future.collision_risk, 'the collision risk')
 
-    def _observe(self, twin: Twin) -> Calls[None]:
-        yield from super()._observe(twin)
+    def _observe(self, model: ModelSession) -> Calls[None]:
+        yield from super()._observe(model)
         if self.tick.goal:
-            self.plan = yield from twin.session.planning(self.tick.goal, self.tick.prefix)
+            self.plan = yield from model.session.planning(self.tick.goal, self.tick.prefix)
 
     def frame(self) -> FrameJob:
         """What takes in the same frame, and no more."""
-        return FrameJob(self.client, self.tick, self.past)
+        return FrameJob(self.client, self.tick, self.total)
 
     def reply(self, tier: Tier, reason: str, predicted: float | None, finish: float, failed: bool = False) -> Reply:
         """The reply to the tick, with what there is for ``tier``."""
@@ -139,18 +136,18 @@ class CallJob(Job):
     def __init__(self, client: Client, function: Callable[[Session], Any], promise: Promise, loads: bool):
         super().__init__(client)
         self._function, self.promise, self.loads = function, promise, loads
-        self._past = client.past
+        self._total = client.total
 
     def work(self, unit: Unit, tier: Tier) -> None:
-        twin = self.client.twins[0]
-        twin.begin(self.generation, self._past)
+        model = self.client.models[0]
+        model.begin(self.generation, self._total)
         try:
-            self.promise.set_result(self._function(twin.session))
+            self.promise.set_result(self._function(model.session))
         except Exception as error:  # the caller's: a path that cannot be written, say
             self.promise.set_exception(error)
             self.loads = False
         if self.loads:
-            twin.observed(self._past, 0)
+            model.observed(self._total, 0)
 
     def took_in(self, unit: Unit) -> bool:
         return self.loads
@@ -180,15 +177,3 @@ def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callab
         except Exception as error:
             errors[index] = error
     return errors, finish
-
-
-def firm_promise() -> Promise:
-    """A promise that cannot be cancelled any more: who does not want it may forget it."""
-    promise: Promise = Promise()
-    promise.set_running_or_notify_cancel()
-    return promise
-
-
-def _require_finite(values: np.ndarray, what: str) -> None:
-    if not np.isfinite(values).all():
-        raise OutputError(f'{what} is not finite')

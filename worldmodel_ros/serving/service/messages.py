@@ -52,7 +52,7 @@ class Reply:
     `reason` says why it is not the best tier. `predicted` is the typical finish as seen at arrival, None where nothing
     was promised; `finish` the real one. `queue` [s] from arrival to the first unit; `timings` [s]: observe, denoise and
     total. `collision_risk` (K,) and `progress` [m] by goal are those of the imagined plan. `failed`: the model failed
-    on it; the session begins anew with the next Tick.
+    on it; the session begins again with the next Tick.
     """
 
     session: int

@@ -8,58 +8,45 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.control.work_thread import uncancellable_future
 from worldmodel_ros.engine.calls import Work
-from worldmodel_ros.engine.futures import Future, Moment, OwnPlan
-from worldmodel_ros.engine.session import Session
-from worldmodel_ros.engine.what_if import Answer, Distinct, Question, QuestionError, actions_of, distinct
+from worldmodel_ros.engine.futures import Future, OwnPlan
+from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
 from worldmodel_ros.serving.scheduler import Tier, Unit
 from worldmodel_ros.serving.scheduler.work import Route
 from .client import Client
-from .jobs import Job, firm_promise
+from .jobs import Job
 from .messages import SessionError
 from .networks import Networks
 
 
 class Asked:
-    """A question whose branches are under way."""
+    """A question whose branches are in flight."""
 
-    def __init__(self, distinct: Distinct, stamp: int, promise: Promise):
-        self.promise = promise
-        self.answer = Answer(stamp)
+    def __init__(self, inquiry: Inquiry, promise: Promise):
+        self.inquiry, self.promise = inquiry, promise
         self.error: Exception | None = None
-        self.distinct = distinct
-        self._futures: dict[int, Future] = {}
-        self._open = len(distinct.branches)
+        self._open = len(inquiry)
 
     def ended(self, index: int, future: Future | None) -> bool:
-        """Branch ``index`` of the different ones has ended, with its future if it was finished; returns whether all
-        have."""
+        """A branch has ended, with its future if it was finished; returns whether all have."""
         self._open -= 1
         if future is not None:
-            self._futures[index] = future
-        if self._open:
-            return False
-        self.answer.branches = self.distinct.answered(self._futures)
-        self.answer.complete = len(self._futures) == len(self.distinct.branches)
-        return True
+            self.inquiry.finished(index, future)
+        return not self._open
 
 
 class BranchJob(Job):
-    """One branch of a question: ``actions`` from a moment of a session, each chunk in ``steps``."""
+    """One branch of a question."""
 
-    def __init__(self, client: Client, asked: Asked, index: int, session: Session, moment: Moment,
-                 actions: np.ndarray | OwnPlan, steps: int):
+    def __init__(self, client: Client, asked: Asked, index: int):
         super().__init__(client)
         self.asked, self.promise, self.index = asked, asked.promise, index
-        self._begin = lambda: Work(session.branching(actions, steps, moment))
         self._work: Work[Future] | None = None
 
     def work(self, unit: Unit, tier: Tier) -> Work:
         if self._work is None:
-            self._work = self._begin()
+            self._work = Work(self.asked.inquiry.branching(self.index))
         return self._work
 
     @property
@@ -79,27 +66,22 @@ class Waiting:
 
     def branches(self, networks: Networks) -> list[tuple[BranchJob, Route]]:
         """Keeps the moment that the question is about; a job for each branch, and what it goes through on the best
-        model. Raises QuestionError and OutOfPages. The service's thread's."""
-        question, twin = self.question, self.client.twins[0]
-        if self.generation != self.client.generation or not twin.current(self.generation):
-            raise QuestionError('nothing has been observed yet, or the session has begun anew: ask after a tick')
-        if question.stamp and question.stamp != twin.stamp:
-            raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
-                                f'({twin.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
-        asked = Asked(distinct(question, twin.session.spec.goals), twin.stamp, self.promise)
-        moment, branches = twin.session.moment(), []
-        for index, branch in enumerate(asked.distinct.branches):
-            actions = actions_of(branch, question.goal)
-            job = BranchJob(self.client, asked, index, twin.session, moment, actions, question.denoising_steps)
-            route = networks.branch(len(actions), question.denoising_steps)
-            branches.append((job, (networks.unit('policy'), *route) if isinstance(actions, OwnPlan) else route))
+        model. Raises QuestionError. The service's thread's."""
+        best = self.client.models[0]
+        if self.generation != self.client.generation or not best.current(self.generation):
+            raise QuestionError('nothing has been observed yet, or the session has begun again: ask after a tick')
+        asked = Asked(Inquiry(self.question, best.session, best.stamp), self.promise)
+        branches = []
+        for index in range(len(asked.inquiry)):
+            actions = asked.inquiry.actions(index)
+            route = networks.branch(len(actions), self.question.denoising_steps)
+            plan = (networks.unit('policy'),) if isinstance(actions, OwnPlan) else ()
+            branches.append((BranchJob(self.client, asked, index), plan + route))
         return branches
 
     def refuse(self, error: Exception) -> None:
         """Tells whoever waits for the answer why it could not be begun."""
-        if isinstance(error, OutOfPages):
-            error = QuestionError(f'no memory is left to imagine in: {error}')
-        elif isinstance(error, (SessionError, ValueError)):
+        if isinstance(error, (SessionError, ValueError)):
             error = error if isinstance(error, QuestionError) else QuestionError(str(error))
         else:
             error = QuestionError(f'it could not be begun: {type(error).__name__}: {error}')
@@ -114,7 +96,7 @@ class Questions:
 
     def ask(self, client: Client, question: Question) -> Promise:
         """Takes a question; the promise is the one that `Service.ask` speaks of."""
-        promise = firm_promise()
+        promise = uncancellable_future()
         self._waiting.append(Waiting(client, client.generation, question, promise))
         return promise
 
@@ -127,7 +109,7 @@ class Questions:
         over = [each for each in self._waiting if now >= each.question.due]
         if over:
             self._waiting = deque(each for each in self._waiting if now < each.question.due)
-        return [partial(each.promise.set_result, Answer(each.client.twins[0].stamp)) for each in over]
+        return [partial(each.promise.set_result, Answer(each.client.models[0].stamp)) for each in over]
 
     def cancel(self) -> None:
         """The service has ended."""

@@ -1,4 +1,4 @@
-"""What is under way for all clients of the service: makes requests of what they want, and replies of what became of it.
+"""What is in flight for all clients of the service: makes requests of what they want, and replies of what became of it.
 
 Not thread-safe: the service calls it under its lock, and calls what `take_deliveries` gave it without.
 """
@@ -44,7 +44,7 @@ class Requests:
         wait = self._ticks.take(client.account, now)
         if wait:  # nothing is done for it: also its frame is not taken in
             self.statistics.counts['over_rate'] += 1
-            client.past = client.past.then(tick.executed)
+            client.total = client.total.plus(tick.executed)
             reason = f'this robot may tick {self._ticks.rate:g} times a second: again in {wait * 1e3:.0f} ms'
             self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
             return
@@ -56,7 +56,7 @@ class Requests:
             self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, reason=reason), now)
             return
         client.event(Event.TICK)
-        client.sequence, client.past = tick.sequence, client.past.then(tick.executed)
+        client.sequence, client.total = tick.sequence, client.total.plus(tick.executed)
         client.ticks += 1
         self._supersede(client, 'frame', now)
         job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
@@ -68,7 +68,7 @@ class Requests:
         elif tick.answer:
             admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
         self._settle(now)  # it may have superseded another
-        self._scheduler.expect(client.number, client.rhythm.ticked(now))
+        self._scheduler.expect(client.number, client.timing.ticked(now))
         if not admission.admitted:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
@@ -93,7 +93,7 @@ class Requests:
         self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
 
     def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
-        """A reset, a failure or the end of a session: what is under way for it comes to nothing."""
+        """A reset, a failure or the end of a session: what is in flight for it comes to nothing."""
         client.begin_anew(event, reason)
         self._scheduler.close(client.number, now)
         self._settle(now)
@@ -186,7 +186,7 @@ class Requests:
         self._tick_ended(job, now)
         if done and self._pictures:
             route = (self._models[tier is Tier.SMALLER].unit('decode'),)
-            self._submit_idle(PictureJob(client, job.twin.session, reply, job.future), route, now, 'picture')
+            self._submit_idle(PictureJob(client, job.model.session, reply, job.future), route, now, 'picture')
 
     def _refuse(self, job: TickJob, admission: Admission, now: float) -> None:
         self.statistics.replied(Tier.NONE)
@@ -197,7 +197,7 @@ class Requests:
     def _tick_ended(self, job: TickJob, now: float) -> None:
         client = job.client
         client.tick_ended()
-        if client.ticks == 0 and not client.twins[0].saw(job.past):
+        if client.ticks == 0 and not client.models[0].saw(job.total):
             # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
             # moment; and a model that is passed over because of what it once took could not be found fast enough again
             # without being measured.
@@ -209,12 +209,12 @@ class Requests:
         if not asked.ended(job.index, future):
             return
         client.question_ended()
-        outcome = 'failed' if asked.error else 'complete' if asked.answer.complete else 'incomplete'
+        outcome = 'failed' if asked.error else 'complete' if asked.inquiry.answer.complete else 'incomplete'
         self.statistics.counts[f'what_if_{outcome}'] += 1
         if asked.error:
             self._raise_later(job, asked.error)
         else:
-            self._deliveries.append(lambda: asked.promise.set_result(asked.answer))
+            self._deliveries.append(lambda: asked.promise.set_result(asked.inquiry.answer))
 
     def _failed(self, job: Job, error: Exception, now: float) -> None:
         """A unit of a job raised, or gave what cannot be used."""
@@ -230,8 +230,8 @@ class Requests:
                     self._deliver(client, client.listener.replied,
                                   other.reply(Tier.NONE, reason, None, now, failed=True))
                     other.answered = True
-            for twin in client.twins:
-                twin.discard()
+            for model in client.models:
+                model.discard()
             self.begin_anew(client, Event.FAIL, f'the model failed: {reason}', now)
         elif isinstance(job, BranchJob):
             job.asked.error = QuestionError(f'it could not be imagined: {reason}')

@@ -5,17 +5,21 @@ them; the jobs know what there is to compute. Questions wait in `Questions` unti
 """
 from __future__ import annotations
 
+import gc
 import logging
-import threading
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future as Promise
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from collections.abc import Hashable
 
+from worldmodel_ros import realtime
 from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.control.work_thread import WorkThread, uncancellable_future
+from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_folder import SessionFolder
@@ -24,16 +28,16 @@ from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
 from .client import Client
-from .jobs import CallJob, Job, firm_promise, run_batch
+from .jobs import CallJob, Job, run_batch
 from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .networks import Networks
 from .questions import Questions, Waiting
 from .quotas import Quotas
 from .requests import Requests
 from .states import Event
-from .thread import ServiceThread
 
 LOG = logging.getLogger(__name__)
+SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,13 @@ class Service:
         self._models = {name: Networks(each, name) for name, each in zip(names, engines)}
         self._engines, self._clock = engines, clock
         self._capacity = self.settings.sessions or min(each.sessions for each in engines)
-        self._wake = threading.Condition()
         scheduler = Scheduler(self.table, self.settings.policy, self.settings.scheduling)
         self._requests = Requests(scheduler, list(self._models.values()), self.settings.pictures, self.settings.quotas)
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
-        self._thread = ServiceThread(self._wake, self.settings.priority)
+        self._thread = WorkThread('service')
+        self._wake = self._thread.wake
         self._started = self._busy = 0.0
 
     def calibrate(self) -> None:
@@ -91,7 +95,7 @@ class Service:
 
     def start(self) -> None:
         """Starts the thread, and returns when it has calibrated; raises what prevents it."""
-        self._thread.start(self._prepare, self.step)
+        self._thread.start(self.step, _failed, self._prepared)
 
     def stop(self) -> None:
         """Closes all sessions and ends the thread after the batch in progress."""
@@ -138,7 +142,7 @@ class Service:
         with self._wake:
             client = self._client(session)
             refusal = self._requests.over_questions(client, self._clock())
-            promise = self._questions.ask(client, question) if not refusal else firm_promise()
+            promise = self._questions.ask(client, question) if not refusal else uncancellable_future()
             self._thread.stir()
         if refusal:
             promise.set_exception(QuestionError(refusal))
@@ -155,7 +159,7 @@ class Service:
             folder, name, partial(self._call, session, loads=True))
 
     def reset(self, session: int) -> None:
-        """Forgets what was seen. What is under way comes to nothing: ticks are not replied to."""
+        """Forgets what was seen. What is in flight comes to nothing: ticks are not replied to."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:
@@ -177,15 +181,23 @@ class Service:
             return self._requests.phase(self.spec.step_period)
 
     def _call(self, session: int, function: Callable[[Session], Any], loads: bool) -> Promise:
-        promise = firm_promise()
+        promise = uncancellable_future()
         with self._wake:
             self._requests.call(CallJob(self._client(session), function, promise, loads), self._clock())
             self._thread.stir()
         return promise
 
-    def _prepare(self) -> None:
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        realtime.apply(LOG, self.settings.priority)  # it changes what is measured
+        # Another thread that runs Python, to take a tick or to read a socket, would keep this one waiting for as long.
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self.calibrate()
         self._started = self._clock()
+        # A collection of what start-up has left behind takes longer than a step.
+        gc.collect()
+        gc.freeze()
+        yield
 
     def _end(self, session: int, event: Event, reason: str) -> None:
         with self._wake:
@@ -216,7 +228,7 @@ class Service:
                 wake_at = self._requests.wake_at(self._clock())
                 patience = None if wake_at is None else max(0.0, wake_at - self._clock())
         _deliver([*deliveries, *over])
-        self._thread.is_urgent(bool(busy) or not (asked or drawn))
+        self._thread.urgent(bool(busy) or not (asked or drawn))
         if drawn:
             self._execute(*drawn)
         if asked:
@@ -247,3 +259,9 @@ def _deliver(deliveries: list[Callable[[], Any]]) -> None:
             deliver()
         except Exception:  # a listener's
             LOG.exception('a listener of the service failed')
+
+
+def _failed(error: Exception) -> None:
+    """Of the service itself, not of a session: others must go on."""
+    end_if_lost(error)
+    LOG.error('the service goes on after an error of its own', exc_info=error)

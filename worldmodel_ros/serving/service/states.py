@@ -7,14 +7,14 @@ from .messages import SessionError
 
 
 class State(enum.Enum):
-    """What a session has and what is under way; the text completes 'session 3 ...'."""
+    """What a session has and what is in flight; the text completes 'session 3 ...'."""
 
     EMPTY = 'has seen no frame'
     STARTING = 'waits for its first frame to be taken in'
     READY = 'has seen frames'
-    TICKING = 'has a tick under way'
-    ASKING = 'has questions under way'
-    BUSY = 'has a tick and questions under way'
+    TICKING = 'has a tick in flight'
+    ASKING = 'has questions in flight'
+    BUSY = 'has a tick and questions in flight'
     CLOSED = 'is closed'
 
 
@@ -23,15 +23,15 @@ class Event(enum.Enum):
 
     TICK = 'take a tick'
     OBSERVED = 'take in a frame'
-    SETTLED = 'end its ticks'  # none is under way any more
+    SETTLED = 'end its ticks'  # none is in flight any more
     ASK = 'be asked'
-    ANSWERED = 'end its questions'  # none is under way any more
+    ANSWERED = 'end its questions'  # none is in flight any more
     RESET = 'be reset'
     FAIL = 'fail'
     CLOSE = 'be closed'
 
 
-# An event that a state does not list is illegal in it. Whatever begins a session anew ends what was under way.
+# An event that a state does not list is illegal in it. What begins a session again ends what was in flight.
 _ALWAYS = {Event.RESET: State.EMPTY, Event.FAIL: State.EMPTY, Event.CLOSE: State.CLOSED}
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.EMPTY: {Event.TICK: State.STARTING, Event.OBSERVED: State.READY, **_ALWAYS},

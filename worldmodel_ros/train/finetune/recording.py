@@ -11,8 +11,7 @@ from worldmodel_ros.bags.drive import read_drive
 from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.train.data import lerobot
-from ...inputs.frames import FrameSettings
-from ...inputs.ticks import GAP, NS, FramePacer, Pace
+from ...inputs.ticks import GAP, NS, FramePacer, FrameSettings, Pace
 from ...model.presets import Preset
 
 _SETTINGS = FrameSettings()  # of the live node
