@@ -28,11 +28,12 @@ from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import Drive, record_drive
 from worldmodel_ros.evaluate.quality.horizons import CONTEXT
-from worldmodel_ros.evaluate.quality.imagination import TWO_STEP, Imagination
+from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.precision import LINEARS, calibration, to_fp8, weight_bytes
+from worldmodel_ros.model.sampling import TWO_STEP
 
 FIRST_SEED, CALIBRATION_SEED, CALIBRATION_DRIVES = 5_000_000, 5_900_000, 2
 HORIZONS = (0.4, 1.0, 2.0)  # s

@@ -11,7 +11,8 @@ from small_model import SMALL, small_checkpoint, small_model
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.noise import Noise
 from worldmodel_ros.model.action_head import action_head
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.rollout import frame_mask
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, mix, noisy_chunks
 from worldmodel_ros.train.data.episodes import Episodes
@@ -19,7 +20,7 @@ from worldmodel_ros.train.objectives import world
 from worldmodel_ros.train.objectives.imitation import BLOCK, committed_features
 from worldmodel_ros.train.objectives.policy import command_targets, draw_policy, imitation_loss, policy_labels
 from worldmodel_ros.train.objectives.pose import dead_reckoning, displacement
-from worldmodel_ros.train.objectives.sampler import Sampler, roll_out
+from worldmodel_ros.train.objectives.sampler import ChunkSampler, roll_out
 from worldmodel_ros.train.run.options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 
 WINDOW = SMALL.window_frames
@@ -185,7 +186,7 @@ def test_features_of_frames_committed_in_blocks_are_those_of_sessions():
     ones = torch.ones(2, frames)
     whole = model.dit(episodes.latents.float(), ones, ones.long() * FLOW, episodes.actions,
                       clips.rotary(SMALL, np.arange(frames), ones.device),
-                      clips.on_device(clips.block_bias(SMALL, 0, frames, committed=True), ones.device))[1]
+                      clips.on_device(frame_mask(SMALL, 0, frames, committed=True), ones.device))[1]
     torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=1e-2)  # bfloat16
 
 
@@ -306,7 +307,7 @@ def test_a_tethered_roll_out_is_denoised_from_half_way_to_the_truth():
     chunk = Chunks(clean[:1, :WINDOW], episodes.actions[:1, :WINDOW], np.array([WINDOW]), noise[:1, :k],
                    episodes.actions[:1, WINDOW:WINDOW + k])
     half = torch.full((1, k), 0.5)
-    mended = Sampler(model, chunk).euler(mix(noise[:1, :k], truth[:1, :k], half), half, 0.5, HALF)
+    mended = ChunkSampler(model, chunk).euler(mix(noise[:1, :k], truth[:1, :k], half), half, 0.5, HALF)
     torch.testing.assert_close(held[:1, :k], mended, rtol=1e-4, atol=1e-4)
 
 
@@ -350,7 +351,7 @@ def test_the_flow_keeps_to_the_teacher_where_the_truth_is_lost():
     z, target = objective.targets(batch)
     lost = (batch.step == FLOW) & (batch.trust < 1e-3) & (batch.tau < 0.9)
     assert lost.any()
-    told = Sampler(objective.teacher, batch).predict(z, batch.tau, batch.step)
+    told = ChunkSampler(objective.teacher, batch).predict(z, batch.tau, batch.step)
     torch.testing.assert_close(target[lost], told[lost], rtol=1e-2, atol=1e-2)
     kept = (batch.step == FLOW) & (batch.trust == 1)
     torch.testing.assert_close(target[kept], batch.target[kept])

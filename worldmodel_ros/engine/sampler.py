@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from ..model.steps import FLOW, HALF, WHOLE
+from ..model.sampling import FLOW, ROWS
 from .backends.stage_timer import PartTimes
 from .calls import Boundary, Call, Calls
 from .futures import Future
@@ -28,7 +28,7 @@ class Sampler:
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
         count = self.spec.chunk_frames
-        row = {1: WHOLE, 2: HALF}.get(steps, FLOW)
+        row = ROWS.get(steps, FLOW)
         for step in range(steps):
             yield Boundary('denoise', step)
             cache.require_pages()  # a tick may have come between

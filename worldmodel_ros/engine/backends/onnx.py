@@ -21,7 +21,7 @@ from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.engine.memory import Window
 from worldmodel_ros.model.checkpoint_description import ModelError, checksum, read_description, weight_files
 from worldmodel_ros.model.rotary import rotary_angles
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 from .cache_folder import cache_folder
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from worldmodel_ros.engine.memory import BLOCKED, Window
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.rotary import space_rotation, time_rotation
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.world_model import WorldModel
 from .background_stream import TICKS, Beside
 from .compiled_layers import compile_layers, not_compiled

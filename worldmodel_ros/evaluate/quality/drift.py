@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from worldmodel_ros.control.maneuvers import maneuver
+from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
 from .horizons import CONTEXT
 from .images import rms, sharpness, shift
-from .imagination import TWO_STEP, Imagination, Memory
+from .imagination import Imagination, Memory
 
 SECONDS = 600.0
 ENDS = 0.2                             # share of the way that counts as its beginning, and as its end

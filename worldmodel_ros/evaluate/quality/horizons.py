@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.pictures import psnr, ssim
+from ...model.sampling import ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP, Steps
 from ...sim.scene import COLOURS
 from .bounds import resimulate
 from .displacement import find_pose
 from .drives import Drive
 from .images import sharpness
-from .imagination import ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP, Imagination, Sampler
+from .imagination import Imagination
 from .objects import Sighting, find_objects
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 HORIZONS = (0.4, 1.0, 2.0, 5.0)  # s
 CONTEXT = 24                     # frames that a session has seen at a start: its window is full
 SPACING = 29                     # frames between starts, all but independent of each other
-SAMPLERS: dict[str, Sampler] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
+SAMPLERS: dict[str, Steps] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
 STRIP = ('truth', 'two_step', 'one_step', 'teacher')
 # These draw on the network that serves as the teacher.
-TEACHERS: dict[str, Sampler] = {'teacher': TEACHER, 'truncated': TRUNCATED, 'truncated_one_step': TRUNCATED_ONE}
+TEACHERS: dict[str, Steps] = {'teacher': TEACHER, 'truncated': TRUNCATED, 'truncated_one_step': TRUNCATED_ONE}
 _POSED = ('two_step', 'one_step', 'teacher')  # whose pictures are asked where they were taken
 
 
@@ -88,7 +89,7 @@ def _streams(drive: Drive, moments: range, ahead: int, chunk: int) -> tuple[np.n
     return seen, executed, np.concatenate([later, np.repeat(later[:, -1:], missing, 1)], 1)
 
 
-def _imagined(model: Imagination, samplers: dict[str, Sampler], seen: np.ndarray, executed: np.ndarray,
+def _imagined(model: Imagination, samplers: dict[str, Steps], seen: np.ndarray, executed: np.ndarray,
               later: np.ndarray, wanted: list[int]) -> dict[str, np.ndarray]:
     """Pictures (N, horizons, H, W, 3) by each sampler. Every start's stream has a noise of its own."""
     memory = model.observe(seen, executed, tuple(range(len(seen))))

@@ -7,10 +7,11 @@ import numpy as np
 
 from worldmodel_ros.control.maneuvers import NAMES, maneuver
 from worldmodel_ros.evaluate.drive.pictures import psnr
+from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
 from .horizons import CONTEXT, HORIZONS, starts, steps_of
 from .images import rms
-from .imagination import ONE_STEP, TWO_STEP, Imagination
+from .imagination import Imagination
 
 HORIZON = 1.0  # s
 SAMPLERS = {'two_step': TWO_STEP, 'one_step': ONE_STEP}

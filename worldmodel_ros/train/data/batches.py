@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.train.objectives.policy import PolicyDraw, draw_policy
 from worldmodel_ros.train.run.options import TeacherOptions
 from . import clips

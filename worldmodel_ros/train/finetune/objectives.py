@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel_ros.train.data.batches import Batch, expand, mix
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
 from worldmodel_ros.train.objectives.student import StudentObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective
-from ...model.steps import HALF
+from ...model.sampling import HALF
 from .augment import Light, mirrored
 
 
@@ -37,7 +37,7 @@ class _TruthAsTarget(StudentObjective):
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         z = mix(batch.noise, batch.target, batch.tau)
-        half_way = Sampler(self.averaged, batch).euler(batch.noise, torch.zeros_like(batch.tau), 0.5, HALF)
+        half_way = ChunkSampler(self.averaged, batch).euler(batch.noise, torch.zeros_like(batch.tau), 0.5, HALF)
         return torch.where(expand(batch.halfway), half_way, z), batch.target
 
 

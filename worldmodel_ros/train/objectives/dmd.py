@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from worldmodel_ros.model.dit import DiT
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, expand, mix, per_chunk
 from worldmodel_ros.train.run.options import SelfForcingOptions
 from .objective import Objective
-from .sampler import Sampler, roll_out
+from .sampler import ChunkSampler, roll_out
 
 # Noise levels at which chunks are judged: the ends tell nothing, or nothing but detail.
 LEVELS = (0.1, 0.9)
@@ -99,7 +99,7 @@ class DistributionMatching:
         """Moves the student's chunks from what it imagines towards what the world shows."""
         zero = torch.zeros(far.noise.shape[:2], device=far.noise.device)
         with torch.no_grad():
-            half_way = Sampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)
+            half_way = ChunkSampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)
         z = torch.where(expand(far.whole), far.noise, half_way)
         tau, step = torch.where(far.whole, 0.0, 0.5), torch.where(far.whole, WHOLE, HALF)
         x = self.objective.forward(far, z, tau, step)[0].unflatten(1, (-1, self.preset.chunk_frames)).flatten(0, 1)

@@ -25,7 +25,7 @@ from worldmodel_ros.train.data.batches import Batch, expand, noisy_chunks, noisy
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import SelfForcingOptions
 from .dmd import DistributionMatching
-from .sampler import Sampler, roll_out
+from .sampler import ChunkSampler, roll_out
 from .student import StudentObjective
 
 
@@ -130,7 +130,7 @@ class SelfForcingObjective(StudentObjective):
         The noisy latents tell of the truth what the context does not: of two sources of the same picture, of squared
         error `apart` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what `flow_trust` goes by.
         """
-        told = Sampler(self.teacher, batch).predict(z, batch.tau, batch.step)
+        told = ChunkSampler(self.teacher, batch).predict(z, batch.tau, batch.step)
         return torch.lerp(told, batch.target, expand(batch.flow_trust))
 
     def state(self) -> dict[str, Tensor]:

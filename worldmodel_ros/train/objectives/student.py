@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data.batches import Batch, expand, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import StudentOptions
 from .objective import Objective
-from .sampler import Sampler
+from .sampler import ChunkSampler
 
 
 class StudentObjective(Objective):
@@ -60,13 +60,13 @@ class StudentObjective(Objective):
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Noisy latents to step from, and the clean latents (B, N, ...) that each step is to predict."""
         tau, zero, flow = batch.tau, torch.zeros_like(batch.tau), batch.step == FLOW
-        student = Sampler(self.averaged, batch)
+        student = ChunkSampler(self.averaged, batch)
         half_way = student.euler(batch.noise, zero, 0.5, HALF)
         whole = student.euler(half_way, zero + 0.5, 0.5, HALF)
         z = torch.where(expand(batch.halfway), half_way, mix(batch.noise, batch.target, tau))
 
         start = torch.where(flow, 0.0, tau)  # the flow's own target is the truth; any level will do
-        roller = student if self.options.bootstrap else Sampler(self.teacher, batch)
+        roller = student if self.options.bootstrap else ChunkSampler(self.teacher, batch)
         end = roller.euler(z, start, 0.5, FLOW, self.options.substeps)
         half = z + expand(1.0 - start) * (end - z) / 0.5
         # From noise, the half step's target carries the noise of z with it: blend in the truth only where x is an end.

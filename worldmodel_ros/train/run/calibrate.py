@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldmodel_ros.model.steps import HALF
+from worldmodel_ros.model.sampling import HALF
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import draw
 from worldmodel_ros.train.data.episodes import Episodes
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from .options import TeacherOptions
 
 
@@ -37,7 +37,7 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
     logits, truth = [], []
     for _ in range(batches):
         drawn = draw(episodes, model.preset, TeacherOptions(batch=batch, context_noise=0.0), rng, generator)
-        sampler = Sampler(model, drawn)
+        sampler = ChunkSampler(model, drawn)
         zero = torch.zeros(drawn.target.shape[:2], device=device)
         half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
         features = model.dit(half_way, zero + 0.5, torch.full_like(zero, HALF, dtype=torch.long), drawn.noisy_actions,

@@ -19,19 +19,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import HALF, ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Batch, draw
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.objectives.policy import command_targets
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from .options import TeacherOptions
 
-# Name: row of the step embedding and number of equal steps.
-SAMPLERS = {'teacher_32': (FLOW, 32), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1),
-            'naive_two_step': (FLOW, 2), 'naive_one_step': (FLOW, 1)}
+SAMPLERS = {'teacher_32': TEACHER, 'two_step': TWO_STEP, 'one_step': ONE_STEP,
+            'naive_two_step': TRUNCATED, 'naive_one_step': TRUNCATED_ONE}
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             # How much is drawn depends on the model's shape: each batch begins anew.
             generator = torch.Generator(device).manual_seed(seed + number)
             drawn = draw(episodes, preset, options, rng, generator)
-            sampler = Sampler(model, drawn)
+            sampler = ChunkSampler(model, drawn)
             frames = drawn.frame[:, torch.from_numpy(clips.chunk_frames(preset, drawn.starts)).to(device)]
             truth = episodes.images(drawn.episode, frames).unflatten(1, (-1, k))
             before = frames.unflatten(1, (-1, k))[:, :, :1] - 1
@@ -97,8 +96,8 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
 
             zero = torch.zeros(frames.shape, device=device)
             for name in samplers:
-                row, steps = SAMPLERS[name]
-                rows[name].append(compare(decode(sampler.euler(drawn.noise, zero, 1.0, row, steps))))
+                way = SAMPLERS[name]
+                rows[name].append(compare(decode(sampler.euler(drawn.noise, zero, 1.0, way.row, way.count))))
             rows['copy_last'].append(compare(last.expand_as(truth)))
             rows['vae'].append(compare(decode(drawn.target)))
             speed = drawn.noisy_actions.unflatten(1, (-1, k)).abs().amax(2)
