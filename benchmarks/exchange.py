@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from worldmodel_ros.engine.distributed.source import use_device
+from worldmodel_ros.engine.distributed.backend import use_device
 from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model.parallel.group import SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link

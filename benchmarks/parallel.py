@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.distributed.session import RestoringSession
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.loading import load, load_random

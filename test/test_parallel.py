@@ -17,7 +17,7 @@ from timed_backend import Listener
 
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint

@@ -9,7 +9,7 @@ import torch
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.model.action_head import action_head
 from worldmodel_ros.model.rollout import frame_mask
 from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE

@@ -11,7 +11,7 @@ from tiled_model import TILED, DenseTiles, decided, tiled_model
 
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.kernels import attention
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError

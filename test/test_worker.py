@@ -15,7 +15,7 @@ from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.control.responder import Responder
 from worldmodel_ros.control.types import Observation
 from worldmodel_ros.control.worker import Worker
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .backends.protocol import Backend
+
 
 @dataclass
 class Faults:
@@ -36,7 +38,7 @@ class FaultyBackend:
     slowness.
     """
 
-    def __init__(self, backend: Any, faults: Faults) -> None:
+    def __init__(self, backend: Backend, faults: Faults) -> None:
         self._backend = backend
         self._faults = faults
 

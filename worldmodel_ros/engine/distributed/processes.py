@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from .failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 
 _log = logging.getLogger(__name__)
 

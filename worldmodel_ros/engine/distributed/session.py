@@ -8,10 +8,10 @@ import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.engine.calls import Calls
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session import Moment, Session
 from worldmodel_ros.engine.session_file import Loaded
-from .failure import RankFailure
 from .leader import NO_FEATURES
 
 @dataclass(frozen=True, eq=False)

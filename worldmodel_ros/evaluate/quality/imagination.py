@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.noise import Noise
+from ...engine.sampler import Noise
 from ...model.rollout import Rollout, Streams
 from ...model.sampling import Steps
 from ...model.world_model import WorldModel
