@@ -23,8 +23,8 @@ from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, expand, mix, per_chunk
 from worldmodel_ros.train.run.options import SelfForcingOptions
-from .objective import Objective
 from .sampler import ChunkSampler, roll_out
+from .teacher import WorldObjective
 
 # Noise levels at which chunks are judged: the ends tell nothing, or nothing but detail.
 LEVELS = (0.1, 0.9)
@@ -43,7 +43,7 @@ class Far(Chunks):
 class DistributionMatching:
     """The loss of long roll-outs; owns the streams and the network that knows what they show."""
 
-    def __init__(self, objective: Objective, averaged, teacher, options: SelfForcingOptions):
+    def __init__(self, objective: WorldObjective, averaged, teacher, options: SelfForcingOptions):
         self.objective, self.averaged, self.teacher, self.options = objective, averaged, teacher, options
         self.preset, self.episodes = objective.preset, objective.episodes
         self.fake = copy.deepcopy(teacher.dit).requires_grad_(True)

@@ -16,6 +16,7 @@ from worldmodel_ros.model.rollout import Rollout
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import ImitationOptions
+from .objective import Objective
 from .policy import PolicyDraw, check_labels, draw_policy, imitation_loss, policy_labels, unseen
 
 BLOCK = 8  # frames of an episode that one pass commits; 16 take as long a frame on a CPU
@@ -31,7 +32,7 @@ class PolicyBatch:
     policy: PolicyDraw
 
 
-class ImitationObjective:
+class ImitationObjective(Objective):
     """Flow matching (or regression) of the commands to be learned. Raises ValueError where the drives have none."""
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
@@ -62,10 +63,6 @@ class ImitationObjective:
     def parameters(self) -> list[nn.Parameter]:
         """What is trained: the policy."""
         return list(self.model.action_head.parameters())
-
-    def networks(self) -> list[nn.Module]:
-        """Nothing is worth compiling."""
-        return []
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> PolicyBatch:
         options, device = self.options, self.features.device

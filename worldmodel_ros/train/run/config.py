@@ -46,6 +46,11 @@ class Schedule:
             raise ValueError(f'steps ({self.steps}), rate ({self.rate}) and max_minutes ({self.max_minutes}) must be '
                              'above zero')
 
+    def done(self, step: int, seconds: float) -> float:
+        """Share of the schedule that is over after so many steps and seconds; 1 and more: all of it."""
+        by_clock = 0.0 if self.max_minutes is None else seconds / (60.0 * self.max_minutes)
+        return max(step / self.steps, by_clock)
+
 
 @dataclass(frozen=True)
 class VaeOptions:

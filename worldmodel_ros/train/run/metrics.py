@@ -24,9 +24,9 @@ from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Batch, draw
 from worldmodel_ros.train.data.episodes import Episodes
-from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.objectives.policy import command_targets
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
+from worldmodel_ros.train.objectives.teacher import WorldObjective
 from .options import TeacherOptions
 
 SAMPLERS = {'teacher_32': TEACHER, 'two_step': TWO_STEP, 'one_step': ONE_STEP,
@@ -66,7 +66,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
     rng = np.random.default_rng(seed)
     preset, k = model.preset, model.preset.chunk_frames
     options = TeacherOptions(batch=batch, context_noise=0.0)
-    objective = Objective(model, episodes, options)
+    objective = WorldObjective(model, episodes, options)
     samplers = tuple(SAMPLERS if samplers is None else samplers)
     rows: dict[str, list] = {name: [] for name in (*samplers, 'copy_last', 'vae')}
     moving, heads = [], []
@@ -105,7 +105,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             tau = torch.full_like(zero, 0.5)
             _, noisy, clean = objective.forward(drawn, 0.5 * drawn.noise + 0.5 * drawn.target, tau,
                                                 torch.full_like(tau, HALF, dtype=torch.long))
-            heads.append(objective.beside(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
+            heads.append(objective.head_losses(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
     chosen = torch.cat(moving)
     result = {name: torch.cat([v.flatten(0, 1) for v in values])[chosen].mean(0) for name, values in rows.items()}
     table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v],
