@@ -16,12 +16,12 @@ Without GPUs it only checks itself, on two processes: gloo, small messages, no t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from result_file import command, write_result
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -118,7 +118,7 @@ def ways(link: Link, shape: tuple[int, ...], divide: int, join: int, x: Tensor) 
 def process(rank: int, count: int, port: int, options: argparse.Namespace) -> None:
     device = use_device(rank)
     link = Link.join(device, rank, count, Link.connect(port, count))
-    result = {'command': 'python benchmarks/exchange.py', 'machine': machine(), 'versions': versions(),
+    result = {'command': command(), 'machine': machine(), 'versions': versions(),
               'processes': count, 'rows': []}
     on_gpu = device.type == 'cuda'
     # What may hang comes last.
@@ -137,8 +137,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
             result['rows'].append(row)
             if rank == 0:
                 print(row, flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(result, indent=1) + '\n')
+                write_result(result, options.json)
     Link.leave().result()
 
 

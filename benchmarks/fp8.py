@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import traceback
 from pathlib import Path
 
+from result_file import command, short_name, write_result
 import torch
-from attention_cases import file_name, gpu_name
+from attention_cases import gpu_name
 from fp8_cases import GPU
 from fp8_kernels import between, correct, products, specialised
 from fp8_layers import layers
@@ -32,12 +32,6 @@ PARTS = {'correct': correct, 'layers': layers, 'products': products, 'between': 
          'specialised': specialised}
 
 
-def write(result: dict, folder: Path | None) -> None:
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f'fp8_{file_name(result["gpu"])}.json').write_text(json.dumps(result, indent=1) + '\n')
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
@@ -45,7 +39,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     gpu = gpu_name() if GPU else 'none'
-    result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': gpu, 'machine': machine(),
+    file = options.folder and options.folder / f'fp8_{short_name([gpu])}.json'
+    result = {'command': command(), 'gpu': gpu, 'machine': machine(),
               'versions': versions(('torch', 'triton')), 'kept_in_bf16': KEPT, 'seconds': {}, 'failed': {}}
     for name in options.parts:
         start, result[name] = time.perf_counter(), []
@@ -53,12 +48,12 @@ def main() -> int:
             for row in PARTS[name]():
                 result[name].append(row)
                 print(json.dumps({'part': name, **row}), flush=True)
-                write(result, options.folder)
+                write_result(result, file)
         except Exception as error:  # the other parts are worth having
             traceback.print_exc()
             result['failed'][name] = f'{type(error).__name__}: {error}'
         result['seconds'][name] = round(time.perf_counter() - start, 1)
-        write(result, options.folder)
+        write_result(result, file)
     wrong = [row['kernel'] for name in options.parts for row in result[name] if not row.get('kept', True)]
     print(json.dumps({'failed': result['failed'], 'wrong': wrong, 'seconds': result['seconds']}, indent=1))
     return 1 if result['failed'] or wrong else 0

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +30,6 @@ from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import Drive, record_drive
 from worldmodel_ros.evaluate.quality.horizons import CONTEXT
 from worldmodel_ros.evaluate.quality.imagination import Imagination
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.precision import LINEARS, calibration, to_fp8, weight_bytes
@@ -117,8 +117,7 @@ def main() -> int:
     model.dit = Converted(whole, torch.float32)
     exact, exact_latents, exact_plans = predicted(Imagination(model), drives, ahead)
     base = scores(exact, truth)
-    result = {'command': 'python ' + ' '.join(sys.argv), 'machine': machine(),
-              'versions': versions(('torch', 'numpy')), 'model': options.model, 'drives': len(drives),
+    result = {**provenance(('torch', 'numpy')), 'model': options.model, 'drives': len(drives),
               'horizons_s': HORIZONS, 'float32_psnr_db': base.mean(0).round(3).tolist(),
               'float32_bytes_of_layers': weight_bytes(whole.blocks), 'rows': []}
     for variant in VARIANTS:
@@ -141,8 +140,7 @@ def main() -> int:
             'plan_error': {name: round(float(np.abs(plans - exact_plans)[..., i].mean()), 4)
                            for i, name in enumerate(preset.action_names)}})
         print(json.dumps(result['rows'][-1]), file=sys.stderr, flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     return 0
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 
 from worldmodel_ros.engine.backends.networks import random_model
@@ -23,7 +24,6 @@ from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Future, Session
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.machine import machine, versions
 
 TOLERANCE = {Precision.FP32: 2e-3, Precision.BF16: 5e-2}  # relative; convolutions on a GPU round to TF32
 LAST = 6  # ticks of a drive whose answers are compared
@@ -126,14 +126,11 @@ def main() -> int:
     parser.add_argument('--repeats', type=int, default=20, help='questions beside ticks')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    result = {'command': 'python benchmarks/tick_agreement.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'rows': []}
+    result = {**provenance(), 'rows': []}
     for row in rows(options.presets, options.repeats):
         result['rows'].append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     print(json.dumps(result, indent=1))
     return 0 if all(row['agrees'] for row in result['rows']) else 1
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from result_file import command, write_result
 
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.machine import machine
@@ -150,10 +151,7 @@ def main() -> None:
     for side in SIZES:
         rows.append(measure(side, chosen.frames + WARM_UP))
         print(json.dumps(rows[-1]), flush=True)
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(
-            {'command': 'python benchmarks/transport.py', 'machine': machine(), 'rows': rows}, indent=1) + '\n')
+    write_result({'command': command(), 'machine': machine(), 'rows': rows}, chosen.json)
 
 
 if __name__ == '__main__':
