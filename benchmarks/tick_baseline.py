@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from worldmodel_ros.cache.patterns import PageLists, page_lists
 from worldmodel_ros.engine.backends.networks import random_model
-from worldmodel_ros.model.attention import rotate
+from worldmodel_ros.model.dit import rotate
 from worldmodel_ros.model.dit import Block, DiT
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rotary import rotary_angles, space_rotation, time_rotation

@@ -15,13 +15,11 @@ from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session import Future
 from worldmodel_ros.evaluate.quality import closed_loop, drift, horizons, ranking, run, summary
-from worldmodel_ros.evaluate.quality.bounds import resimulate
 from worldmodel_ros.evaluate.quality.displacement import find_pose
-from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
+from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive, resimulate
 from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.evaluate.quality.objects import find_objects
-from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
-from worldmodel_ros.evaluate.quality.task import Task
+from worldmodel_ros.evaluate.quality.task import QualityError, Task, parse_seeds
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .attention import rotate
-from .dit import DiT
+from .dit import DiT, rotate
 from .presets import Preset
 from .rotary import rotary_angles, shift_in_time
 from .sampling import FLOW, Steps, adain

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from worldmodel_ros.control.maneuvers import maneuver
+from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
 from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
 from .horizons import CONTEXT
-from .images import rms, sharpness, shift
 from .imagination import Imagination, Memory
 
 SECONDS = 600.0

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldmodel_ros.evaluate.drive.pictures import psnr, ssim
+from worldmodel_ros.evaluate.drive.pictures import psnr, sharpness, ssim
 from ...model.sampling import ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP, Steps
 from ...sim.scene import COLOURS
-from .bounds import resimulate
 from .displacement import find_pose
-from .drives import Drive
-from .images import sharpness
+from .drives import Drive, resimulate
 from .imagination import Imagination
 from .objects import Sighting, find_objects
 

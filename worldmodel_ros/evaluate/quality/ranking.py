@@ -6,11 +6,10 @@ from itertools import combinations
 import numpy as np
 
 from worldmodel_ros.control.maneuvers import NAMES, maneuver
-from worldmodel_ros.evaluate.drive.pictures import psnr
+from worldmodel_ros.evaluate.drive.pictures import psnr, rms
 from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
 from .horizons import CONTEXT, HORIZONS, starts, steps_of
-from .images import rms
 from .imagination import Imagination
 
 HORIZON = 1.0  # s

@@ -16,8 +16,7 @@ import numpy as np
 
 from . import summary
 from .horizons import gain
-from .seeds import QualityError
-from .task import DEFINITIONS, PARTS, Task
+from .task import DEFINITIONS, PARTS, QualityError, Task
 
 STARTS = 5        # a drive
 STRIPS = 3        # rooms that are shown, of the first and of the worst

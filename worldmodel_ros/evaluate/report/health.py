@@ -6,8 +6,7 @@ from datetime import datetime, timezone
 from worldmodel_ros.bags.findings import Finding
 from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from ...inputs.ticks import NS
-from .html import escape, number, section, table
-from .runs import Run
+from .html import Run, escape, number, section, table
 
 SEVERITY = {'error': 'Error', 'warning': 'Warning', 'info': 'Note'}
 

@@ -5,9 +5,8 @@ import numpy as np
 
 from worldmodel_ros.evaluate.drive.surprise import THRESHOLD, Moment, limit
 from .film import strip
-from .html import number, section
+from .html import Run, number, section
 from .plot import Plot, over_time
-from .runs import Run
 
 
 def moments(runs: list[Run]) -> str:

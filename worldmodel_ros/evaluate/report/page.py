@@ -10,11 +10,10 @@ from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .commands import commands
 from .deadline import deadline
 from .health import health
-from .html import escape
+from .html import escape, runs
 from .moments import moments
 from .overview import differences, header, tiles
 from .prediction import prediction
-from .runs import runs
 from .style import CSS
 from .what_if import what_if
 

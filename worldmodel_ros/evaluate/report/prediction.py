@@ -5,9 +5,8 @@ import numpy as np
 
 from worldmodel_ros.evaluate.drive.metrics import SUBSETS
 from .film import strip
-from .html import bounds, number, section, signed, table
+from .html import Run, bounds, number, section, signed, table
 from .plot import Plot, legend, padded
-from .runs import Run
 
 STRIPS, APART_S = 3, 3.0
 MEASURES = (('psnr_db', 'copy_psnr_db', 'PSNR [dB]', 1), ('ssim', 'copy_ssim', 'SSIM', 3))
