@@ -1,4 +1,4 @@
-"""Times paged attention on a GPU beside FlexAttention and cuDNN, on the same shapes and the same masks, in one run.
+"""Times paged attention on a GPU compared with FlexAttention and cuDNN, on the same shapes and the same masks, in one run.
 
     python benchmarks/attention.py --folder benchmarks/results     # writes attention_<gpu>.json there
 

@@ -26,7 +26,7 @@ NS = 1_000_000_000
 
 
 def write(path: Path, encoding: str, storage: str, seconds: float) -> None:
-    """Write a bag, message by message: pictures of the simulated robot, played forth and back."""
+    """Write a bag, message by message: images of the simulated robot, played forth and back."""
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
     from bag_messages import ACTIONS, TYPES, image_message
     from bags import START, simulated_drive

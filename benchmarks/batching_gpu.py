@@ -78,7 +78,7 @@ def agreement(engines: dict[str, Engine], size: int) -> dict[str, float]:
 
 
 def unit_times(engine: Engine, size: int) -> dict[str, float]:
-    """Median ms of each unit of a tick, and of a branch's commit and pictures, with full windows."""
+    """Median ms of each unit of a tick, and of a branch's commit and images, with full windows."""
     spec = engine.spec
     sessions = [engine.open_session(seed) for seed in range(size)]
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)

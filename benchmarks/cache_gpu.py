@@ -230,7 +230,7 @@ def flat() -> list[dict]:
 
 
 def memory() -> list[dict]:
-    """Bytes that a session of 30 s takes of the GPU, beside what its precision promises."""
+    """Bytes that a session of 30 s takes of the GPU, compared with what its precision promises."""
     values = 2 * SLABS * SLAB_TOKENS * HEADS * HEAD_DIM
     bits = {Precision.BF16: 16.0, Precision.FP8: 8.0, Precision.FP4: 4.0 + 8.0 / 16.0}
     rows = []

@@ -46,7 +46,7 @@ def timed(engine, episode: dict, ticks: int, period: float) -> dict:
 
 
 def quality(engine, episodes: list[dict], every: int) -> dict:
-    """Mean PSNR (dB) of two-step and one-step chunks against what came, copy-last-frame beside, and all plans."""
+    """Mean PSNR (dB) of two-step and one-step chunks against what came, those of copy-last-frame, and all plans."""
     scores: dict[str, list[float]] = {'two_step': [], 'one_step': [], 'copy_last': []}
     plans = []
     ahead = engine.spec.chunk_frames

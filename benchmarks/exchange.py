@@ -8,7 +8,7 @@ GPU's), and the bytes that a GPU sends to others per second. All in one run:
 * nccl: all-to-all in bfloat16; nccl-fp8: rounded on the way, with rounding and restoring in the time
   (`parallel.rounding`);
 * symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: what could be
-  gained beside NCCL, without the safety that a lost peer can be given up;
+  gained over NCCL, without the safety that a lost peer can be given up;
 * all-reduce: what tensor parallelism sends instead, twice in every layer.
 
 Without GPUs it only checks itself, on two processes: gloo, small messages, no times worth a thing.

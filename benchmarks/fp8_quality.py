@@ -2,11 +2,11 @@
 
     python benchmarks/fp8_quality.py --json benchmarks/results/fp8_quality_tiny.json
 
-Freshly simulated drives. From a warm window two steps a chunk foresee 0.4, 1 and 2 s under the executed actions,
+Freshly simulated drives. From a warm window two steps a chunk predict 0.4, 1 and 2 s under the executed actions,
 by the float32 network and by others of the same weights: bfloat16; FP8, with all that is no linear layer in
 bfloat16; FP8 with the MLP's middle rounded by a bound (`fused`) or by calibrated scales (from other drives); FP8
 with some linear layers left in bfloat16, as modulation is where nothing else is said. `psnr_db` is against the
-true pictures, `change_db` its difference to float32, paired, with a bootstrap interval over drives;
+true images, `change_db` its difference to float32, paired, with a bootstrap interval over drives;
 `to_float32_db` is the PSNR between the two predictions, and `plan_error` the mean difference between their
 commands for all goals, in m/s and rad/s.
 """
@@ -77,7 +77,7 @@ class Converted(nn.Module):
 
 
 def predicted(model: Imagination, drives: list[Drive], ahead: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
+    """Images (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
     frames, actions = (np.stack([getattr(drive, name) for drive in drives]) for name in ('frames', 'actions'))
     memory = model.observe(frames[:, :CONTEXT], actions[:, :CONTEXT], tuple(range(len(drives))))
     plans = model.model.action_head(model.model.dit.features[:, -1].float())

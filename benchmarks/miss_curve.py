@@ -10,7 +10,7 @@ its best tier, however late; edf_ladder refuses at arrival what cannot be in tim
 can.
 The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones:
 first, since they are short. Every row is written as it comes, what fails is noted and does not keep the rest from being
-measured, nothing is begun that would end after --limit, and the plot comes beside the JSON file at the end. The
+measured, nothing is begun that would end after --limit, and the plot comes next to the JSON file at the end. The
 generator is a light thread of the service's process; its own lateness, and for how long admission kept it, are in every
 row. The step table that was measured first is for the fleet simulation.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/page_write.py --json benchmarks/results/page_write_<gpu>.json
 
-Each byte that must be read or written is counted once, also those of the copy beside them. Without a GPU all of it
+Each byte that must be read or written is counted once, also those of the copy for comparison. Without a GPU all of it
 runs at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
 """
 from __future__ import annotations

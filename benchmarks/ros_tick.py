@@ -3,8 +3,8 @@
     python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
     python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
 
-This process is the robot: it publishes pictures, stamped when it does, and takes the gate's commands. A command's time
-is from its picture's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
+This process is the robot: it publishes images, stamped when it does, and takes the gate's commands. A command's time
+is from its image's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
 program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says
 means nothing.
 """
@@ -109,7 +109,7 @@ def load(gpus: list, share: float) -> AbstractContextManager:
 
 @contextmanager
 def program(command: list[str]):
-    """Another program beside, which must have started."""
+    """Another program meanwhile, which must have started."""
     child = subprocess.Popen(command)
     try:
         time.sleep(8.0)  # importing torch and making its context

@@ -1,9 +1,9 @@
-"""Whether a GPU's ticks, queued, captured, compiled, and with questions beside them, give the numbers of plain calls.
+"""Whether a GPU's ticks, queued, captured, compiled, and with questions in the background, give the numbers of plain calls.
 
     python benchmarks/tick_agreement.py --presets tiny base --json benchmarks/results/tick_agreement_<gpu>.json
 
 Random weights. The reference is the same network in the same precision, run eagerly call by call. Differences are the
-largest, relative to the largest absolute value. Questions are asked while ticks go on, one unit at a time beside each
+largest, relative to the largest absolute value. Questions are asked while ticks go on, one unit at a time next to each
 tick, again and again; their answers must be those that they have when nothing else runs.
 """
 from __future__ import annotations
@@ -72,7 +72,7 @@ def question(session: Session, meanwhile=None) -> Future:
 
 
 def beside(engine: Engine, repeats: int) -> dict:
-    """Questions beside ticks against questions alone, from the same moments; and what ticks gave meanwhile."""
+    """Questions next to ticks against questions alone, from the same moments; and what ticks gave meanwhile."""
     spec, host = engine.spec, engine.backend.host
     frames, executed = inputs(spec, spec.window_frames)
     alone, busy = (engine.open_session(seed=1) for _ in range(2))
@@ -123,7 +123,7 @@ def rows(presets: list[str], repeats: int) -> Iterator[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--presets', nargs='*', default=['tiny', 'base'])
-    parser.add_argument('--repeats', type=int, default=20, help='questions beside ticks')
+    parser.add_argument('--repeats', type=int, default=20, help='questions next to ticks')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     result = {**provenance(), 'rows': []}

@@ -95,7 +95,7 @@ def moments(episode: dict, ahead: int, every: int) -> list[int]:
 
 def predictions(engine, episode: dict, policy: Policy, chosen: list[int]
                 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Pictures, latents and plan at the chosen frames."""
+    """Images, latents and plan at the chosen frames."""
     session, ahead, found = engine.open_session(), engine.spec.chunk_frames, []
     for t in range(len(episode['frames']) - ahead):
         session.observe(episode['frames'][t], episode['actions'][t])

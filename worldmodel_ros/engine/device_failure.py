@@ -45,7 +45,7 @@ def end_if_lost(error: BaseException) -> None:
     End this process with DEVICE_LOST, and the reason on its standard error, where an error `is_lost`; else return.
 
     At once, without cleaning up: what would be cleaned up is on the device, and the libraries that own it abort, or wait,
-    when they are told to let go. The gate stops the robot, and who watches the process starts it again.
+    when they are told to let go. The gate stops the robot, and the supervisor of the process starts it again.
     """
     if not is_lost(error):
         return

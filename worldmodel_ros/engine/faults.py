@@ -1,4 +1,4 @@
-"""Faults that an engine can be made to have, to test what the rest of the system makes of them."""
+"""Faults that an engine can be made to have, to test how the rest of the system reacts."""
 from __future__ import annotations
 
 import time

@@ -1,4 +1,4 @@
-"""Imagines what comes of actions for as long as they go on: chunk after chunk, on a fork of what a session has seen."""
+"""Autoregressive rollout on a forked cache: predicts a branch chunk after chunk, on a fork of what a session has seen."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
     """Imagines ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
-    the sinks, anew for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
+    the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
     statistics to theirs. Returns the fork, on whose pages the work of the device may still be, and the chunks for `joined`.
     """
     spec, total = sampler.spec, len(actions)

@@ -1,4 +1,4 @@
-"""Imagines one chunk: from what a cache holds, and actions, to latents, what they lead to, and pictures."""
+"""Imagines one chunk: from what a cache holds, and actions, to latents, what they lead to, and images."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One robot's stream: what it has seen, what it plans and what it imagines."""
+"""One robot's session: observations, plans, predictions and what-if branches."""
 from __future__ import annotations
 
 import functools

@@ -19,7 +19,7 @@ class Preset:
     patches of ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that
     attend to the last ``window_frames`` observed frames.
 
-    Where a picture has many tokens, most layers attend within their frame only, and the others, the cache layers, to
+    Where an image has many tokens, most layers attend within their frame only, and the others, the cache layers, to
     whole tiles of ``tile`` (frames, rows, columns) tokens: those in a neighbourhood of (slabs, rows, columns) of tiles
     around their own, 0 being without bounds. ``patterns`` are the neighbourhoods of the cache layers, in turn.
     """

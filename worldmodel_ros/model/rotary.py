@@ -10,7 +10,7 @@ import numpy as np
 from ..cache.layout import TileLayout
 from .presets import Preset
 
-# Longest wavelengths, in frames and in tokens: a few times what one window and one picture span.
+# Longest wavelengths, in frames and in tokens: a few times what one window and one image span.
 TIME_WAVELENGTH = 200.0
 SPACE_WAVELENGTH = 32.0
 

@@ -14,7 +14,7 @@ from .presets import Preset
 
 
 class ResBlock(nn.Module):
-    """Two 3x3 convolutions beside the identity; no normalisation, so a frame never depends on its batch."""
+    """Two 3x3 convolutions on a residual branch; no normalisation, so a frame never depends on its batch."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -2,7 +2,7 @@
 
 Calls of many sessions are stacked into one forward: each has its own window in the pool's pages, its own frame numbers
 and its own noise level, so that different denoising steps share a pass. What one network makes for another stays on
-the device; only plans, outcomes and pictures come to the host.
+the device; only plans, outcomes and images come to the host.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that outlives the processes which hold its pages."""
+"""A session that is restored when the processes that hold its pages have been replaced."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class RestoringSession(Session):
     """A `Session` of a LeadingBackend, which keeps latents and actions of its window.
 
     While processes are missing, `observe` takes frames in nevertheless, and looking ahead raises RankFailure. With
-    the first frame after they have been replaced, the window is committed anew. Then the session is as one that has
+    the first frame after they have been replaced, the window is committed again. Then the session is as one that has
     seen the window's frames alone.
     """
 

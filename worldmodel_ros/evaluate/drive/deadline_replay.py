@@ -91,7 +91,7 @@ class _Camera:
         self.next()
 
     def _answer_due(self, observation: Observation) -> None:
-        # The node's timer is set anew by every image.
+        # The node's timer is set again by every image.
         if observation is self._newest:
             self._responder.overdue()
 
@@ -116,7 +116,7 @@ class _Counting:
             result.reasons[re.sub(r'-?[\d.]*\d', '#', answer.reason.split(';')[0])] += 1
 
     def predicted(self, prediction: Prediction) -> None:
-        """Pictures come after the command; nobody waits for them."""
+        """Images come after the command, and delay nothing."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
         raise error

@@ -33,7 +33,7 @@ class Subject:
 
 @dataclass
 class Evaluation:
-    """The numbers and pictures of one model on one drive; `health` and `findings` are what reading the bag told."""
+    """The numbers and images of one model on one drive; `health` and `findings` are what reading the bag told."""
 
     subject: Subject
     spec: Preset

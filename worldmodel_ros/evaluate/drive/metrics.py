@@ -13,7 +13,7 @@ SUBSETS = ('moving', 'all')
 
 
 def subset_mask(columns: Columns, subset: str) -> np.ndarray:
-    """Which predicted pictures (N, K) are judged: all that came, or those that a moving robot led to."""
+    """Which predicted images (N, K) are judged: all that came, or those that a moving robot led to."""
     came = np.isfinite(columns['psnr_db'])
     return came & (columns['moving'] == 1.0) if subset == 'moving' else came
 
@@ -26,7 +26,7 @@ def window_means(columns: Columns, values: np.ndarray, subset: str) -> np.ndarra
 
 
 def prediction(columns: Columns, subset: str) -> dict:
-    """PSNR and SSIM of the predicted pictures, of copying the last one, and the gain of the one over the other."""
+    """PSNR and SSIM of the predicted images, of copying the last one, and the gain of the one over the other."""
     blocks = block_labels(columns['episode'], columns['time_s'])
     psnr, copy, ssim, copy_ssim = columns['psnr_db'], columns['copy_psnr_db'], columns['ssim'], columns['copy_ssim']
     values = {'psnr_db': psnr, 'copy_psnr_db': copy, 'gain_db': psnr - copy,
@@ -44,7 +44,7 @@ def prediction(columns: Columns, subset: str) -> dict:
 
 
 def reconstruction(columns: Columns) -> dict:
-    """PSNR of the drive's pictures through the autoencoder alone."""
+    """PSNR of the drive's images through the autoencoder alone."""
     return mean_interval(columns['reconstruction_db'], block_labels(columns['episode'], columns['time_s'])).to_dict()
 
 

@@ -1,6 +1,6 @@
-"""Where the model was wrong: moments of a drive at which it had foreseen something else.
+"""Where the model was wrong: moments of a recording at which it had predicted something else.
 
-The surprise of a picture is how much worse it was foreseen, one step before, than the autoencoder alone would have
+The surprise of an image is how much worse it was predicted, one step before, than the autoencoder alone would have
 drawn it [dB]. What the autoencoder cannot draw is no surprise, and neither is a robot that stands still.
 """
 from __future__ import annotations

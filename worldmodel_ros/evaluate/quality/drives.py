@@ -1,4 +1,4 @@
-"""Simulated drives with the whole truth beside the pictures, and what other commands would have led to."""
+"""Simulated episodes with images and ground truth, what other commands would have led to, and bounds of prediction."""
 from __future__ import annotations
 
 import math
@@ -107,7 +107,7 @@ class _Witness:
 
 @dataclass(frozen=True)
 class Branch:
-    """What would have followed frame t of a drive: `actions` (K, 2), as the robot executes them; pictures, poses and
+    """What would have followed frame t of a drive: `actions` (K, 2), as the robot executes them; images, poses and
     `collided` (K,) after each."""
 
     actions: np.ndarray

@@ -45,7 +45,7 @@ def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
 
 
 def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[dict]:
-    """For each true branch that differs from all others: which imagined picture is nearest to its last one.
+    """For each true branch that differs from all others: which imagined image is nearest to its last one.
 
     `sensitivity`: how much the imagined branches differ from each other, root mean square, over how much the true ones
     do; 1 is as much, 0 a model that does not heed the action. `contact`: whether anything is hit on the true branch.

@@ -1,4 +1,4 @@
-"""Section: what the model would have done, beside what was done."""
+"""Section: what the model would have done, compared with what was done."""
 from __future__ import annotations
 
 import numpy as np

@@ -73,7 +73,7 @@ def picture(pixels: np.ndarray, alternative: str) -> str:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where two pictures differ, in false colours: black for not at all, bright from DIFFERENCE_WHITE of 255 on."""
+    """Where two images differ, in false colours: black for not at all, bright from DIFFERENCE_WHITE of 255 on."""
     gap = np.abs(a.astype(np.float32) - b.astype(np.float32)).mean(2) * (255.0 / DIFFERENCE_WHITE)
     return cv2.applyColorMap(np.clip(gap, 0, 255).astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
 

@@ -48,5 +48,5 @@ def _footer(provenance: Mapping[str, Any]) -> str:
             f'<p>{escape(provenance["time"])}, {escape(machine["cpu"])}, {machine["cores"]} cores, '
             f'Python {escape(machine["python"])}. {escape(versions)}.</p>'
             '<p>All numbers are in <code>summary.json</code>, those of each window in <code>windows*.jsonl</code>, '
-            'beside this page. Intervals: 95 %, block bootstrap over the drive. How each number is defined: '
+            'next to this page. Intervals: 95 %, block bootstrap over the drive. How each number is defined: '
             '<code>docs/evaluating.md</code>.</p></footer>')

@@ -79,7 +79,7 @@ class Plot:
                            f'height="{height:.1f}"><title>{title}</title></rect>')
 
     def vertical(self, x: float, kind: str, text: str = '', row: int = 0, anchor: str = 'start') -> None:
-        """A vertical line with a text beside its upper end; `row` sets the text lower."""
+        """A vertical line with a text next to its upper end; `row` sets the text lower."""
         column, shift = self.px(x), 4 if anchor == 'start' else -4
         self._parts.append(f'<line class="rule {kind}" x1="{column:.1f}" x2="{column:.1f}" y1="{self._top}" '
                            f'y2="{self.height - self._bottom}"/>')

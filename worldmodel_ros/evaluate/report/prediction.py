@@ -1,4 +1,4 @@
-"""Section: how well the model foresees what comes."""
+"""Section: how well the model predicts what comes."""
 from __future__ import annotations
 
 import numpy as np
@@ -13,7 +13,7 @@ MEASURES = (('psnr_db', 'copy_psnr_db', 'PSNR [dB]', 1), ('ssim', 'copy_ssim', '
 
 
 def prediction(runs: list[Run]) -> str:
-    """Quality by horizon beside copying the last picture, and film strips."""
+    """Quality by horizon compared with copying the last image, and film strips."""
     if not any(run.evaluation.numbers['prediction']['all']['pictures'] for run in runs):
         return section('prediction', 'Prediction', '<p>No prediction could be compared with what came.</p>')
     subset = _subset(runs)

@@ -1,4 +1,4 @@
-"""What one step of training learns from: committed frames, and noisy chunks beside them."""
+"""What one step of training learns from: committed frames, and noisy chunks after them."""
 from __future__ import annotations
 
 from dataclasses import dataclass

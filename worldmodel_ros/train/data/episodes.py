@@ -61,7 +61,7 @@ class Episodes:
         return e * t if self.lengths is None else int(self.lengths.sum())
 
     def images(self, episode: Tensor, frame: Tensor) -> Tensor:
-        """Pictures (..., 3, H, W) in [-1, 1] at the given indices."""
+        """Images (..., 3, H, W) in [-1, 1] at the given indices."""
         x = self.frames[episode, frame].float().div_(127.5).sub_(1.0)
         return x.movedim(-1, -3)
 

@@ -1,4 +1,4 @@
-"""Chains of pictures as training episodes: as they are for the autoencoder, as latents of variants for the DiT."""
+"""Chains of images as training episodes: as they are for the autoencoder, as latents of variants for the DiT."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
                      generator: torch.Generator) -> Episodes:
     """Return `count` variants of each episode, encoded; the first is as it was recorded, every second one mirrored.
 
-    Their pictures are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
+    Their images are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
     """
     signs = mirror_signs(preset) if mirror else None
     latents, actions = [], []
@@ -55,7 +55,7 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
 
 
 def _changed(recorded: Episodes, row: int, light: Light, swap: bool) -> Tensor:
-    """One episode's pictures, uint8 (T, H, W, 3), in another light, or mirrored too."""
+    """One episode's images, uint8 (T, H, W, 3), in another light, or mirrored too."""
     length = torch.arange(recorded.frames.shape[1], device=recorded.frames.device)
     images = light(recorded.images(torch.full_like(length, row)[None], length[None]))
     if swap:

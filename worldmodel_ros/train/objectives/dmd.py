@@ -5,7 +5,7 @@ DMD (Yin et al. 2024) and Self-Forcing++ (Cui et al. 2025), the student's chunk 
 of the teacher, which knows the recorded chunks, and of a copy that keeps learning the imagined ones. Both judge a chunk
 alone, without the context that may have gone astray already; for that the teacher was trained with blind chunks.
 
-Streams of imagined frames go on from step to step under actions of recorded drives, and begin anew when they are old,
+Streams of imagined frames go on from step to step under actions of recorded drives, and begin again when they are old,
 so that every age is met at all times.
 """
 from __future__ import annotations

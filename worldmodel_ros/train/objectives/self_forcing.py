@@ -127,7 +127,7 @@ class SelfForcingObjective(StudentObjective):
     def flow_target(self, batch: Batch, z: Tensor) -> Tensor:
         """The truth, as far as it is to be trusted; for the rest what the frozen teacher predicts in the same place.
 
-        The noisy latents tell of the truth what the context does not: of two sources of the same picture, of squared
+        The noisy latents tell of the truth what the context does not: of two sources of the same image, of squared
         error `apart` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what `flow_trust` goes by.
         """
         told = ChunkSampler(self.teacher, batch).predict(z, batch.tau, batch.step)
