@@ -19,7 +19,8 @@ from worldmodel_ros.evaluate.quality.displacement import find_pose
 from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive, resimulate
 from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.evaluate.quality.objects import find_objects
-from worldmodel_ros.evaluate.quality.task import QualityError, Task, parse_seeds
+from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
+from worldmodel_ros.evaluate.quality.task import Task
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS

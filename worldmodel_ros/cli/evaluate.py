@@ -1,4 +1,4 @@
-"""`worldmodel evaluate`: how good is the model on a recorded drive, and would the deadline have held?"""
+"""`worldmodel evaluate`: how good is the model on a recording, and would the deadline have held?"""
 from __future__ import annotations
 
 import argparse

@@ -43,7 +43,7 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from worldmodel_ros.evaluate.quality.task import QualityError
+    from worldmodel_ros.evaluate.quality.seeds import QualityError
     from worldmodel_ros.model.checkpoint_description import ModelError
     try:
         return _evaluate(chosen)
@@ -60,7 +60,8 @@ def _evaluate(chosen: argparse.Namespace) -> int:
 
     from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.evaluate.quality.run import evaluate
-    from worldmodel_ros.evaluate.quality.task import Task, parse_seeds
+    from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+    from worldmodel_ros.evaluate.quality.task import Task
     from worldmodel_ros.machine import machine, versions
     parts = tuple(part.strip() for part in chosen.parts.split(',') if part.strip())
     task = Task(parse_seeds(chosen.seeds), chosen.model, chosen.teacher, chosen.backend, parts,

@@ -22,6 +22,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.rotary import space_rotation, time_rotation
 from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.model.vae import to_frames
 from worldmodel_ros.model.world_model import WorldModel
 from .background_stream import TICKS, BackgroundStream
 from .cuda_graphs import BUCKETS, Eager, Graphs
@@ -265,8 +266,7 @@ class TorchBackend(Backend):
         def decode(latents: Tensor, before: Tensor) -> tuple[Tensor]:
             past = torch.cat([before[:, None], latents[:, :-1]], 1)
             images = self.model.vae.decode_after(latents.flatten(0, 1), past.flatten(0, 1))
-            frames = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-            return (frames.unflatten(0, latents.shape[:2]),)
+            return (to_frames(images).unflatten(0, latents.shape[:2]),)
         frames, = self._launch('decode', decode, columns)
         return list(frames)
 

@@ -1,4 +1,4 @@
-"""What-if branches on a recorded drive: does the branch that is most like what was done predict best what came?
+"""What-if branches on a recording: does the branch that is most like what was done predict best what came?
 
 A model that ignores the action imagines the same future for every branch, and the best one is found by chance.
 """

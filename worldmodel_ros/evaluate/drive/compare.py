@@ -35,7 +35,7 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Compare two models on one bag window by window, or two drives by their means."""
+    """Compare two models on one bag window by window, or two recordings by their means."""
     # Images of another size are other images: their errors cannot be set against each other.
     paired = first.subject.path == second.subject.path and first.spec.image_size == second.spec.image_size \
         and first.spec.step_period == second.spec.step_period

@@ -30,7 +30,7 @@ _PAUSE = 10.0           # s between two ticks; after a longer one nothing is goi
 
 
 def replay(spec: Preset, arrivals: Sequence[Arrival], measured: MeasuredTimes, budget: Budget) -> Deadline:
-    """Answer the ticks of a drive; nothing but the arrivals, the times and the budget decides the result."""
+    """Answer the ticks of a recording; nothing but the arrivals, the times and the budget decides the result."""
     delay = float(np.median([a.log_ns - a.stamp_ns for a in arrivals])) / NS if arrivals else 0.0
     result = Deadline(budget, measured, delay if 0.0 < delay < _PLAUSIBLE_DELAY else None, len(arrivals))
     clock, listener = VirtualClock(), _Counting(result)

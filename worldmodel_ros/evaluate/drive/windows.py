@@ -43,7 +43,7 @@ class Window:
     index: int
     episode: int
     stamp_ns: int
-    time_s: float  # since the first tick of the drive
+    time_s: float  # since the first tick of the recording
     goal: str
     executed: list[float]
     actions: list[list[float]]
@@ -78,7 +78,7 @@ class Scene:
 
 
 def scenes(engine: Engine, ticks: Iterable[Tick], has_actions: bool = True) -> Iterator[Scene]:
-    """The scene of every tick of a drive, in order. The same ticks give the same scenes, bit for bit, on one machine.
+    """The scene of every tick of a recording, in order. The same ticks give the same scenes, bit for bit, on one machine.
 
     `has_actions`: whether the ticks' actions are known; without them nothing can be imagined, and only the
     autoencoder and the plans are judged.
@@ -106,7 +106,7 @@ def _and_then_none(ticks: Iterable[Tick], count: int) -> Iterator[Tick | None]:
 
 
 class _Runner:
-    """The session along the drive, and what the last tick foresaw."""
+    """The session along the recording, and what the last tick predicted."""
 
     def __init__(self, engine: Engine, has_actions: bool) -> None:
         self._session: Session = engine.open_session()

@@ -1,6 +1,6 @@
 """Ten minutes of open-loop prediction: do images after minutes still look like a room, and still follow the actions?
 
-The commands are those of a true drive of that length from goal to goal in the same room. Its own images are measured
+The commands are those of a true episode of that length from goal to goal in the same room. Its own images are measured
 too: a robot that ends at a bare wall sees less there, in truth as in imagination.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TURN = 0.3                            # rad/s, at least, for a turn that moves 
 
 
 def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
-    """How the end of a long rollout compares with its beginning, and the same of the true drive.
+    """How the end of a long rollout compares with its beginning, and the same of the true episode.
 
     `imagined` and `true` of the record: see `_Observer.compare`. Returns with it a strip of images, uint8
     (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
@@ -117,8 +117,8 @@ def _slope(pairs: list[tuple[float, float]]) -> float:
     """Median of shift over turn, of the steps that turn; 0 without such a step.
 
     Before a bare wall the correlation of two images peaks anywhere, and a few shifts of half an image outweigh all
-    others in a least-squares fit: of four true drives, which do not drift, that found ratios from 0.77 to 1.84 (90 %
-    of draws out of 24 drives), the median from 0.97 to 1.01. A long rollout that shows nothing for most of the time has none.
+    others in a least-squares fit: of four true episodes, which do not drift, that found ratios from 0.77 to 1.84 (90 %
+    of draws out of 24 episodes), the median from 0.97 to 1.01. A long rollout that shows nothing for most of the time has none.
     """
     turns, shifts = np.array(pairs).T
     turning = np.abs(turns) > _TURN

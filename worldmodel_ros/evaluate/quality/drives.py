@@ -107,7 +107,7 @@ class _Witness:
 
 @dataclass(frozen=True)
 class Branch:
-    """What would have followed frame t of a drive: `actions` (K, 2), as the robot executes them; images, poses and
+    """What would have followed frame t of an episode: `actions` (K, 2), as the robot executes them; images, poses and
     `collided` (K,) after each."""
 
     actions: np.ndarray

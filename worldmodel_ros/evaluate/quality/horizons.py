@@ -33,12 +33,12 @@ def steps_of(horizon: float, period: float) -> int:
 
 
 def starts(drive: Drive, ahead: int) -> range:
-    """Frames of a drive after which a session with CONTEXT frames is asked for `ahead` more."""
+    """Frames of an episode after which a session with CONTEXT frames is asked for `ahead` more."""
     return range(CONTEXT - 1, len(drive.frames) - ahead, SPACING)
 
 
 def drive_frames(period: float, count: int) -> int:
-    """Length of a drive that has `count` starts."""
+    """Length of an episode that has `count` starts."""
     return CONTEXT + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
 
 

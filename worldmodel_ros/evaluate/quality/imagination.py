@@ -16,6 +16,7 @@ from torch import Tensor
 from ...engine.sampler import Noise
 from ...model.rollout import Rollout, Streams
 from ...model.sampling import Steps
+from ...model.vae import to_frames
 from ...model.world_model import WorldModel
 
 
@@ -76,8 +77,7 @@ class Imagination:
         """Return images uint8 (N, H, W, 3) of latents (N, h, w, Z), each of which follows one of `before`, same shape."""
         vae = self.model.vae
         _, features = vae.decode(before)
-        images = vae.decode(latents, features)[0]
-        return ((images + 1.0) * 127.5).round().clamp(0, 255).byte().movedim(-3, -1).cpu().numpy()
+        return to_frames(vae.decode(latents, features)[0]).cpu().numpy()
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.device)

@@ -16,9 +16,10 @@ import numpy as np
 
 from . import summary
 from .horizons import gain
-from .task import DEFINITIONS, PARTS, QualityError, Task
+from .seeds import QualityError
+from .task import DEFINITIONS, PARTS, Task
 
-STARTS = 5        # a drive
+STARTS = 5        # an episode
 STRIPS = 3        # rooms that are shown, of the first and of the worst
 
 

@@ -31,7 +31,7 @@ def horizons(records: list[dict]) -> dict:
 
 
 def by_driver(records: list[dict]) -> dict:
-    """The two-step numbers of drives by the expert, and of the others."""
+    """The two-step numbers of episodes by the expert, and of the others."""
     parts = {'expert': [r for r in records if r['driver'] == 'expert'],
              'others': [r for r in records if r['driver'] != 'expert']}
     return {name: {horizon: {way: values[way] for way in ('copy_last', 'two_step', 'simulator') if way in values}
@@ -39,8 +39,8 @@ def by_driver(records: list[dict]) -> dict:
 
 
 def _way(rows: list[dict]) -> dict:
-    """Means over the moments. `bearing_...` are of the goal in the expert's drives, where it is visible in the true
-    image; `all_objects`: the same of every object, in every drive."""
+    """Means over the moments. `bearing_...` are of the goal in the expert's episodes, where it is visible in the true
+    image; `all_objects`: the same of every object, in every episode."""
     rooms = _rooms(rows)
     goals = _bearings([(r['seed'], *r['objects'][r['goal']]) for r in rows if r['goal'] is not None])
     found = {'psnr_db': _mean(rows, 'psnr_db'), 'psnr_interval': _interval(rows, 'psnr_db'),
@@ -86,10 +86,10 @@ def what_if(records: list[dict]) -> dict:
 
 
 def drift(records: list[dict]) -> dict:
-    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. `true`: the same of the true drives.
+    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. `true`: the same of the true episodes.
 
     `colour_ratio`: of the six means and standard deviations of the channels, the one that changed most.
-    `..._of_true`: the long rollouts' over the true drives', at the beginning and at the end.
+    `..._of_true`: the long rollouts' over the true episodes', at the beginning and at the end.
     """
     if not records:
         return {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...sim.behaviour import DEFAULT_MIX
-from ...sim.rollout import TRAINING_SEEDS
 from .drift import SECONDS as DRIFT_SECONDS
+from .seeds import QualityError, require_unseen
 
 PARTS = ('horizons', 'what_if', 'drift', 'closed_loop')
 MIN_DRIFT_SECONDS = 4.0
@@ -22,10 +22,6 @@ DEFINITIONS = {
     'action_response': 'median over the steps that turn of pixels that the picture moves sideways for each rad/s',
     'what_if_ranking': 'share of true branches whose nearest imagined one, in PSNR, is their own, in two steps',
 }
-
-
-class QualityError(ValueError):
-    """A question that cannot be answered; the text says what is wrong, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +48,3 @@ class Task:
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise QualityError(f'parts {", ".join(unknown) or "are none"}: choose from {", ".join(PARTS)}')
-
-
-def parse_seeds(text: str) -> range:
-    """Seeds from A up to but not including B of ``A:B``. Raises QualityError, also for seeds that training may use."""
-    first, _, end = text.partition(':')
-    try:
-        seeds = range(int(first), int(end))
-    except ValueError:
-        raise QualityError(f'seeds {text!r}: write them as FIRST:END, such as 2000000:2000020') from None
-    require_unseen(seeds)
-    return seeds
-
-
-def require_unseen(seeds: range) -> None:
-    """Raises QualityError for no seeds at all, and for seeds that training may use."""
-    if not len(seeds):
-        raise QualityError(f'seeds {seeds.start}:{seeds.stop} are none: the end must be above the first')
-    if seeds.start < TRAINING_SEEDS.stop:
-        raise QualityError(
-            f'seeds {seeds.start}:{seeds.stop} reach into those of training ({TRAINING_SEEDS.start} to '
-            f'{TRAINING_SEEDS.stop - 1}), where a model may know the answer: use seeds from {TRAINING_SEEDS.stop} up')

@@ -10,7 +10,7 @@ from .plot import Plot, over_time
 
 
 def moments(runs: list[Run]) -> str:
-    """The surprise over the drive, and the moments with their images."""
+    """The surprise over the recording, and the moments with their images."""
     parts = []
     for run in runs:
         title = f'<h3>{run.name}</h3>' if len(runs) > 1 else ''

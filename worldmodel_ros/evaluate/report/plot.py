@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-MAX_POINTS = 900  # of a line: more cannot be seen, and would make the page of a long drive heavy
+MAX_POINTS = 900  # of a line: more cannot be seen, and would make the page of a long recording heavy
 
 
 class Plot:
@@ -144,7 +144,7 @@ def padded(values: np.ndarray, share: float = 0.08, at_least: float = 1e-3) -> t
 
 def over_time(times: np.ndarray, values: np.ndarray, episodes: np.ndarray, reduce=np.mean
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a line, broken between episodes; of a long drive about MAX_POINTS, each `reduce` of some."""
+    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each `reduce` of some."""
     xs, ys = [], []
     size = -(-len(times) // MAX_POINTS)
     for episode in np.split(np.arange(len(times)), np.flatnonzero(np.diff(episodes)) + 1):

@@ -58,7 +58,7 @@ class Batch(Chunks):
 
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
          generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
-    """Clips of recorded drives, with noise on the context of half of them; every chunk at a flow level of its own.
+    """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
 
     contacts (N, 2): episodes and frames that `contact_share` of the clips hold one of; None: no such share.
     """

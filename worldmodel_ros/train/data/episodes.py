@@ -26,7 +26,7 @@ class Episodes:
     goal_distance (E, T, goals) in m; visible (E, T, goals), whether the camera sees each goal; poses (E, T, 3), x and y
     in m and yaw in rad; latents (E, T, h, w, Z) once encoded.
 
-    A recorded drive has no labels: then what only a simulator knows is None. lengths (E,), where episodes
+    A recording has no labels: then what only a simulator knows is None. lengths (E,), where episodes
     differ in length: the frames behind it are padding.
     """
 

@@ -21,7 +21,7 @@ from worldmodel_ros.model.presets import Preset
 from .episodes import Episodes
 from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
-# Longer episodes are cut, so that one long drive does not make all others as long with padding. The pieces overlap:
+# Longer episodes are cut, so that one long episode does not make all others as long with padding. The pieces overlap:
 # every clip of a training step is whole in one of them.
 PIECE_FRAMES = 240
 MOST_THREADS = 16  # about a tenth of the time to read a small image holds Python's lock

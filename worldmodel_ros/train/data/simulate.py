@@ -1,4 +1,4 @@
-"""Simulated drives as a LeRobot dataset, written by many processes: images, actions, and what only a simulator knows.
+"""Simulated episodes as a LeRobot dataset, written by many processes: images, actions, and what only a simulator knows.
 
     python -m worldmodel_ros.train.data.simulate --episodes 60 --first-seed 1000000 --out data/eval
 
@@ -35,7 +35,7 @@ EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
 
 @dataclass(frozen=True)
 class Drives:
-    """`episodes` drives of `frames` images of the preset's size, by the seeds from `first_seed` on."""
+    """`episodes` simulated episodes of `frames` images of the preset's size, by the seeds from `first_seed` on."""
 
     first_seed: int
     episodes: int

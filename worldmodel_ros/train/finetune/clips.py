@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.train.data.episodes import Episodes
 from ...model.presets import Preset
-from ...model.vae import VAE
+from ...model.vae import VAE, to_frames
 from .augment import Light, mirror_signs, mirrored
 from .recording import Chain
 
@@ -60,4 +60,4 @@ def _changed(recorded: Episodes, row: int, light: Light, swap: bool) -> Tensor:
     images = light(recorded.images(torch.full_like(length, row)[None], length[None]))
     if swap:
         images = mirrored(images, torch.ones(1, dtype=torch.bool, device=images.device))
-    return images[0].add(1.0).mul(127.5).round().to(torch.uint8).movedim(-3, -1)
+    return to_frames(images[0])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.train.objectives.sampler import roll_out
 from ...model.presets import Preset
-from ...model.vae import VAE
+from ...model.vae import VAE, to_frames
 from ...model.world_model import WorldModel
 from .split import Part, judged_frames
 
@@ -51,7 +51,7 @@ class Moments:
 
 
 def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
-    """Return at most so many moments of parts of drives, evenly spread. ValueError if there is none."""
+    """Return at most so many moments of parts of recordings, evenly spread. ValueError if there is none."""
     window, length = preset.window_frames, judged_frames(preset)
     places = [(drive, chain, k) for drive, part in enumerate(parts)
               for chain in part.chains(preset, length) for k in range(len(chain) - length + 1)]
@@ -109,4 +109,4 @@ def _decode(vae: VAE, latents: Tensor, before: Tensor) -> np.ndarray:
     """Images uint8 (B, T, H, W, 3) of latents (B, T, h, w, Z) that follow `before` (B, h, w, Z)."""
     before = torch.cat([before[:, None], latents[:, :-1]], 1)
     images = vae.decode_after(latents.flatten(0, 1), before.flatten(0, 1)).unflatten(0, latents.shape[:2])
-    return images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(2, -1).cpu().numpy()
+    return to_frames(images).cpu().numpy()

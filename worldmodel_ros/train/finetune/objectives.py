@@ -1,4 +1,4 @@
-"""What fine-tuning learns from: recorded drives, in variants, with the ground truth as the target of every step."""
+"""What fine-tuning learns from: recordings, in variants, with the ground truth as the target of every step."""
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""A loop that stops where it stops paying: steps under a schedule, with a look at other drives on the way."""
+"""A loop that stops where it stops paying: steps under a schedule, with a look at other recordings on the way."""
 from __future__ import annotations
 
 import copy

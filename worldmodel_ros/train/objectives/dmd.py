@@ -1,11 +1,11 @@
 """Distribution matching on long roll-outs: what is imagined after minutes is to look like the world.
 
-No drive lasts as long, so there is no truth to aim at; but any four frames of it must be such as the world shows. As in
+No episode lasts as long, so there is no truth to aim at; but any four frames of it must be such as the world shows. As in
 DMD (Yin et al. 2024) and Self-Forcing++ (Cui et al. 2025), the student's chunk follows the difference of two scores:
 of the teacher, which knows the recorded chunks, and of a copy that keeps learning the imagined ones. Both judge a chunk
 alone, without the context that may have gone astray already; for that the teacher was trained with blind chunks.
 
-Streams of imagined frames go on from step to step under actions of recorded drives, and begin again when they are old,
+Streams of imagined frames go on from step to step under actions of recordings, and begin again when they are old,
 so that every age is met at all times.
 """
 from __future__ import annotations

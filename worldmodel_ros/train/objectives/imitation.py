@@ -1,6 +1,6 @@
 """Stage `imitation`: the policy alone, on the features of a network that stays as it is.
 
-What the network makes of a drive is computed once, so that a step costs what the policy's small head costs: minutes on a
+What the network makes of an episode is computed once, so that a step costs what the policy's small head costs: minutes on a
 CPU, where the other stages take a GPU. The world model is the same afterwards, bit for bit.
 """
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PolicyBatch:
 
 
 class ImitationObjective(Objective):
-    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the drives have none."""
+    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the episodes have none."""
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
         if not episodes.labelled:

@@ -1,12 +1,12 @@
 """Stage `self_forcing`: the student's losses on what the student itself has imagined, so that errors do not compound.
 
 A session that looks far ahead goes on from its own predictions, which no recorded clip contains. Self Forcing (Huang
-et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true drive under
+et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true episode under
 the same actions is known, which allows a cheaper, parallel form: the averaged student rolls clips out without
 gradients, exactly as a session does; then one pass over a crop of each, with the imagined frames as (constant) context,
 trains all kinds of steps. A roll-out serves several steps.
 
-An imagined drive and the true one part within a second: the wheels' gains are not known, and what comes into view was
+An imagined episode and the true one part within a second: the wheels' gains are not known, and what comes into view was
 not seen. From there the truth is one future among many, and a network told to predict it learns their blurred mean,
 which then eats the near predictions too. Hence three safeguards. Most roll-outs are held near the truth (tethered):
 their context has the student's flaws, and the true continuation is still the right one, so that the student learns to

@@ -1,8 +1,8 @@
-"""Calibrates the contact probability on drives that the weights were not fitted to.
+"""Calibrates the contact probability on episodes that the weights were not fitted to.
 
 The outcome head discriminates contacts well, but a network of this size is surer of them than it should be: contacts
 are rare, and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of
-the logit on other drives, and folds them into the head's last layer.
+the logit on other episodes, and folds them into the head's last layer.
 
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 900000 --out data/calibration
     python -m worldmodel_ros.train.run.calibrate --model out/tiny/final --data data/calibration --out out/tiny/calibrated

@@ -16,7 +16,7 @@ TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module doe
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Simulated drives by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
+    """Simulated episodes by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
     that are not trained on but calibrate the contact probability. `mix`: weights of the drivers of `sim.behaviour`, by
     name; null: the usual ones. `folders` of LeRobot datasets are taken instead."""
 
@@ -94,7 +94,7 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Losses and short predictions on `episodes` drives from `first_seed` on (`batches` of `batch` clips); and
+    """Losses and short predictions on `episodes` episodes from `first_seed` on (`batches` of `batch` clips); and
     `worldmodel evaluate quality` on the seeds `quality` ('first:end'), if given, only the parts of it that are named; on
     the CPU, with what robots run by default, or with `gpu` where there is one."""
 

@@ -3,7 +3,7 @@
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 1000000 --out data/eval
     python -m worldmodel_ros.train.run.metrics --data data/eval
 
-Models of different images are compared on the same drives, simulated in both sizes, by --picture-size: it averages all
+Models of different images are compared on the same episodes, simulated in both sizes, by --picture-size: it averages all
 images down to one size before they are compared. Every model is then judged on the same clips.
 """
 from __future__ import annotations

@@ -19,7 +19,7 @@ class TeacherOptions:
     search: the policy learns to search for a goal that its window does not show, instead of what the expert does who
     knows where it is.
     contact_share: of the clips, which hold a frame in contact, all such frames equally likely, with a window before it.
-    Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual drives 8 and 3 %.
+    Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual episodes 8 and 3 %.
     blind_share: of the batches whose last chunk sees no context, so that the network also knows which images there
     are at all; the distribution matching of the stage `self_forcing` asks the teacher for that.
     """
@@ -49,7 +49,7 @@ class StudentOptions(TeacherOptions):
 
     substeps: of the flow that make the target of a half step.
     bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
-    truth_weight: share of the true latents in the targets that end at clean ones; a simulated drive is nearly
+    truth_weight: share of the true latents in the targets that end at clean ones; a simulated episode is nearly
     deterministic, and the truth is the better teacher wherever it is known.
     half_truth_weight: the same for the second of two half steps, which long imagination is made of; None: truth_weight.
     What cannot be known has a blurred mean, and blur compounds over a rollout.
@@ -63,7 +63,7 @@ class StudentOptions(TeacherOptions):
 
 @dataclass(frozen=True)
 class ImitationOptions:
-    """Stage `imitation`: the policy alone, on what a network that stays as it is makes of the drives.
+    """Stage `imitation`: the policy alone, on what a network that stays as it is makes of the episodes.
 
     batch: clips per step. clip_frames: frames of each, all but a chunk of which are learned from: the fewer, the more
     clips for the same time. search: as in TeacherOptions.
@@ -92,7 +92,7 @@ class SelfForcingOptions(StudentOptions):
     bootstrap: by default the targets of half steps come from the student's own flow here: unlike the frozen teacher's,
     it has learned from the truth under imagined contexts.
     one_step_share: of the roll-outs that take one step per chunk; the others take two.
-    tether_share: of these others' clips, which are held near the true drive, half-way through every chunk and each by a
+    tether_share: of these others' clips, which are held near the true episode, half-way through every chunk and each by a
     strength of its own: contexts with the student's flaws whose true continuation is known, however old they are.
     truth_distance: mean squared distance of the latents, of unit variance, between imagined and true frames, at which
     the truth still has half its weight.
