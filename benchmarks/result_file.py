@@ -40,5 +40,5 @@ def write_result(result: dict[str, Any], file: Path | None, show: bool = False) 
 
 
 def short_name(gpus: Sequence[str]) -> str:
-    """What a file is named after: a letter and digits of the first GPU's name, such as h200; cpu without one."""
+    """What a file is named after: the first GPU, such as h200; cpu without one."""
     return next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'

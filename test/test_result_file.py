@@ -22,6 +22,6 @@ def test_a_result_names_its_command_machine_and_versions(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize('gpus, name', [(['NVIDIA H200'], 'h200'), (['NVIDIA H100 80GB HBM3'] * 2, 'h100'), ([], 'cpu'),
-                                        (['NVIDIA GeForce RTX 4090'], 'gpu')])
+                                        (['NVIDIA GeForce RTX 4090'], '4090'), (['A GPU'], 'gpu')])
 def test_files_are_named_after_the_gpu(gpus, name):
     assert result_file.short_name(gpus) == name
