@@ -1,4 +1,4 @@
-"""Times paged attention on a GPU beside FlexAttention and cuDNN, on the same shapes and the same masks, in one run.
+"""Times paged attention on a GPU compared with FlexAttention and cuDNN, on the same shapes and the same masks, in one run.
 
     python benchmarks/attention.py --folder benchmarks/results     # writes attention_<gpu>.json there
 
@@ -10,14 +10,13 @@ dense and without a mask: what no mask could beat.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from result_file import command, short_name, write_result
 import torch
-from attention_cases import (DEVICE, HEADS, HEAD_DIM, LAYOUT, bias_of, dense, file_name, flex_mask, gpu_name,
+from attention_cases import (DEVICE, HEADS, HEAD_DIM, LAYOUT, bias_of, dense, flex_mask, gpu_name,
                              interleaved, lists_of, random_pool, table_of, take, useful_flops)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
@@ -111,10 +110,9 @@ def main() -> int:
         for row in rows[-10:]:
             print('{pattern:9} {kernel:17} {dtype:10} {ms_p50:8.3f} ms {tflops_useful:7.1f} TFLOP/s  '
                   'flex {ratio_flex:5.2f}  cudnn {ratio_cudnn:6.2f}  error {error}'.format(**row), flush=True)
-    if options.folder:
-        result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': gpu_name(), 'torch': torch.__version__,
-                  'heads': HEADS, 'head_dim': HEAD_DIM, 'rows': rows}
-        (options.folder / f'attention_{file_name(gpu_name())}.json').write_text(json.dumps(result, indent=1) + '\n')
+    result = {'command': command(), 'gpu': gpu_name(), 'torch': torch.__version__, 'heads': HEADS, 'head_dim': HEAD_DIM,
+              'rows': rows}
+    write_result(result, options.folder and options.folder / f'attention_{short_name([gpu_name()])}.json')
     return 0
 
 

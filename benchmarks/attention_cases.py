@@ -116,8 +116,3 @@ def interleaved(functions: dict[str, Callable[[], object]], rounds: int = 5, ms:
 
 def gpu_name() -> str:
     return torch.cuda.get_device_name()
-
-
-def file_name(gpu: str) -> str:
-    """'NVIDIA H100 80GB HBM3' as 'h100'."""
-    return next((part.lower() for part in gpu.split() if part[:1] in 'AHBL' and part[1:].isdigit()), 'gpu')

@@ -26,7 +26,7 @@ NS = 1_000_000_000
 
 
 def write(path: Path, encoding: str, storage: str, seconds: float) -> None:
-    """Write a bag, message by message: pictures of the simulated robot, played forth and back."""
+    """Write a bag, message by message: images of the simulated robot, played forth and back."""
     os.environ.setdefault('MUJOCO_GL', 'osmesa')
     from bag_messages import ACTIONS, TYPES, image_message
     from bags import START, simulated_drive
@@ -94,16 +94,12 @@ def main() -> int:
     if options.read:
         print(json.dumps(read(options.read)))
         return 0
-    from worldmodel_ros.machine import machine, versions
+    from result_file import provenance, write_result
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         kinds = [measure(Path(folder), name) for name in KINDS]
-    text = json.dumps({'command': 'python benchmarks/bag_reading.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-                       'versions': versions(), 'load_average_before': round(load, 2), 'rate_hz': RATE,
-                       'kinds': kinds}, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + '\n')
+    write_result({**provenance(), 'load_average_before': round(load, 2), 'rate_hz': RATE, 'kinds': kinds}, options.json,
+                 show=True)
     return 0
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 
 from worldmodel_ros.engine.backends.networks import random_model
@@ -24,7 +25,6 @@ from worldmodel_ros.engine.calls import Boundary, Calls, Work, run, run_unit
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.machine import machine, versions
 
 TOLERANCE = {Precision.FP32: 2e-3, Precision.BF16: 5e-2}  # relative; convolutions on a GPU round to TF32
 RUNS = 15
@@ -78,7 +78,7 @@ def agreement(engines: dict[str, Engine], size: int) -> dict[str, float]:
 
 
 def unit_times(engine: Engine, size: int) -> dict[str, float]:
-    """Median ms of each unit of a tick, and of a branch's commit and pictures, with full windows."""
+    """Median ms of each unit of a tick, and of a branch's commit and images, with full windows."""
     spec = engine.spec
     sessions = [engine.open_session(seed) for seed in range(size)]
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
@@ -124,8 +124,7 @@ def main() -> int:
     parser.add_argument('--sizes', type=int, nargs='+', default=[1, 3, 8])
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    result = {'command': 'python benchmarks/batching_gpu.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'weights': 'random', 'measured': []}
+    result = {**provenance(), 'weights': 'random', 'measured': []}
     for preset in options.presets:
         for precision in map(Precision, options.precisions):
             try:
@@ -134,9 +133,7 @@ def main() -> int:
                 result['measured'].append({'preset': preset, 'precision': precision.value, 'agrees': False,
                                            'error': f'{type(error).__name__}: {error}'})
                 print(f'{preset} {precision.value}: {type(error).__name__}: {error}', file=sys.stderr)
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(result, indent=1) + '\n')
+            write_result(result, options.json)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     agrees = all(each['agrees'] for each in result['measured'])

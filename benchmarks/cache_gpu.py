@@ -9,16 +9,15 @@ slab. Others attend to the same mask by FlexAttention; `clone, dense` by cuDNN t
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from result_file import command, short_name, write_result
 import torch
-from attention_cases import (DEVICE, HEADS, HEAD_DIM, LAYOUT, file_name, flex_mask, gpu_name, interleaved, lists_of,
+from attention_cases import (DEVICE, HEADS, HEAD_DIM, LAYOUT, flex_mask, gpu_name, interleaved, lists_of,
                              random_pool, table_of)
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -231,7 +230,7 @@ def flat() -> list[dict]:
 
 
 def memory() -> list[dict]:
-    """Bytes that a session of 30 s takes of the GPU, beside what its precision promises."""
+    """Bytes that a session of 30 s takes of the GPU, compared with what its precision promises."""
     values = 2 * SLABS * SLAB_TOKENS * HEADS * HEAD_DIM
     bits = {Precision.BF16: 16.0, Precision.FP8: 8.0, Precision.FP4: 4.0 + 8.0 / 16.0}
     rows = []
@@ -253,10 +252,8 @@ def main() -> int:
     rows = memory() + insert() + insert_and_attend() + page_in() + flat()
     for row in rows:
         print({**row, 'gpu': gpu_name()}, flush=True)
-    if options.folder:
-        result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': gpu_name(), 'torch': torch.__version__,
-                  'rows': rows}
-        (options.folder / f'cache_{file_name(gpu_name())}.json').write_text(json.dumps(result, indent=1) + '\n')
+    result = {'command': command(), 'gpu': gpu_name(), 'torch': torch.__version__, 'rows': rows}
+    write_result(result, options.folder and options.folder / f'cache_{short_name([gpu_name()])}.json')
     return 0
 
 

@@ -10,13 +10,12 @@ the window for the commit and for the denoising. The large context is that of a 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 import timeit
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import page_lists, window
@@ -24,7 +23,6 @@ from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.engine import load
-from worldmodel_ros.machine import machine, versions
 
 YOUNG, OLD = 100, 6000  # frames at 10 Hz
 BRANCHES = 16
@@ -124,14 +122,9 @@ def main() -> int:
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     engine = load(options.model, options.backend)
-    result = {'command': 'python benchmarks/cache_tick.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'backend': engine.backend.name, 'whole_tick': whole_ticks(engine, options.ticks),
+    result = {**provenance(), 'backend': engine.backend.name, 'whole_tick': whole_ticks(engine, options.ticks),
               'cache_only': cache_ticks(engine, 5 * options.ticks), 'large_context': branches()}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + '\n')
+    write_result(result, options.json, show=True)
     return 0
 
 

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.rollout import collect
 
 CONFIGURATIONS = (('torch', 1), ('torch', 2), ('onnx', 1), ('onnx', 2), ('onnx-int8', 1), ('onnx-int8', 2))
@@ -46,7 +46,7 @@ def timed(engine, episode: dict, ticks: int, period: float) -> dict:
 
 
 def quality(engine, episodes: list[dict], every: int) -> dict:
-    """Mean PSNR (dB) of two-step and one-step chunks against what came, copy-last-frame beside, and all plans."""
+    """Mean PSNR (dB) of two-step and one-step chunks against what came, those of copy-last-frame, and all plans."""
     scores: dict[str, list[float]] = {'two_step': [], 'one_step': [], 'copy_last': []}
     plans = []
     ahead = engine.spec.chunk_frames
@@ -91,13 +91,9 @@ def main() -> int:
             row |= measured | {'plan_difference_mean': [round(float(x), 4) for x in np.abs(plans - reference).mean((0, 1))]}
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-    result = {'command': 'python benchmarks/engines.py ' + ' '.join(sys.argv[1:]), 'machine': machine(), 'versions': versions(),
+    result = {**provenance(),
               'model': options.model, 'rate_hz': options.rate, 'rows': rows}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + '\n')
+    write_result(result, options.json, show=True)
     return 0
 
 

@@ -8,7 +8,7 @@ GPU's), and the bytes that a GPU sends to others per second. All in one run:
 * nccl: all-to-all in bfloat16; nccl-fp8: rounded on the way, with rounding and restoring in the time
   (`parallel.rounding`);
 * symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: what could be
-  gained beside NCCL, without the safety that a lost peer can be given up;
+  gained over NCCL, without the safety that a lost peer can be given up;
 * all-reduce: what tensor parallelism sends instead, twice in every layer.
 
 Without GPUs it only checks itself, on two processes: gloo, small messages, no times worth a thing.
@@ -16,18 +16,18 @@ Without GPUs it only checks itself, on two processes: gloo, small messages, no t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from result_file import command, write_result
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from worldmodel_ros.engine.distributed.source import use_device
+from worldmodel_ros.engine.distributed.backend import use_device
 from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model.parallel.group import SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link
@@ -118,7 +118,7 @@ def ways(link: Link, shape: tuple[int, ...], divide: int, join: int, x: Tensor) 
 def process(rank: int, count: int, port: int, options: argparse.Namespace) -> None:
     device = use_device(rank)
     link = Link.join(device, rank, count, Link.connect(port, count))
-    result = {'command': 'python benchmarks/exchange.py', 'machine': machine(), 'versions': versions(),
+    result = {'command': command(), 'machine': machine(), 'versions': versions(),
               'processes': count, 'rows': []}
     on_gpu = device.type == 'cuda'
     # What may hang comes last.
@@ -137,8 +137,7 @@ def process(rank: int, count: int, port: int, options: argparse.Namespace) -> No
             result['rows'].append(row)
             if rank == 0:
                 print(row, flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(result, indent=1) + '\n')
+                write_result(result, options.json)
     Link.leave().result()
 
 

@@ -1,4 +1,4 @@
-"""FP8 layers on a GPU: the products, what lies between them, and whole layers beside bfloat16, in one run.
+"""FP8 layers on a GPU: the products, what lies between them, and whole layers compared with bfloat16, in one run.
 
     python benchmarks/fp8.py --folder benchmarks/results          # writes fp8_<gpu>.json there, part by part
 
@@ -6,7 +6,7 @@
 bfloat16, as it is and compiled by torch, and in FP8, the MLP's product apart from GELU or fused with it, by a
 bound or a calibrated scale; its error is that of what the layer adds, against float32. `products`: TFLOP/s of the
 four products of a layer at the numbers of tokens that occur, random data. `between`: GB/s of the kernels between
-them, counting each byte that must be read or written once, beside a copy. `specialised`: one more form of the
+them, counting each byte that must be read or written once, compared with a copy. `specialised`: one more form of the
 product, apart. A part that fails is named in `failed`, and costs the others nothing. Without a GPU all of it runs
 at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import traceback
 from pathlib import Path
 
+from result_file import command, short_name, write_result
 import torch
-from attention_cases import file_name, gpu_name
+from attention_cases import gpu_name
 from fp8_cases import GPU
 from fp8_kernels import between, correct, products, specialised
 from fp8_layers import layers
@@ -32,12 +32,6 @@ PARTS = {'correct': correct, 'layers': layers, 'products': products, 'between': 
          'specialised': specialised}
 
 
-def write(result: dict, folder: Path | None) -> None:
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f'fp8_{file_name(result["gpu"])}.json').write_text(json.dumps(result, indent=1) + '\n')
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
@@ -45,7 +39,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     gpu = gpu_name() if GPU else 'none'
-    result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': gpu, 'machine': machine(),
+    file = options.folder and options.folder / f'fp8_{short_name([gpu])}.json'
+    result = {'command': command(), 'gpu': gpu, 'machine': machine(),
               'versions': versions(('torch', 'triton')), 'kept_in_bf16': KEPT, 'seconds': {}, 'failed': {}}
     for name in options.parts:
         start, result[name] = time.perf_counter(), []
@@ -53,12 +48,12 @@ def main() -> int:
             for row in PARTS[name]():
                 result[name].append(row)
                 print(json.dumps({'part': name, **row}), flush=True)
-                write(result, options.folder)
+                write_result(result, file)
         except Exception as error:  # the other parts are worth having
             traceback.print_exc()
             result['failed'][name] = f'{type(error).__name__}: {error}'
         result['seconds'][name] = round(time.perf_counter() - start, 1)
-        write(result, options.folder)
+        write_result(result, file)
     wrong = [row['kernel'] for name in options.parts for row in result[name] if not row.get('kept', True)]
     print(json.dumps({'failed': result['failed'], 'wrong': wrong, 'seconds': result['seconds']}, indent=1))
     return 1 if result['failed'] or wrong else 0

@@ -1,4 +1,4 @@
-"""The FP8 benchmark's whole layers, beside bfloat16 as it is and as torch compiles it."""
+"""The FP8 benchmark's whole layers, compared with bfloat16 as it is and as torch compiles it."""
 from __future__ import annotations
 
 import copy

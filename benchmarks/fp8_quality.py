@@ -2,11 +2,11 @@
 
     python benchmarks/fp8_quality.py --json benchmarks/results/fp8_quality_tiny.json
 
-Freshly simulated drives. From a warm window two steps a chunk foresee 0.4, 1 and 2 s under the executed actions,
+Freshly simulated drives. From a warm window two steps a chunk predict 0.4, 1 and 2 s under the executed actions,
 by the float32 network and by others of the same weights: bfloat16; FP8, with all that is no linear layer in
 bfloat16; FP8 with the MLP's middle rounded by a bound (`fused`) or by calibrated scales (from other drives); FP8
 with some linear layers left in bfloat16, as modulation is where nothing else is said. `psnr_db` is against the
-true pictures, `change_db` its difference to float32, paired, with a bootstrap interval over drives;
+true images, `change_db` its difference to float32, paired, with a bootstrap interval over drives;
 `to_float32_db` is the PSNR between the two predictions, and `plan_error` the mean difference between their
 commands for all goals, in m/s and rad/s.
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 from torch import Tensor, nn
 
@@ -28,11 +29,11 @@ from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import Drive, record_drive
 from worldmodel_ros.evaluate.quality.horizons import CONTEXT
-from worldmodel_ros.evaluate.quality.imagination import TWO_STEP, Imagination
-from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.precision import LINEARS, calibration, to_fp8, weight_bytes
+from worldmodel_ros.model.sampling import TWO_STEP
 
 FIRST_SEED, CALIBRATION_SEED, CALIBRATION_DRIVES = 5_000_000, 5_900_000, 2
 HORIZONS = (0.4, 1.0, 2.0)  # s
@@ -76,7 +77,7 @@ class Converted(nn.Module):
 
 
 def predicted(model: Imagination, drives: list[Drive], ahead: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
+    """Images (drives, horizons, H, W, 3) so many frames ahead, their latents, and plans (drives, goals, K, A)."""
     frames, actions = (np.stack([getattr(drive, name) for drive in drives]) for name in ('frames', 'actions'))
     memory = model.observe(frames[:, :CONTEXT], actions[:, :CONTEXT], tuple(range(len(drives))))
     plans = model.model.action_head(model.model.dit.features[:, -1].float())
@@ -116,8 +117,7 @@ def main() -> int:
     model.dit = Converted(whole, torch.float32)
     exact, exact_latents, exact_plans = predicted(Imagination(model), drives, ahead)
     base = scores(exact, truth)
-    result = {'command': 'python ' + ' '.join(sys.argv), 'machine': machine(),
-              'versions': versions(('torch', 'numpy')), 'model': options.model, 'drives': len(drives),
+    result = {**provenance(('torch', 'numpy')), 'model': options.model, 'drives': len(drives),
               'horizons_s': HORIZONS, 'float32_psnr_db': base.mean(0).round(3).tolist(),
               'float32_bytes_of_layers': weight_bytes(whole.blocks), 'rows': []}
     for variant in VARIANTS:
@@ -140,8 +140,7 @@ def main() -> int:
             'plan_error': {name: round(float(np.abs(plans - exact_plans)[..., i].mean()), 4)
                            for i, name in enumerate(preset.action_names)}})
         print(json.dumps(result['rows'][-1]), file=sys.stderr, flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     return 0
 
 

@@ -14,7 +14,8 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from result_file import ROOT, command, write_result
+
 sys.path[:0] = [str(ROOT / 'test'), str(ROOT)]
 
 import fuzzing  # noqa: E402
@@ -55,17 +56,16 @@ def write(path: Path, row: dict) -> None:
     from worldmodel_ros.machine import machine, versions
     rows = json.loads(path.read_text())['rows'] if path.exists() else []
     rows = {(each['target'], each['engine']): each for each in [*rows, row]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({
+    write_result({
         'command': 'python benchmarks/fuzz.py --out ' + path.name, 'machine': machine(),
         'versions': versions(('worldmodel-ros', 'atheris', 'hypothesis', 'numpy', 'torch')),
-        'rows': [rows[key] for name in fuzzing.TARGETS for key in rows if key[0] == name]}, indent=1) + '\n')
+        'rows': [rows[key] for name in fuzzing.TARGETS for key in rows if key[0] == name]}, path)
 
 
 def run(name: str, options: argparse.Namespace) -> dict:
     """Return the row of a target, and print it."""
     guided = name in fuzzing.BYTES and harness.has_atheris() and not options.unguided
-    row = {'command': 'python benchmarks/fuzz.py ' + ' '.join(sys.argv[1:]),
+    row = {'command': command(),
            'engine': 'hypothesis' if name in fuzzing.STATES else 'atheris' if guided else 'mutations',
            **harness.fuzz(name, Path(__file__), options.inputs, options.seconds, options.seed, options.folder.resolve(),
                           guided)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
 from kernel_inputs import random_lists, random_pool, random_tensor, relative_error
+from result_file import command, write_result
 
 from worldmodel_ros.kernels import reference
 from worldmodel_ros.kernels.attention import paged_attention
@@ -235,11 +235,9 @@ def main() -> int:
                       f'{check.limit:.0e} {check.ms:9.3f} ms', flush=True)
     broken = sum(not check.kept for check in checks)
     print(f'{len(checks)} checks, {broken} broken')
-    if options.json:
-        options.json.write_text(json.dumps({
-            'command': 'python ' + ' '.join(sys.argv), 'gpu': torch.cuda.get_device_name(), **machine(),
-            'versions': versions(('torch', 'triton')), 'seed': options.seed,
-            'checks': [asdict(check) for check in checks]}, indent=1) + '\n')
+    write_result({'command': command(), 'gpu': torch.cuda.get_device_name(), **machine(),
+                  'versions': versions(('torch', 'triton')), 'seed': options.seed,
+                  'checks': [asdict(check) for check in checks]}, options.json)
     return int(broken > 0)
 
 

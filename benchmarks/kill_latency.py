@@ -8,13 +8,13 @@ cmd_vel, in this process. The scenario is that of the tests (test/scenarios/mode
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from result_file import ROOT, provenance, write_result
+
 sys.path.insert(0, str(ROOT / 'test'))
 
 
@@ -31,7 +31,6 @@ def main() -> int:
     from scenarios import catalogue, model
     from scenarios.checks import STOP_LATENCY
     from scenarios.supervised import SupervisedSystem
-    from worldmodel_ros.machine import machine, versions
 
     latencies, failures = [], []
     with tempfile.TemporaryDirectory() as logs:
@@ -51,14 +50,10 @@ def main() -> int:
         finally:
             system.stop()
     ordered = sorted(latencies)
-    result = {'command': 'python benchmarks/kill_latency.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'kills': options.kills, 'failures': failures,
+    result = {**provenance(), 'kills': options.kills, 'failures': failures,
               'stop_ms': {'median': ordered[len(ordered) // 2], 'max': ordered[-1]} if ordered else None,
               'stops_ms': latencies}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + '\n')
+    write_result(result, options.json, show=True)
     return 1 if failures else 0
 
 

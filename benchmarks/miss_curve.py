@@ -10,7 +10,7 @@ its best tier, however late; edf_ladder refuses at arrival what cannot be in tim
 can.
 The same run measures what what-if branches cost, and batches of mixed denoising steps against batches of equal ones:
 first, since they are short. Every row is written as it comes, what fails is noted and does not keep the rest from being
-measured, nothing is begun that would end after --limit, and the plot comes beside the JSON file at the end. The
+measured, nothing is begun that would end after --limit, and the plot comes next to the JSON file at the end. The
 generator is a light thread of the service's process; its own lateness, and for how long admission kept it, are in every
 row. The step table that was measured first is for the fleet simulation.
 """
@@ -27,11 +27,12 @@ from pathlib import Path
 
 import numpy as np
 from miss_load import LAST_REPLIES, WARM_UP, Load, Times, film, row
+from result_file import provenance, write_result
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.what_if import Branch, Question
-from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.machine import machine
 from worldmodel_ros.serving.scheduler import EDF, EDF_LADDER, FIFO, Policy, StepTable
 from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
@@ -58,8 +59,7 @@ class Bench:
         self.times = Times(options.budget, options.allowance)
         self.table: StepTable | None = None
         self.result = {
-            'command': 'python benchmarks/miss_curve.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-            'versions': versions(), 'model': name,
+            **provenance(), 'model': name,
             'weights': 'random' if options.random_weights else 'trained',
             'backend': self.engine.backend.name, 'times_s': asdict(self.times), 'rate_hz': self._rate,
             'generator': 'a light thread of the same process', 'rows': [], 'what_if': {}, 'mixed_steps': [],
@@ -210,9 +210,7 @@ class Bench:
         self.save()
 
     def save(self) -> None:
-        if self.options.json:
-            self.options.json.parent.mkdir(parents=True, exist_ok=True)
-            self.options.json.write_text(json.dumps(self.result, indent=1) + '\n')
+        write_result(self.result, self.options.json)
 
 
 def question(spec, branches: int, within: float) -> Question:

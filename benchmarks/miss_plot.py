@@ -1,4 +1,4 @@
-"""The picture of a miss curve, from its JSON file.
+"""The image of a miss curve, from its JSON file.
 
     python benchmarks/miss_plot.py benchmarks/results/miss_curve_epyc_2_cores.json
 """

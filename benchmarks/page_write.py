@@ -2,7 +2,7 @@
 
     python benchmarks/page_write.py --json benchmarks/results/page_write_<gpu>.json
 
-Each byte that must be read or written is counted once, also those of the copy beside them. Without a GPU all of it
+Each byte that must be read or written is counted once, also those of the copy for comparison. Without a GPU all of it
 runs at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
 """
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from result_file import command, write_result
 import torch
 from fp8_cases import DEVICE, GPU, normal, timed
 
@@ -61,7 +62,7 @@ def main() -> int:
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
-    result = {'command': 'python ' + ' '.join(sys.argv), 'gpu': torch.cuda.get_device_name() if GPU else None,
+    result = {'command': command(), 'gpu': torch.cuda.get_device_name() if GPU else None,
               **machine(), 'versions': versions(('torch', 'triton')), 'rows': []}
     parts = (copying, partial(writing, Precision.BF16), partial(writing, Precision.FP8),
              partial(writing, Precision.FP8, True), partial(writing, Precision.FP4), rotating)
@@ -69,9 +70,7 @@ def main() -> int:
         for part in parts:
             result['rows'].append(part())
             print(json.dumps(result['rows'][-1]), flush=True)
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps(result, indent=1) + '\n')
+            write_result(result, options.json)
     return 0
 
 

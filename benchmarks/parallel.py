@@ -3,7 +3,7 @@
     python benchmarks/parallel.py --json benchmarks/results/parallel_h200x4.json
 
 Random weights. One row for each way to divide the model: the distance of plans and imagined latents from those of
-one GPU, relative to their root mean square, beside the distance of one GPU's bfloat16 answer from its FP8 one, as a
+one GPU, relative to their root mean square, next to the distance of one GPU's bfloat16 answer from its FP8 one, as a
 measure of what rounding does; the time to start. Then, on the first way, a process is killed and another one
 stopped while a robot ticks: from the fault to the first tick that says so, to all processes being back, and how
 long the tick took that restored the session. `benchmarks/tick.py --gpus` has the times of ticks.
@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.distributed.session import RestoringSession
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.loading import load, load_random
 from worldmodel_ros.engine.session import Session
-from worldmodel_ros.machine import machine, versions
 
 FAULTS = {'killed': signal.SIGKILL, 'stopped': signal.SIGSTOP}
 PART_S = 150.0  # after which a part is given up, and all with it
@@ -114,14 +112,12 @@ def main() -> None:
     parser.add_argument('--frames', type=int, default=24)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    command = 'python benchmarks/parallel.py ' + ' '.join(sys.argv[1:])
-    result = {'command': command, 'machine': machine(), 'versions': versions(),
+    result = {**provenance(),
               'model': options.model, 'backend': options.backend, 'gpus': options.gpus, 'frames': options.frames,
               'rows': []}
 
     def save() -> None:
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     right = answers(opened(options, options.backend), options.frames)
     guarded(result['rows'], {'part': 'rounding', 'of': 'torch-bf16 on one GPU'},
             lambda: distances(answers(opened(options, 'torch-bf16'), options.frames), right), save)

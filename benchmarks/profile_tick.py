@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
+from result_file import command, short_name
 import torch
 from tick_work import PEAK, chunk_flops
 from torch.profiler import ProfilerActivity, profile
@@ -75,7 +75,7 @@ def report(engine: Engine, backend: str, rows: list[tuple[str, float, float]], s
     for key, calls, ms in rows:
         before = kinds.get(kind_of(key), (0.0, 0.0))
         kinds[kind_of(key)] = before[0] + calls, before[1] + ms
-    lines = ['python benchmarks/profile_tick.py ' + ' '.join(sys.argv[1:]), f'{name}; torch {versions()["torch"]}',
+    lines = [command(), f'{name}; torch {versions()["torch"]}',
              f'{engine.spec.name} on {backend}{share}, random weights: {total:.3f} ms of kernels a tick of {STEPS} steps', '',
              f'{"kind":<14}{"calls":>9}{"ms":>10}{"share":>8}']
     for kind, (calls, ms) in sorted(kinds.items(), key=lambda item: -item[1][1]):
@@ -107,7 +107,7 @@ def main() -> int:
     print(text, flush=True)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
-        gpu = torch.cuda.get_device_name().split()[1].lower() if torch.cuda.is_available() else 'cpu'
+        gpu = short_name(machine()['gpus'])
         count = f'x{options.gpus}' if several else ''
         (options.folder / f'profile_{options.preset}_{options.backend}_{gpu}{count}.txt').write_text(text)
     if several:

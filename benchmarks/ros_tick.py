@@ -3,8 +3,8 @@
     python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
     python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
 
-This process is the robot: it publishes pictures, stamped when it does, and takes the gate's commands. A command's time
-is from its picture's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
+This process is the robot: it publishes images, stamped when it does, and takes the gate's commands. A command's time
+is from its image's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
 program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says
 means nothing.
 """
@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from result_file import command, short_name, write_result
 from ros_tick_node import ENGINE
 
 from worldmodel_ros.control.ladder import Tier
@@ -36,7 +37,7 @@ VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
 
 def main() -> int:
     options = parsed()
-    result = {'command': 'python benchmarks/ros_tick.py ' + ' '.join(sys.argv[1:]), 'weights': 'random', 'rows': [],
+    result = {'command': command(), 'weights': 'random', 'rows': [],
               'failed': {}, **about()}
     phases = [(0.0, options.seconds), *((share, options.load_seconds) for share in options.load_shares)]
     try:
@@ -108,7 +109,7 @@ def load(gpus: list, share: float) -> AbstractContextManager:
 
 @contextmanager
 def program(command: list[str]):
-    """Another program beside, which must have started."""
+    """Another program meanwhile, which must have started."""
     child = subprocess.Popen(command)
     try:
         time.sleep(8.0)  # importing torch and making its context
@@ -158,13 +159,10 @@ def about() -> dict:
 
 
 def save(result: dict, options: argparse.Namespace) -> None:
-    if options.folder:
-        gpus = result['machine']['gpus']
-        name = next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'
-        options.folder.mkdir(parents=True, exist_ok=True)
-        count = f'x{options.gpus}' if options.gpus > 1 else ''
-        name = f'ros_tick_{name}{count}' + ('' if options.preset == 'base' else f'_{options.preset}')
-        (options.folder / f'{name}.json').write_text(json.dumps(result, indent=1) + '\n')
+    count = f'x{options.gpus}' if options.gpus > 1 else ''
+    gpu = short_name(result['machine']['gpus'])
+    name = f'ros_tick_{gpu}{count}' + ('' if options.preset == 'base' else f'_{options.preset}')
+    write_result(result, options.folder and options.folder / f'{name}.json')
 
 
 def parsed() -> argparse.Namespace:

@@ -23,7 +23,7 @@ FIRST_COMMAND = 30.0  # s
 
 
 class Robot:
-    """Publishes pictures from `begin` on; `taken` has what came back since `clear`."""
+    """Publishes images from `begin` on; `taken` has what came back since `clear`."""
 
     def __init__(self, size: tuple[int, int], rate: float, domain: int):
         self._period = 1.0 / rate
@@ -59,7 +59,7 @@ class Robot:
     def begin(self, timeout: float = FIRST_COMMAND) -> None:
         """Films until there is a command; raises RuntimeError if none comes.
 
-        From then on this process collects no garbage, and its threads take turns more often: a pause between a picture's
+        From then on this process collects no garbage, and its threads take turns more often: a pause between an image's
         stamp and its way out would be taken for the system's.
         """
         gc.collect()
@@ -75,7 +75,7 @@ class Robot:
             self._images, self._commands, self._statuses = 0, [], []
 
     def taken(self) -> tuple[int, list[float], list[DeadlineStatus]]:
-        """Pictures published, the age of each command's picture when it came (s), and statuses, since `clear`."""
+        """Images published, the age of each command's image when it came (s), and statuses, since `clear`."""
         with self._lock:
             return self._images, list(self._commands), list(self._statuses)
 

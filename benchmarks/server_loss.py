@@ -9,14 +9,14 @@ by its node. The scenario is that of the tests (test/scenarios/server.py).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from result_file import ROOT, provenance, write_result
+
 sys.path.insert(0, str(ROOT / 'test'))
 
 
@@ -36,7 +36,6 @@ def main() -> int:
     from scenarios.rig import ROBOT
     from scenarios.supervised import SupervisedSystem
     from worldmodel_ros.control.ladder import Tier
-    from worldmodel_ros.machine import machine, versions
 
     pauses, tiers, failures = [], Counter(), []
     description = next(system for system in catalogue.SYSTEMS if server.SERVER in system.shared)
@@ -63,15 +62,11 @@ def main() -> int:
         system.stop()
         folder.cleanup()
     ordered = sorted(round(1e3 * pause) for pause in pauses)
-    result = {'command': 'python benchmarks/server_loss.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'kills': options.kills, 'failures': failures, 'late_commands': late,
+    result = {**provenance(), 'kills': options.kills, 'failures': failures, 'late_commands': late,
               'tiers_in_the_2_s_after': dict(tiers),
               'pause_ms': {'median': ordered[len(ordered) // 2], 'max': ordered[-1]} if ordered else None,
               'pauses_ms': ordered}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + '\n')
+    write_result(result, options.json, show=True)
     return 1 if failures or late else 0
 
 

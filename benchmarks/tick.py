@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from result_file import command, short_name, write_result
+
 BACKENDS = {'fp32': 'torch', 'bf16': 'torch-bf16', 'bf16-compiled': 'torch-compiled', 'fp8': 'torch-fp8'}
 BASELINE, MASKED = 'compile-bf16', 'compile-bf16-masked'  # of presets with tiles: FlexAttention; all tiles, masked
 RATIOS = {BASELINE: 'ratio_compile_bf16', MASKED: 'ratio_compile_bf16_masked'}
@@ -63,7 +65,7 @@ def main() -> int:
         wanted = [Case(preset, dtype, count, options.parallel if count > 1 else 'single') for preset in options.presets
                   for dtype in options.dtypes for count in options.gpus]
     wanted = [case for case in wanted if not options.cases or any(part in str(case) for part in options.cases)]
-    result = {'command': 'python benchmarks/tick.py ' + ' '.join(sys.argv[1:]), 'weights': 'random', 'rows': [],
+    result = {'command': command(), 'weights': 'random', 'rows': [],
               'failed': {}}
     for case in wanted:
         left = options.budget - (time.monotonic() - started)
@@ -175,12 +177,9 @@ def compare(rows: list[dict]) -> None:
 
 
 def save(result: dict, folder: Path | None) -> None:
-    if folder:
-        gpus = result.get('machine', {}).get('gpus') or []
-        name = next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f'{NAME}_{name}{f"x{len(gpus)}" if len(gpus) > 1 else ""}.json').write_text(
-            json.dumps(result, indent=1) + '\n')
+    gpus = result.get('machine', {}).get('gpus') or []
+    name = f'{NAME}_{short_name(gpus)}{f"x{len(gpus)}" if len(gpus) > 1 else ""}.json'
+    write_result(result, folder and folder / name)
 
 
 def parsed() -> argparse.Namespace:

@@ -1,9 +1,9 @@
-"""Whether a GPU's ticks, queued, captured, compiled, and with questions beside them, give the numbers of plain calls.
+"""Whether a GPU's ticks, queued, captured, compiled, and with questions in the background, give the numbers of plain calls.
 
     python benchmarks/tick_agreement.py --presets tiny base --json benchmarks/results/tick_agreement_<gpu>.json
 
 Random weights. The reference is the same network in the same precision, run eagerly call by call. Differences are the
-largest, relative to the largest absolute value. Questions are asked while ticks go on, one unit at a time beside each
+largest, relative to the largest absolute value. Questions are asked while ticks go on, one unit at a time next to each
 tick, again and again; their answers must be those that they have when nothing else runs.
 """
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 import torch
 
 from worldmodel_ros.engine.backends.networks import random_model
@@ -23,7 +24,6 @@ from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Future, Session
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.machine import machine, versions
 
 TOLERANCE = {Precision.FP32: 2e-3, Precision.BF16: 5e-2}  # relative; convolutions on a GPU round to TF32
 LAST = 6  # ticks of a drive whose answers are compared
@@ -72,7 +72,7 @@ def question(session: Session, meanwhile=None) -> Future:
 
 
 def beside(engine: Engine, repeats: int) -> dict:
-    """Questions beside ticks against questions alone, from the same moments; and what ticks gave meanwhile."""
+    """Questions next to ticks against questions alone, from the same moments; and what ticks gave meanwhile."""
     spec, host = engine.spec, engine.backend.host
     frames, executed = inputs(spec, spec.window_frames)
     alone, busy = (engine.open_session(seed=1) for _ in range(2))
@@ -123,17 +123,14 @@ def rows(presets: list[str], repeats: int) -> Iterator[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--presets', nargs='*', default=['tiny', 'base'])
-    parser.add_argument('--repeats', type=int, default=20, help='questions beside ticks')
+    parser.add_argument('--repeats', type=int, default=20, help='questions next to ticks')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
-    result = {'command': 'python benchmarks/tick_agreement.py ' + ' '.join(sys.argv[1:]), 'machine': machine(),
-              'versions': versions(), 'rows': []}
+    result = {**provenance(), 'rows': []}
     for row in rows(options.presets, options.repeats):
         result['rows'].append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     print(json.dumps(result, indent=1))
     return 0 if all(row['agrees'] for row in result['rows']) else 1
 

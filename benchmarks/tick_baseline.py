@@ -21,11 +21,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from worldmodel_ros.cache.patterns import PageLists, page_lists
 from worldmodel_ros.engine.backends.networks import random_model
-from worldmodel_ros.model.attention import rotate
+from worldmodel_ros.model.dit import rotate
 from worldmodel_ros.model.dit import Block, DiT
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rotary import rotary_angles, space_rotation, time_rotation
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 
 ROTATIONS = 4096  # frames whose phases are kept on the device
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

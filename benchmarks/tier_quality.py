@@ -10,12 +10,12 @@ are taken chunk by chunk, with a bootstrap interval over drives.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from result_file import command, write_result
 import torch
 
 from worldmodel_ros.engine import load
@@ -95,7 +95,7 @@ def moments(episode: dict, ahead: int, every: int) -> list[int]:
 
 def predictions(engine, episode: dict, policy: Policy, chosen: list[int]
                 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Pictures, latents and plan at the chosen frames."""
+    """Images, latents and plan at the chosen frames."""
     session, ahead, found = engine.open_session(), engine.spec.chunk_frames, []
     for t in range(len(episode['frames']) - ahead):
         session.observe(episode['frames'][t], episode['actions'][t])
@@ -139,10 +139,9 @@ def main() -> int:
                      'plan_error': round(float(np.mean([np.abs(a[2] - b[2]).mean() for a, b in pairs])), 4),
                      'chunks': len(pairs)})
         print(rows[-1], file=sys.stderr, flush=True)
-    result = {'command': 'python ' + ' '.join(sys.argv), 'machine': machine(), 'model': options.model,
+    result = {'command': command(), 'machine': machine(), 'model': options.model,
               'episodes': options.episodes, 'rows': rows}
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + '\n')
+    write_result(result, options.json)
     return 0
 
 

@@ -3,7 +3,7 @@
     python benchmarks/tile_correctness.py --json benchmarks/results/tile_correctness_<gpu>.json
 
 The tiles, heads and patterns are those of `robot_3b`, and so the kernels; width and depth are smaller, and the weights
-random. The definitions, in plain PyTorch, run on the same GPU. Each back end sees the same pictures, with and without
+random. The definitions, in plain PyTorch, run on the same GPU. Each back end sees the same images, with and without
 CUDA graphs: in one window that is not full yet and in one from which slabs were dropped. Errors are root mean squares,
 relative, of the imagined latents and of a branch's second chunk. Ends with 1 if one is beyond its limit. Without a GPU,
 the back ends are compared as they are on a CPU.
@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
+from result_file import command, write_result
 from tiled_model import decided
 
 from worldmodel_ros.engine.backends.torch import TorchBackend
@@ -125,15 +126,13 @@ def main() -> int:
     options = parser.parse_args()
     preset = replace(LARGE, width=options.width, heads=options.width // 128, chunk_frames=options.frames)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    result = {'command': 'python ' + ' '.join(sys.argv),
+    result = {'command': command(),
               'gpu': torch.cuda.get_device_name() if torch.cuda.is_available() else None,
               **machine(), 'versions': versions(('torch', 'triton')), 'weights': 'random', 'rows': []}
     for row in rows(preset):
         result['rows'].append(row)
         print(json.dumps(row), flush=True)
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(result, indent=1) + '\n')
+        write_result(result, options.json)
     return int(not all(row['kept'] for row in result['rows']))
 
 

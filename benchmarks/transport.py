@@ -4,7 +4,7 @@
 
 The server and the front end are the real ones, in two processes; only the service behind the server is one that
 answers at once, so that what is measured is the transport. Beside it the same call of that service in one process.
-`pictures` is the time from the plan's arrival to that of its 4 pictures, which the robot does not wait for.
+`pictures` is the time from the plan's arrival to that of its 4 images, which the robot does not wait for.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from result_file import command, write_result
 
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.machine import machine
@@ -73,7 +74,7 @@ def serve(path: Path, side: int) -> None:
 
 
 def remote(link: Link, side: int, count: int) -> tuple[list[float], list[float]]:
-    """Times [s] of frames to their plans, and of the pictures after these."""
+    """Times [s] of frames to their plans, and of the images after these."""
     frame = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     executed = np.zeros(TINY.actions, np.float32)
     round_trips, shown = [], []
@@ -150,10 +151,7 @@ def main() -> None:
     for side in SIZES:
         rows.append(measure(side, chosen.frames + WARM_UP))
         print(json.dumps(rows[-1]), flush=True)
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(
-            {'command': 'python benchmarks/transport.py', 'machine': machine(), 'rows': rows}, indent=1) + '\n')
+    write_result({'command': command(), 'machine': machine(), 'rows': rows}, chosen.json)
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+from result_file import command, write_result
 import torch
 from tick_baseline import Clock
 from tick_measure import WARM, summary
@@ -56,14 +57,10 @@ def main() -> int:
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
         except Exception as error:  # the other one is worth having
             failed[attention] = f'{type(error).__name__}: {error}'
-    result = {'command': 'python benchmarks/wan_peer.py ' + ' '.join(sys.argv[1:]), 'weights': 'random',
+    result = {'command': command(), 'weights': 'random',
               'machine': machine(), 'versions': versions(('torch', 'triton', 'diffusers')), 'failed': failed,
               'rows': [row(model, found, device)] if found else []}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + '\n')
+    write_result(result, options.json, show=True)
     return 0 if found else 1
 
 

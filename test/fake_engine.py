@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session_folder import SessionFileError
 
@@ -93,14 +94,17 @@ class FakeEngine:
             raise self.failure(f'{part} fails')
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """The network calls; what wraps them is in the way of every session."""
 
     name = 'fake'
-    asynchronous = False
+    preset = SPEC
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
+
+    def storage(self, layout, pages):
+        raise NotImplementedError('a fake session keeps no pages')
 
     def run(self, network, batch):
         self.engine.spend(network)

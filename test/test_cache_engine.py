@@ -10,7 +10,7 @@ from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.engine import load, memory
 from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionError
 from worldmodel_ros.model.rotary import rotary_angles
-from worldmodel_ros.model.steps import FLOW, HALF
+from worldmodel_ros.model.sampling import FLOW, HALF
 
 ACTION = np.array([0.2, 0.4], np.float32)
 CHUNK = np.tile(np.array([[0.3, 1.0]], np.float32), (SMALL.chunk_frames, 1))

@@ -15,8 +15,7 @@ from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.bringup.description import NodeDescription
 from worldmodel_ros.bringup.supervisor import Supervisor
-from worldmodel_ros.engine.device_failure import is_lost
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure, is_lost
 from worldmodel_ros.exit_codes import DEVICE_LOST
 from worldmodel_ros.serving.client.link import Unavailable, open_link
 from worldmodel_ros.serving.transport import messages, pictures

@@ -11,9 +11,8 @@ from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
 from worldmodel_ros.control.background_work import BackgroundWork
-from worldmodel_ros.engine.backends.compiled_layers import compile_layers, not_compiled
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
-from worldmodel_ros.engine.backends.torch import TorchBackend
+from worldmodel_ros.engine.backends.torch import TorchBackend, compile_layers, not_compiled
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.what_if import Branch, Question
@@ -35,7 +34,7 @@ class Mark:
 
 
 class QueuedBackend(TorchBackend):
-    """A CPU that is treated as if it worked beside the host; counts who waits for it."""
+    """A CPU that is treated as if it worked asynchronously; counts who waits for it."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -164,7 +163,7 @@ def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
     assert shapes == met  # nothing is captured while a robot drives
 
 
-class Beside(QueuedBackend):
+class Overlapping(QueuedBackend):
     """Units of questions are done when `done` is set; a tick that comes meanwhile overtakes them."""
 
     overlaps, busy = True, False
@@ -174,14 +173,14 @@ class Beside(QueuedBackend):
         self.units, self.inside, self.order = 0, False, []
 
     @contextlib.contextmanager
-    def beside(self):
+    def in_background(self):
         assert not self.busy, 'one piece of work at a time'
         self.inside = True
         yield
         self.inside, self.busy, self.units = False, True, self.units + 1
 
-    def settle_beside(self):
-        self.waited.append('beside')
+    def settle_background(self):
+        self.waited.append('background')
         self.busy = False
 
     def before_writing(self):
@@ -207,7 +206,7 @@ def branch(session, backend, meanwhile=lambda: None):
 
 def test_a_question_beside_ticks_gets_the_answer_of_one_alone(folder):
     futures = []
-    for backend in (TorchBackend(checkpoint.load(folder)), Beside(checkpoint.load(folder))):
+    for backend in (TorchBackend(checkpoint.load(folder)), Overlapping(checkpoint.load(folder))):
         engine = engine_of(backend, folder)
         session = engine.open_session(seed=1)
         for frame in frames(SMALL.window_frames + 2):
@@ -225,7 +224,7 @@ def test_a_question_beside_ticks_gets_the_answer_of_one_alone(folder):
 
 
 def test_queueing_a_unit_of_a_question_waits_for_nobody_and_is_not_timed_as_a_ticks(folder):
-    backend = Beside(checkpoint.load(folder))
+    backend = Overlapping(checkpoint.load(folder))
     engine = engine_of(backend, folder)
     session = engine.open_session()
     session.observe(frames(1)[0], ACTION)
@@ -234,7 +233,7 @@ def test_queueing_a_unit_of_a_question_waits_for_nobody_and_is_not_timed_as_a_ti
     branch(session, backend, lambda: backend.waited and pytest.fail(f'somebody waited: {backend.waited}'))
     assert backend.units == 2 * 3 + 1  # of each chunk two steps and its pictures, and the commit between the two
     assert session.timings == times
-    # Pages are written after the device was told, beside and by a tick.
+    # Pages are written after the device was told, in the background and by a tick.
     session.observe(frames(1)[0], ACTION)
     for inside in (True, False):
         assert backend.order[backend.order.index(('commit', inside)) - 1] == ('write', inside)

@@ -13,7 +13,7 @@ from worldmodel_ros.kernels.pages import Pool, Precision, TileLists
 from worldmodel_ros.kernels.quantise import read_pages
 from worldmodel_ros.kernels.requantise import requantise
 from worldmodel_ros.kernels.temporal import temporal_attention
-from worldmodel_ros.model.attention import rotate
+from worldmodel_ros.model.dit import rotate
 from worldmodel_ros.model.dit import Block
 from worldmodel_ros.model.presets import TINY
 

@@ -17,7 +17,7 @@ from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
-from worldmodel_ros.model.steps import FLOW, HALF
+from worldmodel_ros.model.sampling import FLOW, HALF
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 

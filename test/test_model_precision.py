@@ -11,10 +11,11 @@ from tiled_model import DenseTiles, tiled_model
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.quality.drives import record_drive
-from worldmodel_ros.evaluate.quality.imagination import TWO_STEP, Imagination
+from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.kernels.rows import modulate_rows
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.precision import KEPT, LINEARS, Fp8Linear, calibration, to_fp8, weight_bytes
+from worldmodel_ros.model.sampling import TWO_STEP
 from worldmodel_ros.model.rotary import rotary_angles
 
 pytestmark = pytest.mark.usefixtures('one_thread')

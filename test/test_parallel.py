@@ -17,15 +17,14 @@ from timed_backend import Listener
 
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.parallel import rounding
-from worldmodel_ros.model.parallel.group import SequenceParallel, _block_of
+from worldmodel_ros.model.parallel.group import SequenceParallel, _block_of, pack, unpack
 from worldmodel_ros.model.parallel.link import Link
-from worldmodel_ros.model.parallel.packing import pack, unpack
 from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles
 from worldmodel_ros.model.tile_attention import PagedTiles
 from worldmodel_ros.model.weights import RandomWeights, build
@@ -313,7 +312,7 @@ watched._thread.join()
 def test_rank_0_ends_with_a_reason_when_it_cannot_get_away_from_the_dead(dissolve, said):
     done = subprocess.run([sys.executable, '-c', STUCK % dissolve], stderr=subprocess.PIPE, text=True, timeout=30)
     assert done.returncode == 1
-    assert 'a message was lost; starting all of them anew' in done.stderr
+    assert 'a message was lost; starting all of them again' in done.stderr
     assert said in done.stderr and dissolve in done.stderr
 
 

@@ -15,15 +15,14 @@ from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session import Future
 from worldmodel_ros.evaluate.quality import closed_loop, drift, horizons, ranking, run, summary
-from worldmodel_ros.evaluate.quality.bounds import resimulate
 from worldmodel_ros.evaluate.quality.displacement import find_pose
-from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
-from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imagination, Sampler
+from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive, resimulate
+from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
 from worldmodel_ros.evaluate.quality.task import Task
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS
 from worldmodel_ros.sim.world import World
 
@@ -94,7 +93,7 @@ def test_a_batch_imagines_what_a_session_does(engine):
     executed, actions = rng.uniform(-0.3, 0.6, (2, 15, 2)), rng.uniform(-0.3, 0.6, (2, 12, 2))
     batch = Imagination(engine.backend.model)
     memory = batch.observe(frames, executed, (3, 4))
-    for steps, sampler in ((2, TWO_STEP), (1, ONE_STEP), (5, Sampler(FLOW, 5))):
+    for steps, sampler in ((2, TWO_STEP), (1, ONE_STEP), (5, Steps(FLOW, 5))):
         latents, after = batch.roll(memory, actions, sampler)
         assert after.newest == 26 and memory.newest == 14
         for stream in range(2):

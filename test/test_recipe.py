@@ -9,17 +9,21 @@ import torch
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.model.action_head import action_head
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.rollout import frame_mask
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, mix, noisy_chunks
 from worldmodel_ros.train.data.episodes import Episodes
-from worldmodel_ros.train.objectives import world
-from worldmodel_ros.train.objectives.imitation import BLOCK, committed_features
+from worldmodel_ros.train.objectives.imitation import BLOCK, ImitationObjective, committed_features
 from worldmodel_ros.train.objectives.policy import command_targets, draw_policy, imitation_loss, policy_labels
 from worldmodel_ros.train.objectives.pose import dead_reckoning, displacement
-from worldmodel_ros.train.objectives.sampler import Sampler, roll_out
+from worldmodel_ros.train.objectives.sampler import ChunkSampler, roll_out
+from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
+from worldmodel_ros.train.objectives.student import StudentObjective
+from worldmodel_ros.train.objectives.teacher import TeacherObjective
+from worldmodel_ros.train.run.loop import averaged_copy
 from worldmodel_ros.train.run.options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 
 WINDOW = SMALL.window_frames
@@ -58,8 +62,7 @@ def trained(objective, steps, rate=2e-3, averaged=None, seed=0):
         if averaged is not None:
             for slow, fast in zip(averaged.parameters(), objective.model.parameters()):
                 slow.lerp_(fast.detach(), 0.1)
-        if hasattr(objective, 'after_update'):
-            objective.after_update(step)
+        objective.after_update(step)
         rows.append({name: float(value.detach()) for name, value in values.items()})
     return rows
 
@@ -136,7 +139,7 @@ def test_a_share_of_the_clips_holds_a_frame_in_contact_behind_a_window():
     episodes.collided = torch.zeros(4, 60, dtype=torch.bool)
     episodes.collided[1, 30:34], episodes.collided[2, 57:], episodes.collided[3, 2] = True, True, True
     episodes.lengths = torch.tensor([60, 60, 58, 60])  # what follows in the third is padding
-    objective = world.teacher(small_model(), episodes, TeacherOptions(batch=8, clip_frames=length, contact_share=0.5))
+    objective = TeacherObjective(small_model(), episodes, TeacherOptions(batch=8, clip_frames=length, contact_share=0.5))
     assert objective.contacts.tolist() == [[1, 30], [1, 31], [1, 32], [1, 33], [2, 57], [3, 2]]
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     found = set()
@@ -156,7 +159,7 @@ def test_chunks_of_the_share_begin_in_a_long_contact_as_often_as_such_contacts_l
     episodes.collided = torch.zeros(3, 120, dtype=torch.bool)
     episodes.collided[0, 40:100] = True  # pushes for 6 s, most of which is far from where the contact begins and ends
     episodes.collided[1, 50] = True      # and a touch
-    objective = world.teacher(small_model(), episodes, TeacherOptions(batch=16, clip_frames=length, contact_share=1.0))
+    objective = TeacherObjective(small_model(), episodes, TeacherOptions(batch=16, clip_frames=length, contact_share=1.0))
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     begin = []  # whether the frame before a chunk is in contact, as what-if questions begin in one
     for _ in range(60):
@@ -168,12 +171,12 @@ def test_chunks_of_the_share_begin_in_a_long_contact_as_often_as_such_contacts_l
 
 def test_no_share_of_contacts_draws_the_clips_that_were_always_drawn_and_drives_without_any_are_refused():
     episodes, model = moving_square(), small_model()
-    first, second = (world.teacher(model, episodes, TeacherOptions(batch=4, clip_frames=14, contact_share=share)).draw(
+    first, second = (TeacherObjective(model, episodes, TeacherOptions(batch=4, clip_frames=14, contact_share=share)).draw(
         np.random.default_rng(0), torch.Generator().manual_seed(0)) for share in (0.0, 0.1))  # 0.1 of 4 clips are none
     assert torch.equal(first.frame, second.frame) and torch.equal(first.noise, second.noise)
     episodes.collided = torch.zeros_like(episodes.collided)
     with pytest.raises(ValueError, match='contact_share needs drives that tell of contacts'):
-        world.teacher(model, episodes, TeacherOptions(contact_share=0.5))
+        TeacherObjective(model, episodes, TeacherOptions(contact_share=0.5))
     with pytest.raises(ValueError, match='for the stages teacher and student'):
         SelfForcingOptions(contact_share=0.5)
 
@@ -185,7 +188,7 @@ def test_features_of_frames_committed_in_blocks_are_those_of_sessions():
     ones = torch.ones(2, frames)
     whole = model.dit(episodes.latents.float(), ones, ones.long() * FLOW, episodes.actions,
                       clips.rotary(SMALL, np.arange(frames), ones.device),
-                      clips.on_device(clips.block_bias(SMALL, 0, frames, committed=True), ones.device))[1]
+                      clips.on_device(frame_mask(SMALL, 0, frames, committed=True), ones.device))[1]
     torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=1e-2)  # bfloat16
 
 
@@ -193,7 +196,7 @@ def test_a_policy_learns_alone():
     model = small_model()
     model.action_head.requires_grad_(True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    objective = world.imitation(model, moving_square(), ImitationOptions(batch=8, clip_frames=10, search=False))
+    objective = ImitationObjective(model, moving_square(), ImitationOptions(batch=8, clip_frames=10, search=False))
     objective.model.action_head.train()
     fell(trained(objective, 60), 'imitation')
     moved = {name.split('.')[0] for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
@@ -204,7 +207,7 @@ def test_a_policy_can_keep_what_it_plans_where_a_goal_was_seen():
     episodes, model, goal = moving_square(episodes=2), small_model(), 2
     episodes.search = torch.full_like(episodes.actions, 0.9)
     episodes.visible[:, :, goal] = False
-    objective = world.imitation(model, episodes, ImitationOptions(keep=True))
+    objective = ImitationObjective(model, episodes, ImitationOptions(keep=True))
     assert (objective.labels[:, :, goal] == 0.9).all()
     features = committed_features(model.dit, episodes.latents, episodes.actions)
     planned = model.action_head(features[1].float())[:, :, 0]
@@ -274,16 +277,16 @@ def test_the_flow_policy_draws_one_of_two_habits_and_goes_on_with_the_one_under_
 def test_teacher_student_and_self_forcing_learn():
     episodes = moving_square()
     model = small_model().requires_grad_(True)
-    rows = trained(world.teacher(model, episodes, options(TeacherOptions, pose_weight=0.2)), 60)
+    rows = trained(TeacherObjective(model, episodes, options(TeacherOptions, pose_weight=0.2)), 60)
     for name in ('flow', 'imitation', 'pose'):
         fell(rows, name)
-    teacher, averaged = world.frozen_copy(model), world.frozen_copy(model)
-    rows = trained(world.student(model, averaged, teacher, episodes, options(StudentOptions)), 40, averaged=averaged)
+    teacher, averaged = averaged_copy(model), averaged_copy(model)
+    rows = trained(StudentObjective(model, averaged, teacher, episodes, options(StudentOptions)), 40, averaged=averaged)
     for name in ('half', 'whole'):
         fell(rows, name)
-    averaged = world.frozen_copy(model)
+    averaged = averaged_copy(model)
     before = drift(averaged, episodes)
-    trained(world.self_forcing(model, averaged, teacher, episodes, options(SelfForcingOptions)), 60, 1e-3, averaged)
+    trained(SelfForcingObjective(model, averaged, teacher, episodes, options(SelfForcingOptions)), 60, 1e-3, averaged)
     assert drift(averaged, episodes) < 0.9 * before
 
 
@@ -306,13 +309,13 @@ def test_a_tethered_roll_out_is_denoised_from_half_way_to_the_truth():
     chunk = Chunks(clean[:1, :WINDOW], episodes.actions[:1, :WINDOW], np.array([WINDOW]), noise[:1, :k],
                    episodes.actions[:1, WINDOW:WINDOW + k])
     half = torch.full((1, k), 0.5)
-    mended = Sampler(model, chunk).euler(mix(noise[:1, :k], truth[:1, :k], half), half, 0.5, HALF)
+    mended = ChunkSampler(model, chunk).euler(mix(noise[:1, :k], truth[:1, :k], half), half, 0.5, HALF)
     torch.testing.assert_close(held[:1, :k], mended, rtol=1e-4, atol=1e-4)
 
 
 def self_forcing_batch(seed=0, **changes):
     episodes, model = moving_square(), small_model()
-    objective = world.self_forcing(model, model, small_model(1), episodes, options(SelfForcingOptions, **changes))
+    objective = SelfForcingObjective(model, model, small_model(1), episodes, options(SelfForcingOptions, **changes))
     return objective, objective.draw(np.random.default_rng(seed), torch.Generator().manual_seed(seed))
 
 
@@ -350,7 +353,7 @@ def test_the_flow_keeps_to_the_teacher_where_the_truth_is_lost():
     z, target = objective.targets(batch)
     lost = (batch.step == FLOW) & (batch.trust < 1e-3) & (batch.tau < 0.9)
     assert lost.any()
-    told = Sampler(objective.teacher, batch).predict(z, batch.tau, batch.step)
+    told = ChunkSampler(objective.teacher, batch).predict(z, batch.tau, batch.step)
     torch.testing.assert_close(target[lost], told[lost], rtol=1e-2, atol=1e-2)
     kept = (batch.step == FLOW) & (batch.trust == 1)
     torch.testing.assert_close(target[kept], batch.target[kept])
@@ -363,7 +366,7 @@ def test_with_the_truth_in_the_place_of_its_roll_outs_self_forcing_is_the_studen
     rng, generator = np.random.default_rng(4), torch.Generator().manual_seed(4)
     batch = objective.draw(rng, generator)
     assert (~batch.observed).any() and torch.equal(batch.context, batch.clean)
-    student = world.student(objective.model, objective.averaged, objective.teacher, objective.episodes,
+    student = StudentObjective(objective.model, objective.averaged, objective.teacher, objective.episodes,
                             options(StudentOptions, batch=8))
     recorded = noisy_chunks(SMALL, student.options, batch.clean, batch.clean, batch.actions, batch.episode, batch.frame,
                             np.random.default_rng(0), torch.Generator())
@@ -382,12 +385,12 @@ def test_distribution_matching_pulls_imagined_chunks_to_what_the_world_shows():
     torch.manual_seed(0)
     episodes = moving_square()
     model = small_model().requires_grad_(True)
-    trained(world.teacher(model, episodes, options(TeacherOptions, blind_share=1.0)), 100)
-    teacher = world.frozen_copy(model)
+    trained(TeacherObjective(model, episodes, options(TeacherOptions, blind_share=1.0)), 100)
+    teacher = averaged_copy(model)
     with torch.no_grad():
         model.dit.out.bias += 1.0
-    averaged = world.frozen_copy(model)
-    objective = world.self_forcing(model, averaged, teacher, episodes,
+    averaged = averaged_copy(model)
+    objective = SelfForcingObjective(model, averaged, teacher, episodes,
                                    options(SelfForcingOptions, dmd_weight=1.0, dmd_frames=24, dmd_rate=1e-3))
     matching, rng, generator = objective.matching, np.random.default_rng(0), torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam(model.dit.out.parameters(), lr=1e-2)
@@ -406,10 +409,10 @@ def test_distribution_matching_pulls_imagined_chunks_to_what_the_world_shows():
 def test_a_restored_objective_draws_what_the_interrupted_one_would_have():
     episodes = moving_square()
     model = small_model().requires_grad_(True)
-    averaged = world.frozen_copy(model)
+    averaged = averaged_copy(model)
 
     def objective():
-        return world.self_forcing(model, averaged, averaged, episodes,
+        return SelfForcingObjective(model, averaged, averaged, episodes,
                                   options(SelfForcingOptions, pose_weight=0.1, dmd_weight=0.1))
     first, rng, generator = objective(), np.random.default_rng(0), torch.Generator().manual_seed(0)
     first.loss(first.draw(rng, generator))
@@ -436,7 +439,7 @@ def test_a_restored_objective_draws_what_the_interrupted_one_would_have():
 def test_every_kind_of_step_is_drawn_at_its_level():
     episodes = moving_square()
     model = small_model()
-    objective = world.student(model, model, model, episodes, options(StudentOptions, batch=64))
+    objective = StudentObjective(model, model, model, episodes, options(StudentOptions, batch=64))
     batch = objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
     assert (batch.tau[batch.step == WHOLE] == 0).all()
     assert set(batch.tau[batch.step == HALF].tolist()) == {0.0, 0.5}
@@ -448,7 +451,7 @@ def test_every_kind_of_step_is_drawn_at_its_level():
     ({'truth_weight': 0.0, 'half_truth_weight': 1.0}, True, False), ({'truth_weight': 0.0}, False, False)])
 def test_second_half_steps_take_as_much_of_the_truth_as_they_are_told(changes, halves, whole):
     model = small_model()
-    objective = world.student(model, model, model, moving_square(), options(StudentOptions, batch=64, **changes))
+    objective = StudentObjective(model, model, model, moving_square(), options(StudentOptions, batch=64, **changes))
     batch = objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
     same = (objective.targets(batch)[1] == batch.target).all(-1).all(-1).all(-1)
     assert (same[(batch.step == HALF) & (batch.tau == 0.5)] == halves).all()
@@ -463,11 +466,11 @@ def test_second_half_steps_take_as_much_of_the_truth_as_they_are_told(changes, h
 def test_lengths_that_do_not_fit_are_refused_with_the_remedy(changes, message):
     model = small_model()
     with pytest.raises(ValueError, match=message):
-        world.self_forcing(model, model, model, moving_square(1), options(SelfForcingOptions, **changes))
+        SelfForcingObjective(model, model, model, moving_square(1), options(SelfForcingOptions, **changes))
 
 
 def test_the_pose_task_needs_poses_and_says_so():
     episodes = moving_square(1)
     episodes.poses = None
     with pytest.raises(ValueError, match='pose_weight'):
-        world.teacher(small_model(), episodes, TeacherOptions(pose_weight=0.1))
+        TeacherObjective(small_model(), episodes, TeacherOptions(pose_weight=0.1))

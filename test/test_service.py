@@ -7,7 +7,7 @@ import pytest
 from small_model import SMALL
 from timed_backend import COSTS, Rig
 
-from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.serving.scheduler import FIFO, Tier

@@ -9,10 +9,10 @@ from small_model import SMALL, small_model
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.calls import Boundary, Call, run
 from worldmodel_ros.engine.session import Session
-from worldmodel_ros.evaluate.quality.imagination import ONE_STEP, TWO_STEP, Imagination
+from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.latent_statistics import drawn_to
 from worldmodel_ros.model.presets import NO_SINKS, PRESETS, TINY
+from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP, adain
 from worldmodel_ros.serving.service.networks import Networks
 
 WINDOWS = [replace(SMALL, name='sinks-test', window_frames=8, sink_frames=4, sink_statistics=0.3),
@@ -176,25 +176,25 @@ def test_latents_are_drawn_to_the_mean_and_deviation_of_each_channel():
     def moments(array):
         return np.stack([array.mean((0, 1, 2)), array.std((0, 1, 2))])
     for share in (0.25, 1.0):
-        drawn = drawn_to(latents, like, share)
+        drawn = adain(latents, like, share)
         np.testing.assert_allclose(moments(drawn), (1 - share) * moments(latents) + share * moments(like), atol=1e-5)
-        by_torch = drawn_to(torch.from_numpy(latents), torch.from_numpy(like), share)
+        by_torch = adain(torch.from_numpy(latents), torch.from_numpy(like), share)
         np.testing.assert_allclose(by_torch.numpy(), drawn, atol=1e-5)
-        batch = drawn_to(np.stack([like, latents]), np.stack([latents, like]), share)  # each by its own
+        batch = adain(np.stack([like, latents]), np.stack([latents, like]), share)  # each by its own
         np.testing.assert_allclose(batch[1], drawn, atol=1e-5)
-    np.testing.assert_allclose(drawn_to(latents, like, 0.0), latents, atol=1e-5)
-    assert np.isfinite(drawn_to(np.zeros_like(latents), like, 1.0)).all()
+    np.testing.assert_allclose(adain(latents, like, 0.0), latents, atol=1e-5)
+    assert np.isfinite(adain(np.zeros_like(latents), like, 1.0)).all()
 
 
 def test_a_chunk_far_ahead_is_drawn_to_the_sinks_and_the_next_goes_on_from_it(engine):
     batch, apart = Imagination(engine.backend.model), Imagination(engine.backend.model)
-    apart.spec = replace(engine.spec, sink_statistics=0.0)
+    apart.rollout.preset = replace(engine.spec, sink_statistics=0.0)
     memory = batch.observe(frames(12)[None], np.zeros((1, 12, 2)), (0,))
     ours, theirs = (each.roll(memory, FAR[None], TWO_STEP)[0] for each in (batch, apart))
     first = max(8, engine.spec.sink_statistics_after)
     torch.testing.assert_close(ours[:, :first], theirs[:, :first])
     drawn = slice(first, first + 4)
-    torch.testing.assert_close(ours[:, drawn], drawn_to(theirs[:, drawn], memory.sinks[0], 0.3))
+    torch.testing.assert_close(ours[:, drawn], adain(theirs[:, drawn], memory.sinks[0], 0.3))
     assert (ours[:, drawn] - theirs[:, drawn]).abs().max() > 1e-3
     _, after = batch.roll(memory, FAR[None, :drawn.stop], TWO_STEP)
     assert torch.equal(after.latent, ours[:, drawn.stop - 1])

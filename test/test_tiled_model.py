@@ -11,13 +11,13 @@ from tiled_model import TILED, DenseTiles, decided, tiled_model
 
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.noise import Noise
+from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.kernels import attention
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.dit import Block
 from worldmodel_ros.model.presets import ROBOT_3B, ROBOT_3B_4K, Preset
-from worldmodel_ros.model.steps import FLOW, HALF
+from worldmodel_ros.model.sampling import FLOW, HALF
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 ACTION = np.array([0.2, 0.4], np.float32)

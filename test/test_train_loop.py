@@ -10,7 +10,9 @@ import torch
 from episodes import moving_squares
 from small_model import small_model
 
-from worldmodel_ros.train.objectives import world
+from worldmodel_ros.train.objectives.objective import Objective
+from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
+from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
 from worldmodel_ros.train.run import progress
 from worldmodel_ros.train.run.config import Schedule, VaeOptions
@@ -70,9 +72,9 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
 
         def make(averaged):
             if stage == 'teacher':
-                objective = world.teacher(model, episodes, TEACHER)
+                objective = TeacherObjective(model, episodes, TEACHER)
             else:
-                objective = world.self_forcing(model, averaged, frozen, episodes, SELF_FORCING)
+                objective = SelfForcingObjective(model, averaged, frozen, episodes, SELF_FORCING)
             draw, drawn = objective.draw, []
 
             def draw_and_interrupt(rng, generator):
@@ -105,7 +107,7 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
 def test_another_seed_gives_another_model_and_the_same_one_the_same(episodes, tmp_path):
     def train(name, seed):
         model = trainable()
-        optimise(model, lambda averaged: world.teacher(model, episodes, TeacherOptions(2, 12, 2)), Schedule(2, 1e-2),
+        optimise(model, lambda averaged: TeacherObjective(model, episodes, TeacherOptions(2, 12, 2)), Schedule(2, 1e-2),
                  stage='teacher', ranks=ALONE, out=tmp_path / name, seed=seed)
         return model.dit.embed.weight
 
@@ -113,7 +115,7 @@ def test_another_seed_gives_another_model_and_the_same_one_the_same(episodes, tm
     assert torch.equal(first, train('b', 1)) and not torch.equal(first, train('c', 2))
 
 
-class Sleeper:
+class Sleeper(Objective):
     """An objective that takes time and learns nothing much."""
 
     def __init__(self, weight, seconds=0.0):

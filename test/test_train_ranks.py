@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.run import ranks
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +47,7 @@ ranks.leave()
 '''
 
 
-class Line:
+class Line(Objective):
     def __init__(self, model):
         self.model, self.drawn = model, []
 

@@ -11,14 +11,14 @@ from small_model import SMALL
 from worldmodel_ros import cli
 from worldmodel_ros.model import checkpoint, presets
 from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.model.sampling import ONE_STEP, TWO_STEP
 from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.run import metrics, newest, progress, table, variants
 from worldmodel_ros.train.run.config import TrainConfig, from_dict
-from worldmodel_ros.train.run.pipeline import run_stages
 from worldmodel_ros.train.run.ranks import Ranks
 from worldmodel_ros.train.run.reading import ConfigError
 from worldmodel_ros.train.run.run import Run
-from worldmodel_ros.train.run.stages import quality_command
+from worldmodel_ros.train.run.stages import quality_command, run_stages
 
 CLIP = {'batch': 2, 'clip_frames': 14, 'chunks': 2}
 CONFIG = {
@@ -37,7 +37,7 @@ CONFIG = {
 def small_preset():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(presets.PRESETS, 'small-test', SMALL)
-        patch.setattr(metrics, 'SAMPLERS', {'two_step': (1, 2), 'one_step': (2, 1)})
+        patch.setattr(metrics, 'SAMPLERS', {'two_step': TWO_STEP, 'one_step': ONE_STEP})
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         yield

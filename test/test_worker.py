@@ -14,7 +14,7 @@ from fake_engine import FakeClock, FakeEngine
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 

@@ -8,8 +8,7 @@ import torch
 from small_model import SMALL, small_model
 from torch import Tensor
 
-from worldmodel_ros.model.attention import rotate
-from worldmodel_ros.model.dit import Block, DiT
+from worldmodel_ros.model.dit import Block, DiT, rotate
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.tile_attention import attend_within_frames

@@ -10,6 +10,7 @@ from fake_engine import FakeClock
 from small_model import SMALL
 
 from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.scheduler import StepTable
 from worldmodel_ros.serving.service.messages import Tick
@@ -18,12 +19,10 @@ from worldmodel_ros.serving.service.service import Service, ServiceSettings
 COSTS = {'encode': 0.002, 'commit': 0.003, 'policy': 0.001, 'denoise': 0.006, 'outcomes': 0.0, 'decode': 0.004}
 
 
-class TimedBackend:
+class TimedBackend(Backend):
     """``costs`` [s] of a network for one session; each one more in a batch adds ``share`` of them."""
 
     name = 'timed'
-    asynchronous = False
-    older = None
 
     def __init__(self, clock: FakeClock, costs=None, sizes=(1,), share=0.1, preset=SMALL):
         self.preset, self.sizes, self.share = preset, sizes, share
@@ -57,12 +56,6 @@ class TimedBackend:
         if network in self.broken:
             raise self.broken[network]
         return [getattr(self, f'_{network}')(*inputs) for inputs in batch]
-
-    def host(self, array):
-        return array
-
-    def settle(self):
-        pass
 
     def _encode(self, frame, state):
         # The latent tells which frame it is of.

@@ -1,4 +1,4 @@
-"""Finds executables and shared files of ROS packages, with a distribution or without."""
+"""Finds executables and shared files of ROS packages, with a distribution or without, and the user's cache folder."""
 import os
 import sys
 from pathlib import Path
@@ -49,3 +49,14 @@ def config_directory() -> Path:
             return path
     raise NotInstalledError(f"no share/{PACKAGE}/config in {', '.join(map(str, prefixes()))}: install the "
                             'package, or source the workspace that has it')
+
+
+def cache_folder() -> Path:
+    """
+    Return the folder of what is made once per machine (exported graphs, compiled kernels).
+
+    $WORLDMODEL_CACHE, or worldmodel_ros under the XDG cache folder.
+    """
+    if os.environ.get('WORLDMODEL_CACHE'):
+        return Path(os.environ['WORLDMODEL_CACHE'])
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / PACKAGE

@@ -148,7 +148,7 @@ class Device:
             self._tally.promised.append(completion.finish - completion.admission.expected)
         decode = 'small/decode' if completion.tier is Tier.SMALLER else 'base/decode'
         if decode in self._networks:
-            # The pictures of a prediction are worth something until the next one comes.
+            # The images of a prediction are worth something until the next one comes.
             self._scheduler.submit(Request(('picture', *request.id), request.session, 0, Kind.IDLE, completion.finish,
                                            completion.finish + PERIOD, {completion.tier: (Unit(decode),)}),
                                    completion.finish)

@@ -1,4 +1,4 @@
-"""Pictures of a simulated fleet."""
+"""Images of a simulated fleet."""
 from __future__ import annotations
 
 from pathlib import Path

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 PERIOD = 0.1  # s between the ticks of a robot
-DETECTION = 0.25  # s from the loss of a GPU until the router knows, and has placed its sessions anew
+DETECTION = 0.25  # s from the loss of a GPU until the router knows, and has placed its sessions again
 WINDOW = 16  # frames that a session without its cache must commit again
 
 

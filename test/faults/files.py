@@ -17,7 +17,7 @@ from faults.seen import drives_while
 from faults.systems import MODEL, ONE_ROBOT, Running
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bringup.process import activation_command
-from worldmodel_ros.engine.backends.cache_folder import cache_folder
+from worldmodel_ros.paths import cache_folder
 from worldmodel_ros.engine.loading import WEIGHTS
 from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.paths import config_directory, find_executable

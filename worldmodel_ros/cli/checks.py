@@ -128,7 +128,7 @@ def ros(surroundings: dict[str, str]) -> Finding:
 
 
 def simulator(surroundings: dict[str, str]) -> Finding:
-    """A picture from the simulator."""
+    """An image from the simulator."""
     backend = surroundings.get('MUJOCO_GL', 'osmesa')
     code, output = _child(_SIMULATOR, surroundings)
     if code == 0 and output:

@@ -1,4 +1,4 @@
-"""`worldmodel evaluate`: how good is the model on a recorded drive, and would the deadline have held?"""
+"""`worldmodel evaluate`: how good is the model on a recording, and would the deadline have held?"""
 from __future__ import annotations
 
 import argparse
@@ -18,7 +18,7 @@ examples:
   worldmodel evaluate bag drive/ --step-times robot.json  the deadline with times measured on the robot:
                                                           python -m worldmodel_ros.evaluate.drive.step_times --out robot.json
 
-The report is one HTML page without network or scripts; summary.json and the windows (one JSON a line) lie beside it.
+The report is one HTML page without network or scripts; summary.json and the windows (one JSON a line) lie next to it.
 The same frames give the same windows, bit for bit. No ROS is needed.
 """
 
@@ -26,13 +26,13 @@ The same frames give the same windows, bit for bit. No ROS is needed.
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand, whose own subcommands are what can be evaluated."""
     parser = subparsers.add_parser(
-        'evaluate', help='judge a model on a recorded drive, or on rooms that nobody trained on',
+        'evaluate', help='judge a model on a recording, or on rooms that were not trained on',
         description='Judges models on recorded drives and on simulated rooms.', epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar='WHAT', required=True)
     add_bag(kinds.add_parser(
         'bag', help='a rosbag2 recording: a folder, or one .mcap or .db3 file',
-        description='Runs a model along a recorded drive and compares what it foresees with what came.',
+        description='Runs a model along a recording and compares its predictions with the ground truth.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
     evaluate_quality.add_quality(kinds.add_parser(
         'quality', help='freshly simulated rooms that no training has seen',
@@ -63,7 +63,7 @@ def main() -> int:
     """`ros2 run worldmodel_ros evaluate_bag`."""
     parser = argparse.ArgumentParser(
         prog='evaluate_bag', epilog=_EXAMPLES.replace('worldmodel evaluate bag', 'evaluate_bag'),
-        description='Runs a model along a recorded drive and compares what it foresees with what came.',
+        description='Runs a model along a recording and compares its predictions with the ground truth.',
         formatter_class=argparse.RawDescriptionHelpFormatter)
     add_bag(parser)
     chosen = parser.parse_args()

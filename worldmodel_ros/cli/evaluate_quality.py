@@ -1,4 +1,4 @@
-"""`worldmodel evaluate quality`: what is a model worth on rooms that nobody trained or tuned on?"""
+"""`worldmodel evaluate quality`: what is a model worth on rooms that were not used for training or tuning?"""
 from __future__ import annotations
 
 import argparse
@@ -32,13 +32,13 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
                         help='what to judge (default: horizons,what_if,drift,closed_loop)')
     parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
     parser.add_argument('--drift-seconds', type=arguments.positive, default=600.0, metavar='S',
-                        help='length of a dream (default: 600)')
+                        help='length of a long rollout (default: 600)')
     parser.add_argument('--dreams', type=int, default=4, metavar='N',
-                        help='rooms that are dreamt in, the first ones (default: 4)')
+                        help='rooms with a long rollout, the first ones (default: 4)')
     parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
                         help='file for the result; none, or -: standard output (default)')
     parser.add_argument('--pictures', type=Path, metavar='DIR',
-                        help='folder for strips of what came and what was foreseen')
+                        help='folder for strips of images, true and predicted')
     parser.set_defaults(run=_run)
 
 
@@ -85,7 +85,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
 
 
 def _write_strips(folder: Path, strips: dict) -> None:
-    """Each as a PNG; small pictures are enlarged so that people can look at them."""
+    """Each as a PNG; small images are enlarged so that people can look at them."""
     import numpy as np
     from PIL import Image
     folder.mkdir(parents=True, exist_ok=True)

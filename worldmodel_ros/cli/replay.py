@@ -1,10 +1,16 @@
-"""`worldmodel replay`: play a recorded drive into the running world model, without `ros2 launch`."""
+"""`worldmodel replay`: play a recording into the running world model, without `ros2 launch`."""
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.cli import arguments
+from worldmodel_ros.cli.supervision import supervise
+
+if TYPE_CHECKING:
+    from worldmodel_ros.bringup.description import Description, NodeDescription
+    from worldmodel_ros.bringup.supervisor import Supervisor
 
 _EXAMPLES = """\
 examples:
@@ -35,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--rate', type=arguments.positive, default=1.0,
                         help='seconds of the bag in one second (default: 1)')
     parser.add_argument('--paused', action='store_true', help='begin paused')
-    parser.add_argument('--loop', action='store_true', help='begin anew at the end')
+    parser.add_argument('--loop', action='store_true', help='begin again at the end')
     parser.add_argument('--record', type=Path, metavar='DIR', help='record it all to a new bag')
     parser.add_argument('--namespace', type=arguments.namespace, default='replay',
                         help='ROS namespace of all topics (default: replay)')
@@ -45,41 +51,32 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    import signal
     import sys
-    from functools import partial
 
-    from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.environment import network
     from worldmodel_ros.bringup.replay import prepare
-    from worldmodel_ros.bringup.supervisor import Supervisor
-    from worldmodel_ros.paths import NotInstalledError
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = {'bag': chosen.bag, 'config': chosen.config, 'model': chosen.model, 'goal': chosen.goal,
              'rate': chosen.rate, 'start_paused': chosen.paused, 'loop': chosen.loop, 'record': chosen.record}
-    try:
-        description = load()
+    topics: dict[str, str] = {}
+
+    def robots(description: Description) -> list[tuple[str, list[NodeDescription]]]:
         replay = prepare({**given, **dict(chosen.set)})
-        nodes = description.resolve('replay', replay.arguments, chosen.parameters)
-        with Supervisor(description.environment, chosen.logs, arguments.domain_id() or 0,
-                        activation_timeout=chosen.activation_timeout) as supervisor:
-            supervisor.add(nodes, chosen.namespace)
-            topics = ', '.join(f'{source} as {name}' for source, name in replay.topics.items())
-            print(f'Starting ({network(supervisor.environment)}; logs in {chosen.logs}); the model gets {topics}',
-                  flush=True)
-            supervisor.start()
-            supervisor.wait_ready(chosen.activation_timeout, partial(print, flush=True))
-            print('Playing. Ctrl-C ends it.', flush=True)
-            code = supervisor.wait_for_end()
-    except KeyboardInterrupt:
-        print('\nstopped')
-        code = 0
-    except (DescriptionError, NotInstalledError, RuntimeError, ValueError) as error:
-        print(f'worldmodel replay: {error}', file=sys.stderr)
-        return 1
-    if code:
-        print(f'worldmodel replay: the player ended with exit code {code}, see {chosen.logs}', file=sys.stderr)
-    elif chosen.record:
+        topics.update(replay.topics)
+        return [(chosen.namespace, description.resolve('replay', replay.arguments, chosen.parameters))]
+
+    def starting(supervisor: Supervisor) -> str:
+        gets = ', '.join(f'{source} as {name}' for source, name in topics.items())
+        return f'Starting ({network(supervisor.environment)}; logs in {chosen.logs}); the model gets {gets}'
+
+    def wait(supervisor: Supervisor) -> int:
+        print('Playing. Ctrl-C ends it.', flush=True)
+        code = supervisor.wait_for_end()
+        if code:
+            print(f'worldmodel replay: the player ended with exit code {code}, see {chosen.logs}', file=sys.stderr)
+        return code
+
+    code = supervise('replay', chosen, robots, starting, wait)
+    if not code and chosen.record:
         print(f'Recorded in {chosen.record}: open its .mcap in Foxglove, or ask `worldmodel evaluate bag`')
     return code

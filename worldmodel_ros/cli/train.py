@@ -1,33 +1,151 @@
-"""`worldmodel train`: train a world model on simulated episodes."""
+"""`worldmodel train`: the stages of a configuration, on the CPU, on one GPU or on several."""
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from pathlib import Path
+
+_EXAMPLES = """examples:
+  # everything: simulated drives, autoencoder, teacher, student, self-forcing, calibration, evaluation
+  worldmodel train --config config/train/tiny.yaml
+
+  # the same command goes on after Ctrl-C, and takes what is finished; some stages, other values
+  worldmodel train --config config/train/tiny.yaml --stages data,vae
+  worldmodel train --config config/train/tiny.yaml --out out/mine --set teacher.steps=2000 --set seed=1
+
+  # four GPUs of this machine; over several machines: torchrun ... -m worldmodel_ros.cli train --config ...
+  worldmodel train --config config/train/small.yaml --gpus 4
+
+  # only the last stages, from a student that was trained elsewhere
+  worldmodel train --config config/train/tiny.yaml --init out/student --stages data,self_forcing,calibration,evaluation
+
+  # variants that differ in a few keys, four at a time, and a table of them
+  worldmodel train --config config/train/ablations.yaml --gpus 4
+
+  # go on from a model with recorded drives, which have no labels: the heads stay as they are
+  worldmodel export drive1 drive2 --out data/drives
+  worldmodel train --config config/train/recorded.yaml --data data/drives --out out/mine
+
+  # all stages in a minute, to see it work
+  worldmodel train --config config/train/smoke.yaml --device cpu
+"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the subcommand; its arguments are those of the training itself."""
-    parser = subparsers.add_parser('train', help='train a world model on simulated episodes',
-                                   description='Trains autoencoder, teacher and student, stage after stage.')
-    try:
-        from worldmodel_ros.train.run.cli import add_arguments
-    except ImportError as error:
-        missing = error  # the name `error` ends with this block
-        parser.set_defaults(run=lambda _: _missing(missing))
-        return
-    add_arguments(parser)
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'train', help='train a world model on simulated episodes',
+        description='Trains autoencoder, teacher and student, stage after stage.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--config', type=Path, required=True, help='YAML file of the run (config/train/ has them)')
+    parser.add_argument('--out', type=Path, help='folder of the run (default: out/NAME of the configuration)')
+    parser.add_argument('--stages', default='', metavar='A,B',
+                        help='these stages only (default: all of the configuration)')
+    parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', dest='overrides',
+                        help='another value for a key, such as teacher.steps=1000; can be given again')
+    parser.add_argument('--data', type=Path, nargs='+', metavar='FOLDER',
+                        help='LeRobot datasets instead of simulated drives (data.folders)')
+    parser.add_argument('--init', type=Path,
+                        help='shipped model or folder to start from, in the place of the stages of learning before the '
+                             'first of --stages; its autoencoder is kept')
+    parser.add_argument('--device', default='auto', help='cuda, cpu or auto (default)')
+    parser.add_argument('--gpus', type=int, default=1, help='processes, one for each GPU (default: 1)')
+    parser.add_argument('--take-from', type=Path, nargs='+', default=[], metavar='RUN',
+                        help='folders of other runs: stages of the same configuration are taken from them')
     parser.set_defaults(run=_run)
 
 
 def _run(chosen: argparse.Namespace) -> int:
     try:
-        from worldmodel_ros.train.run.cli import main
-        return main(chosen)
+        from worldmodel_ros.train.run.loop import Interrupted
+        from worldmodel_ros.train.run.reading import ConfigError
+        try:
+            return _main(chosen)
+        except ConfigError as error:
+            raise SystemExit(f'worldmodel train: {error}') from error
+        except Interrupted as interrupted:
+            if os.environ.get('RANK', '0') == '0':
+                print(f'worldmodel train: {interrupted}', file=sys.stderr)
+            return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
-        return _missing(error)
+        print(f'worldmodel train: {error}. Training needs the whole project: install it with "pip install .", '
+              'and see "worldmodel doctor".', file=sys.stderr)
+        return 1
 
 
-def _missing(error: ImportError) -> int:
-    print(f'worldmodel train: {error}. Training needs the whole project: install it with "pip install .", '
-          'and see "worldmodel doctor".', file=sys.stderr)
-    return 1
+def _main(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.train.run.config import read_config
+    from worldmodel_ros.train.run.reading import read_yaml
+    from worldmodel_ros.train.run.variants import is_variants
+    chosen.out = chosen.out or Path('out') / chosen.config.stem
+    if is_variants(read_yaml(chosen.config)):
+        return _variants(chosen)
+    if chosen.gpus > 1 and 'WORLD_SIZE' not in os.environ:
+        read_config(chosen.config, _overrides(chosen))  # or every process would say what is wrong
+        return _start_processes(chosen.gpus)
+    return _train(chosen)
+
+
+def _train(chosen: argparse.Namespace) -> int:
+    import torch
+
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    from worldmodel_ros.train.data.lerobot import DatasetError
+    from worldmodel_ros.train.run.config import read_config
+    from worldmodel_ros.train.run.ranks import Ranks
+    from worldmodel_ros.train.run.reading import ConfigError
+    from worldmodel_ros.train.run.run import Run
+    from worldmodel_ros.train.run.stages import run_stages
+
+    config = read_config(chosen.config, _overrides(chosen))
+    torch.set_float32_matmul_precision('high')
+    ranks = Ranks.join(chosen.device)
+    try:
+        run_stages(Run(config, chosen.out, ranks, chosen.take_from),
+                   [name for name in chosen.stages.split(',') if name])
+    except (DatasetError, ModelError) as error:
+        raise ConfigError(str(error)) from error
+    finally:
+        ranks.leave()
+    return 0
+
+
+def _variants(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.train.run.table import write_table
+    from worldmodel_ros.train.run.variants import read_variants, run_variants
+    variants = read_variants(chosen.config, _overrides(chosen))
+    failed = run_variants(variants, chosen.out, chosen.gpus, chosen.device, chosen.take_from)
+    print(write_table(chosen.out, list(variants.configs)))
+    if failed:
+        print(f'worldmodel train: failed: {", ".join(failed)}', file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _overrides(chosen: argparse.Namespace) -> list[str]:
+    """The flags that stand for keys, and the keys that were given."""
+    import yaml
+    flags = []
+    if chosen.data:
+        folders = yaml.safe_dump([str(folder.resolve()) for folder in chosen.data], default_flow_style=True)
+        flags += [f'data.folders={folders.strip()}']
+    if chosen.init:
+        flags += [f'init={chosen.init}', *(f'{stage}=null' for stage in _replaced(chosen.stages.split(',')))]
+    return [*flags, *chosen.overrides]
+
+
+def _replaced(stages: list[str]) -> list[str]:
+    """The stages whose work a model to start from has behind it: the autoencoder, and what comes before the first stage
+    of learning that is named."""
+    from worldmodel_ros.train.run.run import NETWORKS
+    named = [stage for stage in NETWORKS if stage in stages]
+    return ['vae', *NETWORKS[1:NETWORKS.index(named[0])]] if named else ['vae']
+
+
+def _start_processes(count: int) -> int:
+    """Become torchrun, which starts this command once for each GPU, hands signals on, and ends all when one fails."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(count),
+               '-m', 'worldmodel_ros.cli', *sys.argv[1:]]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)

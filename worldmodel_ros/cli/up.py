@@ -2,8 +2,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.cli import arguments
+from worldmodel_ros.cli.supervision import supervise
+
+if TYPE_CHECKING:
+    from worldmodel_ros.bringup.supervisor import Supervisor
 
 _EXAMPLES = """\
 examples:
@@ -39,41 +44,39 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     import signal
-    import sys
-    from functools import partial
 
     from worldmodel_ros.bringup import fleet
-    from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.environment import network
-    from worldmodel_ros.bringup.supervisor import Supervisor
-    from worldmodel_ros.paths import NotInstalledError
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if chosen.show_args:
+        return _show_arguments(chosen.target)
+
+    def starting(supervisor: Supervisor) -> str:
+        return (f'Starting {", ".join(supervisor.processes)} ({network(supervisor.environment)}); '
+                f'logs in {chosen.logs}')
+
+    def wait(supervisor: Supervisor) -> int:
+        failures = '; '.join(f'{name} {reason}' for name, reason in supervisor.failures().items())
+        print(f'{"All nodes run" if not failures else f"Not all nodes run: {failures}"}. Ctrl-C stops them.', flush=True)
+        signal.pause()
+        return 0
+
+    return supervise('up', chosen, lambda description: [
+        (name, description.resolve(chosen.target, values, chosen.parameters))
+        for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))], starting, wait,
+        this_machine_only=chosen.target == 'sim')
+
+
+def _show_arguments(target: str) -> int:
+    import sys
+
+    from worldmodel_ros.bringup.description import DescriptionError, load
+    from worldmodel_ros.paths import NotInstalledError
     try:
         description = load()
-        if chosen.show_args:
-            for argument in description.arguments_for(chosen.target):
-                print(f'{argument.name}\n    {description.help(argument)}')
-            return 0
-        robots = [(name, description.resolve(chosen.target, values, chosen.parameters))
-                  for name, values in fleet.robots(chosen.target, chosen.namespace, dict(chosen.set))]
-        with Supervisor(description.environment, chosen.logs, arguments.domain_id() or 0,
-                        this_machine_only=chosen.target == 'sim',
-                        activation_timeout=chosen.activation_timeout) as supervisor:
-            for name, nodes in robots:
-                supervisor.add(nodes, name)
-            print(f'Starting {", ".join(supervisor.processes)} ({network(supervisor.environment)}); '
-                  f'logs in {chosen.logs}', flush=True)
-            supervisor.start()
-            supervisor.wait_ready(chosen.activation_timeout, partial(print, flush=True))
-            failures = '; '.join(f'{name} {reason}' for name, reason in supervisor.failures().items())
-            print(f'{"All nodes run" if not failures else f"Not all nodes run: {failures}"}. Ctrl-C stops them.',
-                  flush=True)
-            signal.pause()
-    except KeyboardInterrupt:
-        print('\nstopped')
-        return 0
-    except (DescriptionError, NotInstalledError, RuntimeError, ValueError) as error:
+    except (DescriptionError, NotInstalledError) as error:
         print(f'worldmodel up: {error}', file=sys.stderr)
         return 1
+    for argument in description.arguments_for(target):
+        print(f'{argument.name}\n    {description.help(argument)}')
     return 0

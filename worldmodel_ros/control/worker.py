@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldmodel_ros.engine.distributed.failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.session import LookAhead
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE, Transfer

@@ -13,18 +13,18 @@ class Statistics:
     """
     Minimum, maximum, mean, deviation and quantiles of each feature, in the shapes that LeRobot has them in.
 
-    Of pictures they are exact too, from a histogram of the 256 values of each channel, in [0, 1], (3, 1, 1).
+    Of images they are exact too, from a histogram of the 256 values of each channel, in [0, 1], (3, 1, 1).
     """
 
     def __init__(self, camera: str) -> None:
-        """`camera`: name of the feature that the pictures are."""
+        """`camera`: name of the feature that the images are."""
         self._camera = camera
         self._images = 0
         self._histogram = np.zeros((3, 256), np.int64)
         self._vectors: dict[str, list[np.ndarray]] = {}
 
     def add(self, image: np.ndarray, values: Mapping[str, Any]) -> None:
-        """Take a frame: its picture, uint8 (H, W, 3), and its other features."""
+        """Take a frame: its image, uint8 (H, W, 3), and its other features."""
         self._images += 1
         self._histogram += [np.bincount(image[..., c].ravel(), minlength=256) for c in range(3)]
         for name, value in values.items():

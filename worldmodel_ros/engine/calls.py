@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
+from .backends.protocol import Backend
 
 Result = TypeVar('Result')
 
@@ -34,25 +34,6 @@ class Call:
 Calls = Generator['Boundary | Call', Any, Result]
 
 
-class Backend(Protocol):
-    """What runs the networks."""
-
-    asynchronous: bool  # whether `run` may return before the device is done
-    sizes: tuple[int, ...]  # of batches that are worth while; what lies between two costs what the larger does
-
-    def run(self, network: str, batch: Sequence[tuple]) -> list:
-        """Outputs of a network for each of ``batch``, the inputs of calls whose arrays have equal shapes."""
-
-    def host(self, array: Any) -> np.ndarray:
-        """An output as numpy."""
-
-    def stack(self, arrays: Sequence[Any]) -> Any:
-        """Outputs of equal shapes as one, along a new first axis."""
-
-    def settle(self) -> None:
-        """Waits until all that `run` began is done."""
-
-
 def run(calls: Calls[Result], backend: Backend) -> Result:
     """Runs the calls of one session to their end."""
     outputs = None
@@ -69,8 +50,7 @@ def run(calls: Calls[Result], backend: Backend) -> Result:
 
 
 def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
-    """As `run`, but only queues the work of the device, which goes on beside the host; outputs are the back end's own.
-    For an asynchronous back end."""
+    """As `run`, but only queues the work of the device; outputs are the back end's own."""
     outputs = None
     try:
         while True:
@@ -112,11 +92,12 @@ class Work(Generic[Result]):
         self._calls.close()
 
 
-def run_unit(works: Sequence[Work], backend: Backend) -> list[Exception | None]:
+def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> list[Exception | None]:
     """Runs the next unit of each of ``works``, calls of one network together; returns what each of them raised.
 
-    Work that raised is closed. A network that raises fails all whose call it ran.
+    ``queued``: by `Backend.launch`. Work that raised is closed. A network that raises fails all whose call it ran.
     """
+    run_batch = backend.launch if queued else backend.run
     errors: list[Exception | None] = [None] * len(works)
     pending: dict[int, Call] = {}
 
@@ -140,7 +121,7 @@ def run_unit(works: Sequence[Work], backend: Backend) -> list[Exception | None]:
         group = [index for index, call in pending.items() if call.network == network]
         batch = [pending.pop(index).inputs for index in group]
         try:
-            outputs = backend.run(network, batch)
+            outputs = run_batch(network, batch)
         except Exception as error:
             for index in group:
                 fail(index, error)

@@ -1,4 +1,4 @@
-"""Errors of a device after which nothing works in this process any more: it has to be started again."""
+"""Failures of devices: of this process's own, after which it has to be started again, and of a model's other processes."""
 from __future__ import annotations
 
 import os
@@ -6,7 +6,6 @@ import sys
 import traceback
 
 from ..exit_codes import DEVICE_LOST
-from .distributed.failure import RankFailure
 
 _STANDARD_ERROR = 2  # by its number: a node's host may have replaced sys.stderr by what is no file
 # CUDA's own, of <driver_types.h>: those of which it says that the process must be terminated and relaunched, and those of
@@ -17,6 +16,11 @@ _WORDS = ('illegal memory access', 'device-side assert', 'launch timed out', 'ha
           'misaligned address', 'operation not supported on global/shared address space', 'invalid program counter',
           'unspecified launch failure', 'uncorrectable ecc', 'uncorrectable nvlink', 'device has been lost',
           'gpu is lost', 'device(s) is/are busy or unavailable')
+
+
+class RankFailure(RuntimeError):
+    """A process of a model on several devices has died, or has not answered in time. The others are replaced meanwhile;
+    sessions keep what they are shown, and look ahead again once all are back."""
 
 
 def is_lost(error: BaseException | None) -> bool:
@@ -41,7 +45,7 @@ def end_if_lost(error: BaseException) -> None:
     End this process with DEVICE_LOST, and the reason on its standard error, where an error `is_lost`; else return.
 
     At once, without cleaning up: what would be cleaned up is on the device, and the libraries that own it abort, or wait,
-    when they are told to let go. The gate stops the robot, and who watches the process starts it again.
+    when they are told to let go. The gate stops the robot, and the supervisor of the process starts it again.
     """
     if not is_lost(error):
         return

@@ -4,21 +4,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
+from .backends.protocol import Backend
 from .memory import Memory
 from .session import Session
 from .session_file import Loaded, read
 from .step_times import SESSION, StepTimes
-
-if TYPE_CHECKING:
-    from .backends.onnx import OnnxBackend
-    from .backends.torch import TorchBackend
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s
@@ -28,8 +24,9 @@ _PIECE = 2**20  # bytes that are read at a time
 class Engine:
     """Sessions of one model share its weights, its step times and one pool of pages."""
 
-    def __init__(self, backend: OnnxBackend | TorchBackend, folder: Path, sessions: int):
-        self.backend = backend
+    def __init__(self, backend: Backend, folder: Path, sessions: int, session_type: type[Session] = Session):
+        """``folder``: with the weights; ``sessions``: that have memory at a time."""
+        self.backend, self._session_type = backend, session_type
         self.spec = backend.preset
         self.folder = folder
         self.sessions = sessions
@@ -44,7 +41,7 @@ class Engine:
         return self._session(self.step_times, seed)
 
     def _session(self, step_times: StepTimes, seed: int = 0) -> Session:
-        return Session(self.backend, self.memory, step_times, seed, lambda: self.fingerprint)
+        return self._session_type(self.backend, self.memory, step_times, seed, lambda: self.fingerprint)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -64,18 +61,15 @@ class Engine:
     @property
     def trouble(self) -> str:
         """Why it cannot look ahead at present; empty: it can."""
-        return ''
-
-    def starting_up(self) -> AbstractContextManager[None]:
-        """A context in which no call has a tick's deadline: whatever compiles or captures does so now."""
-        return nullcontext()
+        return self.backend.degraded_reason
 
     def close(self) -> None:
-        """Ends what it runs beside this process; there is nothing, unless the model is on several GPUs."""
+        """Ends what it runs next to this process: nothing, unless the model is on several GPUs."""
+        self.backend.close()
 
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
         """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
-        with self.starting_up():
+        with self.backend.starting_up():
             self._warm_up(ticks)
 
     def _warm_up(self, ticks: int) -> None:

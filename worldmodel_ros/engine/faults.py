@@ -1,4 +1,4 @@
-"""Faults that an engine can be made to have, to test what the rest of the system makes of them."""
+"""Faults that an engine can be made to have, to test how the rest of the system reacts."""
 from __future__ import annotations
 
 import time
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from .backends.protocol import Backend
 
 
 @dataclass
@@ -36,7 +38,7 @@ class FaultyBackend:
     slowness.
     """
 
-    def __init__(self, backend: Any, faults: Faults) -> None:
+    def __init__(self, backend: Backend, faults: Faults) -> None:
         self._backend = backend
         self._faults = faults
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..model.checkpoint_description import ModelError
 from .backends import BACKENDS, PARALLEL_BACKENDS
+from .device_failure import RankFailure
 
 if TYPE_CHECKING:
-    from ..model.world_model import WorldModel
-    from .backends.torch import TorchBackend
     from .engine import Engine
 
 WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
@@ -28,12 +28,11 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     takes torch on a GPU and ONNX Runtime on a CPU; `torch-compiled` is `torch-bf16` with its layers compiled for one
     session, which takes minutes at its first start on a machine; `torch-fp8` has the layers' weights in FP8, and the
     pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU.
-    ``sessions`` may be open at a time; a robot needs one, and a second one for the moment in which it begins anew.
+    ``sessions`` may be open at a time; a robot needs one, and a second one while it begins again.
     ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of `backends.PARALLEL_KINDS`, says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
-    from ..model.checkpoint_description import ModelError
     from .engine import Engine
 
     if backend not in BACKENDS:
@@ -50,12 +49,8 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
     if backend == 'auto':
         backend = 'torch' if _has_gpu() else 'onnx-int8'
-    if gpus > 1:
-        return _on_several(str(folder), None, backend, threads, sessions, gpus, parallel)
-    if backend.startswith('torch'):
-        from ..model import checkpoint
-        from .backends.networks import form
-        return Engine(_torch_backend(checkpoint.load(folder, *form(backend)), backend, threads), folder, sessions)
+    if gpus > 1 or backend.startswith('torch'):
+        return _torch_engine(str(folder), None, backend, threads, sessions, gpus, parallel)
     from .backends.onnx import OnnxBackend
     return Engine(OnnxBackend(folder, threads, quantised=backend == 'onnx-int8'), folder, sessions)
 
@@ -66,42 +61,32 @@ def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions:
 
     ``backend`` is one of those of torch; ``gpus`` and ``parallel`` as of `load`.
     """
-    from .backends.networks import form, random_model
-    from .engine import Engine
-    if gpus > 1:
-        return _on_several(preset, seed, backend, threads, sessions, gpus, parallel)
-    model = random_model(preset, seed, *form(backend))
-    return Engine(_torch_backend(model, backend, threads), Path(preset), sessions)
+    return _torch_engine(preset, seed, backend, threads, sessions, gpus, parallel)
 
 
-def _on_several(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str
-                ) -> Engine:
+def _torch_engine(model: str, seed: int | None, backend: str, threads: int, sessions: int, gpus: int, parallel: str) -> Engine:
+    if gpus > 1 and backend not in PARALLEL_BACKENDS:
+        raise ModelError(f'back end {backend!r} runs on one GPU; on several: {", ".join(PARALLEL_BACKENDS)}')
     import torch
 
-    from ..model.checkpoint_description import ModelError
-    from .distributed.engine import ParallelEngine
-    from .distributed.failure import RankFailure
+    from .backends.networks import Source
+    from .engine import Engine
+    source = Source(model, seed, backend, threads)
+    if gpus == 1:
+        from .backends.torch import TorchBackend
+        networks = source.read()
+        made = TorchBackend(networks, threads, source.precision, compiled=backend == 'torch-compiled')
+        source.finish(networks)
+        return Engine(made, Path(model), sessions)
     from .distributed.leader import LeadingBackend
-    from .distributed.source import Source
-    if backend not in PARALLEL_BACKENDS:
-        raise ModelError(f'back end {backend!r} runs on one GPU; on several: {", ".join(PARALLEL_BACKENDS)}')
+    from .distributed.session import RestoringSession
     if torch.cuda.is_available() and torch.cuda.device_count() < gpus:
         raise ModelError(f'gpus is {gpus}, and this machine has {torch.cuda.device_count()}: choose fewer')
     try:
-        leading = LeadingBackend(Source(model, seed, backend, threads), parallel, gpus)
+        leading = LeadingBackend(source, parallel, gpus)
     except (RankFailure, ValueError) as error:
         raise ModelError(str(error)) from error
-    return ParallelEngine(leading, Path(model), sessions)
-
-
-def _torch_backend(model: WorldModel, backend: str, threads: int) -> TorchBackend:
-    from .backends.cache_folder import keep_compiled_kernels
-    from .backends.networks import finish, precision
-    from .backends.torch import TorchBackend
-    keep_compiled_kernels()
-    made = TorchBackend(model, threads, precision(backend, model.preset), compiled=backend == 'torch-compiled')
-    finish(model, backend)
-    return made
+    return Engine(leading, Path(model), sessions, RestoringSession)
 
 
 def _has_gpu() -> bool:

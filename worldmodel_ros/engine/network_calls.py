@@ -1,18 +1,18 @@
-"""Has a back end do what one session's calls ask for, also where the device works beside the host, or beside ticks."""
+"""Runs a session's network calls: blocking, queued or in the background."""
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import nullcontext
-from types import SimpleNamespace
 
-from .backends.stage_timer import PartTimes
+from .backends.protocol import Backend
 from .calls import Calls, Result, Work, run_ahead, run_unit
+from .step_times import PartTimes
 
 
-class Runner:
+class NetworkCalls:
     """``times`` takes how long the parts of the work took."""
 
-    def __init__(self, backend, times: PartTimes):
+    def __init__(self, backend: Backend, times: PartTimes):
         self._backend, self._times = backend, times
 
     def queue(self, calls: Calls[Result]) -> Result:
@@ -29,27 +29,17 @@ class Runner:
         while work.boundary:
             self._run_unit(work)
             yield
-        if self.busy:
-            self._backend.settle_beside()
+        if self._backend.busy:
+            self._backend.settle_background()
         return work.result
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the device does `units` beside ticks."""
-        return self._backend.asynchronous and self._backend.overlaps
-
-    @property
-    def busy(self) -> bool:
-        """Whether the device still works on one of `units`; the next one waits for it."""
-        return self._backend.asynchronous and self._backend.busy
-
     def _run_unit(self, work: Work) -> None:
-        """Runs the next unit: beside what ticks do, if the device can; else it is waited for, so that there is one at
+        """Runs the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
         most that a tick has to wait for."""
         backend = self._backend
-        if self.overlaps:
-            with self._times.ignored(), backend.beside():  # how long it takes beside a tick says nothing of a tick
-                error, = run_unit([work], SimpleNamespace(run=backend.launch))
+        if backend.overlaps:
+            with self._times.ignored(), backend.in_background():  # its time next to a tick says nothing of a tick
+                error, = run_unit([work], backend, queued=True)
         else:
             with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
                 error, = run_unit([work], backend)

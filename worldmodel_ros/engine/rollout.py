@@ -1,4 +1,4 @@
-"""Imagines what comes of actions for as long as they go on: chunk after chunk, on a fork of what a session has seen."""
+"""Autoregressive rollout on a forked cache: predicts a branch chunk after chunk, on a fork of what a session has seen."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.model.latent_statistics import drawn_to
+from worldmodel_ros.model.sampling import adain
 from .calls import Boundary, Calls
 from .futures import Future, Moment
 from .sampler import Sampler
@@ -29,8 +29,8 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
     """Imagines ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
-    the sinks, anew for every chunk that sees some, as frames that nothing came before. Far ahead it draws a chunk to
-    what they look like. Returns the fork, on whose pages the work of the device may still be, and the chunks for `joined`.
+    the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
+    statistics to theirs. Returns the fork, on whose pages the work of the device may still be, and the chunks for `joined`.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
@@ -49,8 +49,8 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                 yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
-        if spec.draws_to_sinks(start):
-            z = drawn_to(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
+        if spec.matches_anchor_statistics(start):
+            z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))
         if start + size < total:

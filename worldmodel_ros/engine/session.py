@@ -1,4 +1,4 @@
-"""One robot's stream: what it has seen, what it plans and what it imagines."""
+"""One robot's session: observations, plans, predictions and what-if branches."""
 from __future__ import annotations
 
 import functools
@@ -10,33 +10,33 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from .backends.stage_timer import PartTimes
+from .backends.protocol import Backend
 from .calls import Boundary, Call, Calls, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
-from .network_calls import Runner
+from .network_calls import NetworkCalls
 from .rollout import Chunk, branch, joined
 from .sampler import Sampler
 from .session_file import Capture, Loaded, read
 from .session_folder import SessionFileError
-from .step_times import BEFORE_DENOISING, StepTimes
+from .step_times import BEFORE_DENOISING, PartTimes, StepTimes
 
 
 class Session:
     """Frames come in by `observe`; `plan`, `imagine` and `what_if` look ahead from the newest one.
 
     A call that raises leaves the session as it was. Not safe for use from two threads at once. The methods in -ing are
-    the same work as calls, for whoever runs many sessions' together; arrays may then be the back end's own.
+    the same work as calls, to be run for many sessions together; arrays may then be the back end's own.
     """
 
-    def __init__(self, backend, memory: Memory, step_times: StepTimes, seed: int = 0,
+    def __init__(self, backend: Backend, memory: Memory, step_times: StepTimes, seed: int = 0,
                  fingerprint: Callable[[], str] = str):
         """``fingerprint``: gives what tells models apart in files, see `Engine.fingerprint`."""
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self._fingerprint = fingerprint
         self.spec = backend.preset
         self._times = PartTimes(step_times)
-        self._runner = Runner(backend, self._times)
+        self._network_calls = NetworkCalls(backend, self._times)
         self._sampler = Sampler(backend, memory, self._times, seed)
         self._observing_took = 0.0  # s, of the host
         self._cache = memory.open()
@@ -62,11 +62,11 @@ class Session:
 
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
         """Encodes a frame, uint8 (H, W, 3) RGB, and commits it; ``executed`` (A,), SI units, is the action that was
-        executed over the step period before it. Where the device works beside the host, it has only been queued."""
+        executed over the step period before it. On an asynchronous device it has only been queued."""
         start = time.perf_counter()
         if self._backend.asynchronous:
             self._times.forget()
-            self._runner.queue(self.observing(frame, executed))
+            self._network_calls.queue(self.observing(frame, executed))
         else:
             run(self.observing(frame, executed), self._backend)
         self._observing_took = time.perf_counter() - start
@@ -117,7 +117,7 @@ class Session:
 
     def imagine(self, actions: np.ndarray, steps: int = 2) -> Future:
         """The next chunk under ``actions`` (chunk_frames, A), denoised in ``steps`` steps: 2 and 1 are what the model
-        was distilled for, more integrate the teacher's flow. `decode` makes the pictures."""
+        was distilled for, more integrate the teacher's flow. `decode` makes the images."""
         before = sum(self.timings.get(part, 0.0) for part in BEFORE_DENOISING)
         start = time.perf_counter()
         future = run(self.imagining(actions, steps), self._backend)
@@ -126,15 +126,15 @@ class Session:
         return future
 
     def look_ahead(self, goal: str, steps: int = 2) -> LookAhead:
-        """`plan` and, of that plan, `imagine`. Where the device works beside the host, everything has been queued when
+        """`plan` and, of that plan, `imagine`. On an asynchronous device everything has been queued when
         this returns: between frame and command it never waits for the host."""
         if not self._backend.asynchronous:
             plan = functools.cache(lambda: self.plan(goal))
             return LookAhead(plan, lambda: self.imagine(plan(), steps))
         start, before = time.perf_counter(), self._latent
-        plan = self._runner.queue(self.planning(goal))
+        plan = self._network_calls.queue(self.planning(goal))
         fetched_plan = self._backend.fetch(plan)
-        z, queued = self._runner.queue(self._sampler.denoise(self._cache, self._time, plan, steps))
+        z, queued = self._network_calls.queue(self._sampler.denoise(self._cache, self._time, plan, steps))
         fetched_outcomes = [self._backend.fetch(part) for part in queued]
 
         def future() -> Future:
@@ -169,19 +169,19 @@ class Session:
         decoded Future of T frames. It sees the session as it was at ``moment``, or when the first `next` ran. Raises
         OutOfPages when too many branches are open; they end with their generators.
         """
-        cache, chunks = yield from self._runner.units(self._branching(actions, steps, moment))
+        cache, chunks = yield from self._network_calls.units(self._branching(actions, steps, moment))
         cache.require_pages()  # a tick may have come between
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device does the units of `what_if` beside ticks."""
-        return self._runner.overlaps
+        """Whether the device does the units of `what_if` in the background of ticks."""
+        return self._backend.overlaps
 
     @property
     def busy(self) -> bool:
         """Whether the device still works on a unit of `what_if`; the next one waits for it."""
-        return self._runner.busy
+        return self._backend.busy
 
     def moment(self) -> Moment:
         """What `branching` can begin from later, when the session has gone on."""

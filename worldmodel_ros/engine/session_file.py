@@ -91,14 +91,14 @@ class Loaded:
         use."""
         for _ in snapshot.fill(self._cache, self._pages):
             yield
-            if self._over:  # nobody waits for it any more, and the pages may be somebody else's
+            if self._over:  # it was given up, and the pages may belong to another session
                 return
 
     def take(self) -> SequenceCache:
         """The filled cache, for the session that takes it over. Raises SessionFileError after `close`."""
         with self._ending:
             if self._over:
-                raise SessionFileError('nobody waits for this session any more')
+                raise SessionFileError('the session was given up while it was loaded')
             self._over = True
         return self._cache
 

@@ -86,7 +86,7 @@ class SessionFolder:
         check_name(name)
         with self._opened() as folder:
             try:
-                # Not blocking: opening a pipe would wait for somebody who writes to it.
+                # Not blocking: opening a pipe would wait for a writer.
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
                 raise SessionFileError(f'there is no session {name}: give the name that ~/save_session answered'

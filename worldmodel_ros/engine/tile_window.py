@@ -44,7 +44,7 @@ class TileWindow:
 
     @cached_property
     def of_chunk(self) -> PassPages:
-        """For a chunk to be denoised, of whole slabs, whose keys are nobody's."""
+        """For a chunk to be denoised, of whole slabs, whose keys no session keeps."""
         groups, tier = len(self.times) // self.layout.frames, len(self.storages) - 1
         own, first = self.storages[tier].scratch, int(self.table.slabs[-1]) + 1
         table = self.table
@@ -61,7 +61,7 @@ class TileWindow:
             begin, end = np.searchsorted(slabs, [slab, slab + 1]).tolist()
             valid = int(self.times[end - 1]) % frames + 1
             part = self.times[begin:end]
-            # Without what was predicted from here on, or would be dropped by who commits frame by frame.
+            # Without what was predicted from here on, or would be dropped when frames are committed one by one.
             seen = (table.slabs < slab) & ((table.slabs + 1) * frames > part[0] - self.preset.window_frames)
             seen[:self.preset.sink_slabs] = table.slabs[:self.preset.sink_slabs] < slab
             table = table.select(seen).put(np.array([slab, valid, 0, 0, *own]))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .session import Future, Session
 
 
-MAX_STEPS = 200  # of one branch that somebody else asks for
+MAX_STEPS = 200  # of one branch in a request
 MAX_BRANCHES = 32
 DENOISING_STEPS = (1, 2)  # those that models are trained for
 
@@ -46,7 +46,7 @@ class Question:
     """
     `due`: steady time by which the answer is wanted [s]. `stamp`: of the observation to branch from [ns], 0
     for the newest. `goal`: that the model's own plan is for. `denoising_steps` of each chunk: two give sharper
-    pictures; one takes a quarter less time, and tells branches apart a little better (docs/training.md).
+    images; one takes a quarter less time, and tells branches apart a little better (docs/training.md).
     """
 
     branches: tuple[Branch, ...]

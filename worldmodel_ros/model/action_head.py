@@ -1,7 +1,7 @@
 """Heads that read the DiT's features: the policy's command chunk, and what an imagined chunk would lead to.
 
 Two policies have one signature. The regression answers with the mean command; the flow (flow matching in x-prediction,
-as of the pictures) draws one of several plausible chunks, and continues a chunk that is already being executed:
+as of the images) draws one of several plausible chunks, and continues a chunk that is already being executed:
 training-time action conditioning for real-time chunking (Black et al. 2025), where the first actions of a chunk are
 given clean, each action having a noise level of its own.
 """
@@ -35,7 +35,7 @@ class _Policy(nn.Module):
         """Features (B, P, D) of a frame to what each goal's plan is made of, (B, goals, 2 D)."""
         query = self.goals.expand(features.shape[0], -1, -1)
         read = self.read(query, features, features, need_weights=False)[0] + query
-        # Where a thing is in the picture matters as much as what it is: the flattened tokens keep the places.
+        # Where a thing is in the image matters as much as what it is: the flattened tokens keep the places.
         places = self.tokens(self.squeeze(features).flatten(1))[:, None].expand(-1, query.shape[1], -1)
         return torch.cat([read, places], -1)
 
@@ -93,7 +93,7 @@ class FlowPolicy(_Policy):
         """Command chunks in SI units (B, goals, K, A), inside the actions' range.
 
         features (B, P, D) of the newest observed frame; noise (B, goals, K, A), standard normal, zero where not given;
-        prefix (B, K, A) in SI units, of which the first delay (B,) actions, int64, are under way already: the chunks
+        prefix (B, K, A) in SI units, of which the first delay (B,) actions, int64, are in progress already: the chunks
         begin with them and continue them. Without prefix and delay all actions are free.
         """
         preset, b = self.preset, features.shape[0]

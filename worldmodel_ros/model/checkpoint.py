@@ -87,7 +87,7 @@ class _Bounded(TorchFunctionMode):
 
 def start_from(model: WorldModel, folder: Path) -> list[str]:
     """Gives a model that is to be trained the weights of a checkpoint; returns the names of the parts that stay as they
-    are, since the checkpoint has them in another form: heads, which are soon trained anew.
+    are, since the checkpoint has them in another form: heads, which are soon trained again.
 
     Raises ModelError when the checkpoint cannot be read, or when its VAE or DiT does not fit.
     """

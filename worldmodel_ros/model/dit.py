@@ -10,22 +10,68 @@ the frame, which most layers attend within.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..kernels.attention import rotate_qk
-from .attention import attend, frame_bias_to_tokens, gather_pages, rotate
-from .conditioning import Conditioning
 from .presets import Preset
+from .rotary import token_order
 from .tile_attention import TileAttention
-from .token_order import token_order
-
 
 State = tuple[Tensor, ...]  # what `Block.leave` needs of `Block.enter`
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Rotates x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); halves, not neighbours, form the pairs."""
+    a, b = x.chunk(2, -1)
+    cos, sin = rotary[0], rotary[1]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def frame_bias_to_tokens(bias: Tensor, tokens: int) -> Tensor:
+    """Additive mask between frames (T, S) to one between their tokens (T * P, S * P)."""
+    t, s = bias.shape
+    return bias[:, None, :, None].expand(t, tokens, s, tokens).reshape(t * tokens, s * tokens)
+
+
+def gather_pages(rows: Tensor, index: Tensor) -> Tensor:
+    """Keys or values (B, H, n * page_tokens, d) of a layer, from rows (R, page_tokens, d) of a pool at index
+    (B, H, n)."""
+    return rows.index_select(0, index.flatten()).reshape(*index.shape[:2], -1, rows.shape[-1])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S) or (B, 1, N, S);
+    faster without one."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias.to(q.dtype))
+
+
+class Conditioning(nn.Module):
+    """What a frame is told next to its latent: noise level, length of the step, action that leads to it.
+
+    (B, T) noise levels in [0, 1] (1 is clean), (B, T) step rows and (B, T, A) actions to (B, T, D)."""
+
+    def __init__(self, preset: Preset):
+        super().__init__()
+        d = preset.width
+        half = 64
+        self.register_buffer('frequency', torch.exp(torch.linspace(0.0, math.log(1000.0), half)), persistent=False)
+        self.level = nn.Sequential(nn.Linear(2 * half, d), nn.SiLU(), nn.Linear(d, d))
+        self.step = nn.Embedding(3, d)
+        self.action = nn.Sequential(nn.Linear(preset.actions, d), nn.SiLU(), nn.Linear(d, d))
+        low, high = torch.tensor(preset.action_low), torch.tensor(preset.action_high)
+        self.register_buffer('action_scale', 1.0 / torch.maximum(low.abs(), high.abs()), persistent=False)
+
+    def forward(self, tau: Tensor, step: Tensor, action: Tensor) -> Tensor:
+        phase = tau[..., None] * self.frequency
+        level = self.level(torch.cat([phase.cos(), phase.sin()], -1))
+        return F.silu(level + self.step(step) + self.action(action * self.action_scale))
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ class Preset:
     patches of ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that
     attend to the last ``window_frames`` observed frames.
 
-    Where a picture has many tokens, most layers attend within their frame only, and the others, the cache layers, to
+    Where an image has many tokens, most layers attend within their frame only, and the others, the cache layers, to
     whole tiles of ``tile`` (frames, rows, columns) tokens: those in a neighbourhood of (slabs, rows, columns) of tiles
     around their own, 0 being without bounds. ``patterns`` are the neighbourhoods of the cache layers, in turn.
     """
@@ -48,7 +48,7 @@ class Preset:
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
     sink_frames: int = 0  # see `sees_sinks`
-    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk that `draws_to_sinks`
+    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk that `matches_anchor_statistics`
     sink_statistics_after: int = 0  # imagined frames
 
     def __post_init__(self):
@@ -123,9 +123,9 @@ class Preset:
         et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
         return self.sink_frames > 0 and imagined > self.window_frames - self.sink_frames
 
-    def draws_to_sinks(self, imagined: int) -> bool:
-        """Whether a branch's chunk after so many imagined frames is drawn to what its sinks look like (`drawn_to`), so that
-        colours and contrast do not fade. Only far ahead: where what was seen still tells what comes, it would err."""
+    def matches_anchor_statistics(self, imagined: int) -> bool:
+        """Whether a branch's chunk after so many imagined frames takes over channel statistics of its sinks (`adain`), so
+        that colours and contrast do not fade. Only far ahead: where what was seen still tells what comes, it would err."""
         return self.sink_statistics > 0 and imagined >= self.sink_statistics_after and self.sees_sinks(imagined)
 
     @property

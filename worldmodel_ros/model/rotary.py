@@ -1,4 +1,5 @@
-"""Phases of the 3-D rotary embedding, computed without torch: a session makes them for every pass."""
+"""Where tokens are: their order in a frame, and the phases of the 3-D rotary embedding, which a session computes for every
+pass, without torch."""
 from __future__ import annotations
 
 import math
@@ -6,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..cache.layout import TileLayout
 from .presets import Preset
-from .token_order import token_order
 
-# Longest wavelengths, in frames and in tokens: a few times what one window and one picture span.
+# Longest wavelengths, in frames and in tokens: a few times what one window and one image span.
 TIME_WAVELENGTH = 200.0
 SPACE_WAVELENGTH = 32.0
 
@@ -47,6 +48,12 @@ def space_rotation(preset: Preset) -> np.ndarray:
     rows, columns = np.divmod(np.arange(preset.tokens) if order is None else order, preset.grid[1])
     count = _split(preset)[1]
     return np.concatenate([_rotation(axis, count, SPACE_WAVELENGTH) for axis in (rows, columns)], -1)
+
+
+def token_order(preset: Preset) -> np.ndarray | None:
+    """Which token of a frame, counted row by row, each of the DiT's is: int64 (tokens,), tile by tile in Z-order for a
+    preset with tiles; None where they are counted row by row, too."""
+    return None if preset.tile is None else TileLayout(preset.tile, preset.grid).frame_order
 
 
 def _split(preset: Preset) -> tuple[int, int]:

@@ -13,8 +13,13 @@ from torch.nn import functional as F
 from .presets import Preset
 
 
+def to_frames(images: Tensor) -> Tensor:
+    """Images (..., 3, H, W) in [-1, 1] as frames uint8 (..., H, W, 3)."""
+    return ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1)
+
+
 class ResBlock(nn.Module):
-    """Two 3x3 convolutions beside the identity; no normalisation, so a frame never depends on its batch."""
+    """Two 3x3 convolutions on a residual branch; no normalisation, so a frame never depends on its batch."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Work of a GPU beside its ticks: a stream of low priority, whose kernels run where those of a tick leave room."""
+"""Background work on a low-priority CUDA stream, whose kernels run where those of a tick leave room."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from .cuda_graphs import Graphs
 TICKS = -1  # a stream's priority; what is lower goes first
 
 
-class Beside:
+class BackgroundStream:
     """``launch``: graphs of its own, since a graph's memory is for one call at a time.
 
     Host bookkeeping knows nothing of streams: a page that a branch has given up may be given to a session while a pass
-    of the branch is still under way. What that pass then reads is of no use to anyone; but what it writes must come
+    of the branch is still in progress. What that pass then reads is of no use to anyone; but what it writes must come
     before what the session writes.
     """
 
@@ -27,7 +27,7 @@ class Beside:
 
     @contextmanager
     def queueing(self) -> Iterator[None]:
-        """What is queued in this context comes after all that was queued before it, and waits for nobody else."""
+        """What is queued in this context comes after all that was queued before it, and waits for nothing else."""
         self._writes = False
         self._stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -38,7 +38,7 @@ class Beside:
 
     @property
     def busy(self) -> bool:
-        """Whether the last work is still under way."""
+        """Whether the last work is still in progress."""
         return not self._done.query()
 
     def wait(self) -> None:

@@ -31,7 +31,7 @@ class Eager:
         return function(*(self._stacked(column) for column in columns))
 
     def reset(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to free."""
 
     def _stacked(self, column: Column) -> Tensor:
         if any(isinstance(part, Tensor) for part in column):
@@ -75,7 +75,7 @@ class Graphs:
         return graph(columns)
 
     def reset(self) -> None:
-        """Lets go of all graphs, of which none may be under way; whoever still has one, it holds nothing more."""
+        """Frees all graphs, of which none may be running; a reference that is left holds no memory."""
         for graph in list(self._graphs.values()):
             graph.reset()
         self._graphs.clear()

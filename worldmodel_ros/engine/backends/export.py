@@ -12,7 +12,7 @@ from worldmodel_ros.engine.memory import page_layout, slabs_of
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rotary import rotary_angles
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 
 OPSET = 20
 

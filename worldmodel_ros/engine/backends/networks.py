@@ -1,13 +1,20 @@
-"""The networks that a torch backend runs: where their weights are, of which type, and what is done to them last."""
+"""The networks that a back end of torch runs: where their weights come from and lie, of which type, and what is done last."""
 from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import read_description
 from worldmodel_ros.model.precision import to_fp8
 from worldmodel_ros.model.presets import PRESETS, Preset
 from worldmodel_ros.model.weights import PartOf, RandomWeights, build
 from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.paths import cache_folder
 
 
 def random_model(preset: str, seed: int = 0, device: torch.device | str = 'cpu', layers: torch.dtype | None = None,
@@ -17,20 +24,48 @@ def random_model(preset: str, seed: int = 0, device: torch.device | str = 'cpu',
     return build(PRESETS[preset], RandomWeights(seed, device), device, layers or torch.float32, part)
 
 
-def form(backend: str) -> tuple[torch.device, torch.dtype]:
-    """Where a back end of torch has its weights, and as what it has those of the layers."""
-    return (torch.device('cuda' if torch.cuda.is_available() else 'cpu'),
-            torch.float32 if backend == 'torch' else torch.bfloat16)
+@dataclass(frozen=True)
+class Source:
+    """
+    Where a process finds the networks that its back end runs.
+
+    ``model`` is a folder of weights; or, if there is a ``seed``, the preset of random ones. ``backend`` is one of
+    `backends.BACKENDS`, of torch; ``threads`` bounds those of one network call on a CPU.
+    """
+
+    model: str
+    seed: int | None = None
+    backend: str = 'torch'
+    threads: int = 1
+
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[self.model] if self.seed is not None else read_description(Path(self.model)).preset
+
+    @property
+    def precision(self) -> Precision:
+        """Number format of the pages."""
+        if self.backend == 'torch':
+            return Precision.FP32
+        return Precision.FP8 if self.backend == 'torch-fp8' and self.preset.tile else Precision.BF16
+
+    def read(self, part: PartOf = lambda name: None) -> WorldModel:
+        """Return the networks on this process's device; of the DiT's layers, what ``part`` says. Raises ModelError."""
+        _keep_compiled_kernels()
+        device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        layers = torch.float32 if self.backend == 'torch' else torch.bfloat16
+        if self.seed is not None:
+            return random_model(self.model, self.seed, device, layers, part)
+        return checkpoint.load(Path(self.model), device, layers, part)
+
+    def finish(self, model: WorldModel) -> None:
+        """Do what comes last to the layers, when the back end has placed them."""
+        if self.backend == 'torch-fp8':
+            to_fp8(model.dit, fused=True)
 
 
-def precision(backend: str, preset: Preset) -> Precision:
-    """As what a back end of torch has pages."""
-    if backend == 'torch':
-        return Precision.FP32
-    return Precision.FP8 if backend == 'torch-fp8' and preset.tile else Precision.BF16
-
-
-def finish(model: WorldModel, backend: str) -> None:
-    """What is done last to the layers of a back end of torch."""
-    if backend == 'torch-fp8':
-        to_fp8(model.dit, fused=True)
+def _keep_compiled_kernels() -> None:
+    # By default torch.compile's are under /tmp, and gone after every start of the machine. Before either compiles anything;
+    # the user may have set other folders.
+    os.environ.setdefault('TORCHINDUCTOR_CACHE_DIR', str(cache_folder() / 'inductor'))
+    os.environ.setdefault('TRITON_CACHE_DIR', str(cache_folder() / 'triton'))

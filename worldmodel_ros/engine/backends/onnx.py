@@ -21,8 +21,9 @@ from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.engine.memory import Window
 from worldmodel_ros.model.checkpoint_description import ModelError, checksum, read_description, weight_files
 from worldmodel_ros.model.rotary import rotary_angles
-from worldmodel_ros.model.steps import FLOW
-from .cache_folder import cache_folder
+from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.paths import cache_folder
+from .protocol import Backend
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +76,8 @@ def _damaged(folder: Path) -> Path | None:
         return folder
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     """The networks of TorchBackend; see there. Arrays are numpy. A CPU is no faster with a batch: it takes one."""
-
-    sizes = (1,)
-    older = None
-    asynchronous = False
 
     def __init__(self, folder: Path, threads: int, quantised: bool):
         self.name = 'onnx-int8' if quantised else 'onnx-fp32'
@@ -103,15 +100,6 @@ class OnnxBackend:
     def run(self, network: str, batch: Sequence[tuple]) -> list:
         call = getattr(self, f'_{network}')
         return [call(*inputs) for inputs in batch]
-
-    def host(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def stack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return np.stack(arrays)
-
-    def settle(self) -> None:
-        """Nothing is still under way when `run` has returned."""
 
     def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         session = self._sessions[graph]

@@ -17,7 +17,7 @@ from worldmodel_ros.engine.tile_window import PassPages, TileWindow, patterns_of
 from worldmodel_ros.kernels.pages import TileLists
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.rotary import space_rotation, time_rotation
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.tile_attention import OwnPages, PagedTiles
 from .cuda_graphs import Eager, Graphs
 

@@ -2,12 +2,12 @@
 
 Calls of many sessions are stacked into one forward: each has its own window in the pool's pages, its own frame numbers
 and its own noise level, so that different denoising steps share a pass. What one network makes for another stays on
-the device; only plans, outcomes and pictures come to the host.
+the device; only plans, outcomes and images come to the host.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -19,17 +19,23 @@ from worldmodel_ros.cache.torch_storage import TorchStorage
 from worldmodel_ros.engine.memory import BLOCKED, Window
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.rotary import space_rotation, time_rotation
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.model.vae import to_frames
 from worldmodel_ros.model.world_model import WorldModel
-from .background_stream import TICKS, Beside
-from .compiled_layers import compile_layers, not_compiled
+from .background_stream import TICKS, BackgroundStream
 from .cuda_graphs import BUCKETS, Eager, Graphs
 from .pinned_inputs import Fetched
+from .protocol import Backend
 from .tile_passes import TilePasses
 
 
-class TorchBackend:
+LAYER_PARTS = ('forward', 'enter', 'leave')  # of a layer, which are compiled
+MAX_SHAPES = 64  # that one of them may be compiled for; beyond, torch.compile gives up and runs it as it is
+
+
+class TorchBackend(Backend):
     """``precision`` BF16 puts the DiT and its pages in bfloat16, and is for GPUs; noise levels, the VAE and the heads
     keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too.
     ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
@@ -62,19 +68,17 @@ class TorchBackend:
         self.asynchronous = on_gpu
         self._launch = Graphs(self.device, TICKS) if on_gpu and graphs else Eager(self.device)
         # A chunk of tiles is denoised in scratch pages, of which there is one set.
-        self._beside = Beside(self.device) if on_gpu and graphs and not self.preset.tile else None
+        self._background = BackgroundStream(self.device) if on_gpu and graphs and not self.preset.tile else None
         self._tiles = TilePasses(model.dit, self.device, self._launch) if self.preset.tile else None
         self._space = torch.tensor(space_rotation(self.preset), device=self.device)
         # In the place of a past frame's features, where a stream begins.
         self._no_state = torch.zeros(1, 4 * self.preset.vae_width, *self.preset.latent_size, device=self.device)
 
     def storage(self, layout: TileLayout, pages: int) -> TorchStorage:
-        """What the passes of the DiT read the pages of sessions from, and write new ones to."""
         return self._storage(layout, pages, Precision.BF16 if self.precision.quantised else self.precision)
 
     @property
     def older(self) -> Callable[[TileLayout, int], TorchStorage] | None:
-        """What makes the storage of complete slabs, where they lie in fewer bits than new ones."""
         return partial(self._storage, precision=self.precision) if self.precision.quantised else None
 
     def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> TorchStorage:
@@ -91,7 +95,6 @@ class TorchBackend:
 
     @torch.inference_mode()
     def launch(self, network: str, batch: Sequence[tuple]) -> list:
-        """`run`, but all outputs are the back end's own: a GPU has only been given the work."""
         with not_compiled() if self._compiled and len(batch) > 1 else nullcontext():
             return getattr(self, f'_{network}')(list(zip(*batch, strict=True)))
 
@@ -116,32 +119,26 @@ class TorchBackend:
         return _on_host(outputs) if network in ('policy', 'decode') else outputs
 
     def host(self, array: np.ndarray | Tensor) -> np.ndarray:
-        """An output as numpy."""
         return array.cpu().numpy() if isinstance(array, Tensor) else array
 
     @torch.inference_mode()
     def stack(self, arrays: Sequence[np.ndarray | Tensor]) -> Tensor:
-        """Outputs of equal shapes as one, along a new first axis."""
         return torch.stack([torch.as_tensor(array, device=self.device) for array in arrays])
 
     def settle(self) -> None:
-        """Waits until all that `run` began is done."""
         if self.device.type == 'cuda':
             torch.cuda.current_stream().synchronize()
 
     def fetch(self, array: Tensor) -> Fetched:
-        """Begins to bring an output to the host; nothing waits for it yet."""
         return Fetched(array)
 
     def mark(self) -> torch.cuda.Event:
-        """A point in the device's time, which is over when `settle` is; `elapsed_time` to another is in ms."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """What this thread launches in this context goes before what is launched `beside`."""
         if self.device.type != 'cuda':
             yield
             return
@@ -152,38 +149,32 @@ class TorchBackend:
 
     @property
     def overlaps(self) -> bool:
-        """Whether there is a `beside`."""
-        return self._beside is not None
+        return self._background is not None
 
     @contextmanager
-    def beside(self) -> Iterator[Beside]:
-        """What is launched in this context is done beside what is launched outside of it, at lower priority; one piece
-        of work at a time."""
-        self._beside.wait()
-        ours, self._launch = self._launch, self._beside.launch
+    def in_background(self) -> Iterator[BackgroundStream]:
+        self._background.wait()
+        ours, self._launch = self._launch, self._background.launch
         try:
-            with self._beside.queueing():
-                yield self._beside
+            with self._background.queueing():
+                yield self._background
         finally:
             self._launch = ours
 
     @property
     def busy(self) -> bool:
-        """Whether what was launched `beside` is still under way."""
-        return self._beside is not None and self._beside.busy
+        return self._background is not None and self._background.busy
 
-    def settle_beside(self) -> None:
-        """Waits until it is done."""
-        self._beside.wait()
+    def settle_background(self) -> None:
+        self._background.wait()
 
     def before_writing(self) -> None:
-        """To be called before pages are claimed and written."""
-        if self._beside is None:
+        if self._background is None:
             return
-        if self._launch is self._beside.launch:
-            self._beside.will_write()
+        if self._launch is self._background.launch:
+            self._background.will_write()
         else:
-            self._beside.before_writing()
+            self._background.before_writing()
 
     def _encode(self, columns: list[tuple]) -> list:
         frames, states = columns
@@ -275,8 +266,7 @@ class TorchBackend:
         def decode(latents: Tensor, before: Tensor) -> tuple[Tensor]:
             past = torch.cat([before[:, None], latents[:, :-1]], 1)
             images = self.model.vae.decode_after(latents.flatten(0, 1), past.flatten(0, 1))
-            frames = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-            return (frames.unflatten(0, latents.shape[:2]),)
+            return (to_frames(images).unflatten(0, latents.shape[:2]),)
         frames, = self._launch('decode', decode, columns)
         return list(frames)
 
@@ -284,3 +274,18 @@ class TorchBackend:
 def _on_host(rows: Sequence[Tensor]) -> list[np.ndarray]:
     """Outputs of a batch as numpy, in one copy."""
     return list(torch.stack(list(rows)).cpu().numpy())
+
+
+def compile_layers(dit: DiT) -> None:
+    """Has every layer compiled when it first meets a shape; all layers share what is compiled, since they differ in
+    their weights alone."""
+    torch._dynamo.config.recompile_limit = max(MAX_SHAPES, torch._dynamo.config.recompile_limit)
+    for block in dit.blocks:
+        for part in LAYER_PARTS:
+            setattr(block, part, torch.compile(getattr(block, part), dynamic=False))
+
+
+def not_compiled() -> AbstractContextManager:
+    """A context in which layers run as they are, for batches of several sessions: each size would be compiled again,
+    which takes longer than starting a service may."""
+    return torch.compiler.set_stance('force_eager')

@@ -1,8 +1,11 @@
 """A process's share of a model: weights or frames, and the pages of its own heads."""
 from __future__ import annotations
 
+import torch
+
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.engine.backends import PARALLEL_KINDS, networks
+from worldmodel_ros.engine.backends import PARALLEL_KINDS
+from worldmodel_ros.engine.backends.networks import Source
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.parallel import tensor_parallel
@@ -10,7 +13,6 @@ from worldmodel_ros.model.parallel.group import Group, SequenceParallel, TensorP
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.presets import Preset
 from .passes import DividedPasses
-from .source import Source
 from .storage import HeadsOfPages
 
 
@@ -23,6 +25,16 @@ def check(preset: Preset, kind: str, count: int) -> None:
     if count < 2 or preset.heads % count or preset.tokens % count:
         raise ValueError(f'preset {preset.name!r}: {preset.heads} heads and {preset.tokens} tokens of a frame '
                          f'cannot be divided among {count} processes')
+
+
+def use_device(rank: int) -> torch.device:
+    """Gives this process a GPU of its own, if there are any."""
+    if not torch.cuda.is_available():
+        return torch.device('cpu')
+    if rank >= torch.cuda.device_count():
+        raise ValueError(f'process {rank} of the model has no GPU: there are {torch.cuda.device_count()}')
+    torch.cuda.set_device(rank)
+    return torch.device('cuda', rank)
 
 
 class DividedBackend(TorchBackend):
@@ -38,7 +50,7 @@ class DividedBackend(TorchBackend):
         check(preset, kind, count)
         self._source, self._kind = source, kind
         part = tensor_parallel.share(preset, rank, count) if kind == 'tensor' else lambda name: None
-        super().__init__(source.read(part), source.threads, networks.precision(source.backend, preset))
+        super().__init__(source.read(part), source.threads, source.precision)
         self.heads = preset.heads // count
 
     def join(self, link: Link) -> None:
@@ -48,7 +60,7 @@ class DividedBackend(TorchBackend):
             tensor_parallel.join(self.model.dit, self.group)
         else:
             self.group = SequenceParallel(link, rounded=self._kind == 'sequence-fp8')
-        networks.finish(self.model, self._source.backend)
+        self._source.finish(self.model)
         self._tiles = self.passes = DividedPasses(self.model, self.device, self._launch, self.group)
 
     def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> HeadsOfPages:

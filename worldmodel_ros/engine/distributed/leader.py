@@ -15,23 +15,22 @@ from torch import Tensor
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.engine.backends.cuda_graphs import Column, Eager, Function, Graphs
-from worldmodel_ros.engine.backends.pinned_inputs import Fetched
+from worldmodel_ros.engine.backends.networks import Source
+from worldmodel_ros.engine.backends.protocol import Fetched
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.parallel.link import START_UP, Link
-from .backend import DividedBackend, check
-from .events import OVER, Event, Started
-from .failure import RankFailure
+from .backend import DividedBackend, check, use_device
 from .orders import READY, Build, OpenStorage, Pass
 from .passes import PASSES
 from .processes import Processes
-from .source import Source, use_device
 from .storage import LedPages
-from .supervisor import LOOK_S, Supervisor
+from .supervisor import LOOK_S, OVER, Event, Started, Supervisor
 
-TAKING_IN = ('encode', 'commit')  # what is done with a frame, whether anybody can look ahead from it or not
+TAKING_IN = ('encode', 'commit')  # what is done with a frame also while processes are missing
 PATIENCE_OF_CPU = 10.0  # s; there it is for tests alone
 WARM_UP_S = 600.0  # in which a pass must be over while the model starts up: with a cold cache each process compiles
-BEGINNING_S = 5.0  # who takes longer to begin a pass compiles or captures it, and holds no graph of another one
+BEGINNING_S = 5.0  # a pass that takes longer to begin is being compiled or captured, and holds no graph of another one
 NO_FEATURES = (None,)  # of a commit while processes are missing
 
 
@@ -85,9 +84,9 @@ class LeadingBackend(DividedBackend):
         return self._supervisor.processes
 
     @property
-    def trouble(self) -> str:
+    def degraded_reason(self) -> str:
         """What is wrong with the processes; empty while they are complete."""
-        return self._supervisor.trouble
+        return self._supervisor.degraded_reason
 
     def require_complete(self) -> None:
         """Raises RankFailure while processes are missing."""
@@ -132,7 +131,7 @@ class LeadingBackend(DividedBackend):
         return storage
 
     def _launched(self, key: Hashable, function: Function, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """What stands in the place of a launcher: the passes over tiles are everybody's, all else is run here."""
+        """What stands in the place of a launcher: all processes run the passes over tiles, all else is run here."""
         if not (isinstance(key, tuple) and key[0] in PASSES):
             return self._alone(key, function, columns)
         network, storages = key
@@ -199,7 +198,7 @@ class LeadingBackend(DividedBackend):
 
 
 class FetchedFromAll:
-    """A `Fetched` of which somebody has to make sure that it is a result."""
+    """A `Fetched` that is a result only if no process has failed meanwhile."""
 
     def __init__(self, fetched: Fetched, backend: LeadingBackend):
         self._fetched, self._backend = fetched, backend

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.engine.backends.networks import Source
 from worldmodel_ros.kernels.pages import Precision
-from .source import Source
 
 READY = 'ready'  # said by a process when it has built its model
 

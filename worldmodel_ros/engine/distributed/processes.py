@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from .failure import RankFailure
+from worldmodel_ros.engine.device_failure import RankFailure
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Processes:
                 raise self._failure(pipe)
 
     def _failure(self, pipe: Connection) -> RankFailure:
-        """Why a process said something that nobody had asked for."""
+        """Why a process sent something that was not asked for."""
         # One that was ended, if there is one: the others then fail for want of it.
         rank = next((rank for rank, child in enumerate(self._children, 1) if (child.poll() or 0) < 0),
                     1 + self._pipes.index(pipe))

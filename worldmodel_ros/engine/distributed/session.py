@@ -1,4 +1,4 @@
-"""A session that outlives the processes which hold its pages."""
+"""A session that is restored when the processes that hold its pages have been replaced."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.engine.calls import Calls
+from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session import Moment, Session
 from worldmodel_ros.engine.session_file import Loaded
-from .failure import RankFailure
 from .leader import NO_FEATURES
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class RestoringSession(Session):
     """A `Session` of a LeadingBackend, which keeps latents and actions of its window.
 
     While processes are missing, `observe` takes frames in nevertheless, and looking ahead raises RankFailure. With
-    the first frame after they have been replaced, the window is committed anew. Then the session is as one that has
+    the first frame after they have been replaced, the window is committed again. Then the session is as one that has
     seen the window's frames alone.
     """
 

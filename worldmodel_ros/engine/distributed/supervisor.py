@@ -1,6 +1,7 @@
 """Keeps the processes of a model complete: watches them, and replaces all of them when one fails."""
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import logging
 import os
@@ -10,11 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from .events import OVER, Event, Started
-from .failure import RankFailure
-from .last_resort import or_end
+from worldmodel_ros.engine.device_failure import RankFailure
 from .processes import Processes
 
 _log = logging.getLogger(__name__)
@@ -24,6 +23,33 @@ RETRY_S = (1.0, 2.0, 5.0, 10.0)  # from one attempt to start them to the next
 AWAITED_S = 30.0  # in which others take an order, or give what they hold; large pages are among both
 DISSOLVING_S = 30.0  # the end of the processes, which takes most of it if it takes long, among it
 ASSEMBLING_S = 300.0  # more than what the parts of it that have a limit can take together
+
+
+STANDARD_ERROR = 2  # by its number: a node's host may have replaced sys.stderr by what is no file
+
+
+class Event(Protocol):
+    """A completion event, as torch.cuda.Event."""
+
+    def query(self) -> bool:
+        """Whether it has come."""
+
+
+class _Over:
+    def query(self) -> bool:
+        return True
+
+
+OVER = _Over()
+
+
+class Started:
+    """The completion of something that is watched before it is known what will tell of it: ``event``."""
+
+    event: Event | None = None
+
+    def query(self) -> bool:
+        return self.event is not None and self.event.query()
 
 
 class _Work(NamedTuple):
@@ -38,9 +64,9 @@ class Supervisor:
 
     One has failed when it ends, when it says so, when a message to it fails, or when work that all of them share is
     not over in time. Then all are ended: a message without its partner would hang for ever, on a GPU, too. They are
-    started anew until that succeeds; ``epoch`` counts how often. ``trouble`` is empty while they are complete, and
-    else says what is wrong. This process is ended, too, if it cannot get away from the dead: it would stand still, and
-    whoever watches it can start it with a device that is free.
+    started again until that succeeds; ``epoch`` counts how often. ``degraded_reason`` is empty while they are complete, and
+    else says what is wrong. This process is ended, too, if a collective with dead peers does not let go of its device: its
+    own supervisor can start it again with a device that is free.
     """
 
     def __init__(self, processes: Processes, assemble: Callable[[], Processes], dissolve: Callable[[], None]):
@@ -48,7 +74,7 @@ class Supervisor:
         and raises what has become of the device; ``assemble`` starts others and gets them to work."""
         self._processes: Processes | None = processes
         self._assemble, self._dissolve = assemble, dissolve
-        self.epoch, self.trouble = 0, ''
+        self.epoch, self.degraded_reason = 0, ''
         self._failed = threading.Event()
         self._work: deque[_Work] = deque()  # on the device, in its order
         self._turned = 0.0  # when the first of it had its turn
@@ -72,8 +98,8 @@ class Supervisor:
     def require(self) -> None:
         """Raises RankFailure while the processes are not complete; also what the device has given then is no
         result."""
-        if self.trouble:
-            raise RankFailure(self.trouble)
+        if self.degraded_reason:
+            raise RankFailure(self.degraded_reason)
 
     def expect(self, epoch: int, event: Event, patience: float) -> None:
         """Has ``event`` watched, which is to come within so many seconds of now, or of the one before it."""
@@ -94,10 +120,10 @@ class Supervisor:
 
     def failed(self, epoch: int, error: Exception) -> RankFailure:
         """Reports that work of an epoch failed; returns what is to be raised."""
-        if epoch == self.epoch and not self.trouble:
+        if epoch == self.epoch and not self.degraded_reason:
             self._wake.send(f'a pass failed: {error}')
             self._failed.wait(5.0)
-        return RankFailure(self.trouble or str(error))
+        return RankFailure(self.degraded_reason or str(error))
 
     def close(self) -> None:
         """Ends the processes."""
@@ -132,30 +158,30 @@ class Supervisor:
         return ''
 
     def _replace(self, reason: str) -> None:
-        self.trouble = reason
+        self.degraded_reason = reason
         self._failed.set()
-        _log.error('%s; starting all of them anew', reason)
+        _log.error('%s; starting all of them again', reason)
         start = time.monotonic()
         try:
             self._end()
         except Exception:
-            _log.critical('this process cannot get away from them, and ends, too', exc_info=True)
+            _log.critical('the device does not let go of the processes that were killed: this process ends, too', exc_info=True)
             os._exit(1)
         for attempt in itertools.count():
             try:
-                with or_end(ASSEMBLING_S):
+                with exit_after(ASSEMBLING_S):
                     self._processes = self._assemble()
                 break
             except Exception as error:  # whatever it is, the robot stands still until it is mended
-                self.trouble = f'{reason}; starting anew failed: {error}'
-                _log.error('%s', self.trouble)
+                self.degraded_reason = f'{reason}; starting them again failed: {error}'
+                _log.error('%s', self.degraded_reason)
                 if self._pause(RETRY_S[min(attempt, len(RETRY_S) - 1)]):
                     return
         while self._woken.poll():  # of the epoch that is over
             self._woken.recv()
         self._failed.clear()
         self.epoch += 1
-        self.trouble = ''
+        self.degraded_reason = ''
         _log.warning('the processes of the model are complete again after %.1f s', time.monotonic() - start)
 
     def _pause(self, seconds: float) -> bool:
@@ -169,8 +195,23 @@ class Supervisor:
         self._work.clear()
         if self._processes is None:
             return
-        with or_end(DISSOLVING_S):
+        with exit_after(DISSOLVING_S):
             self._processes.kill()  # before: what they hold of a message is to be let go
             self._dissolve()
             self._processes.stop()
         self._processes = None
+
+
+@contextmanager
+def exit_after(seconds: float) -> Iterator[None]:
+    """End this process, with exit code 1 and all threads' stacks on its standard error, if what is done in this context
+    takes longer.
+
+    A collective with a dead peer can hang while holding the GIL, so the time is kept by a thread that needs no Python. It is
+    `faulthandler.dump_traceback_later`, of which a process has one: another use of it meanwhile is lost.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,15 +18,27 @@ from typing import Any
 import torch
 
 from worldmodel_ros import realtime
-from worldmodel_ros.engine.backends.cuda_graphs import Column
+from worldmodel_ros.engine.backends.cuda_graphs import Column, Eager, Graphs
+from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.model.parallel.link import Link
-from .backend import DividedBackend
-from .following import receiving_launcher, stand_ins
+from .backend import DividedBackend, use_device
 from .orders import READY, Build, ChangePages, OpenStorage, Pass, StorageNumber
-from .source import use_device
 from .storage import HeadsOfPages
 
 _log = logging.getLogger(__name__)
+
+
+class Received(Inputs):
+    """Inputs that rank 0's message fills, the first thing of every pass."""
+
+    def fill(self, columns: Sequence[Column]) -> None:
+        pass
+
+
+class ReceivingGraphs(Graphs):
+    """CUDA graphs of passes that rank 0 has begun."""
+
+    inputs_type = Received
 
 
 class Follower:
@@ -35,8 +48,8 @@ class Follower:
         device = use_device(order.rank)
         self._backend = DividedBackend(order.source, order.kind, order.rank, order.count)
         self._storages: dict[int, HeadsOfPages] = {}
-        self._launch = receiving_launcher(self._backend.device)
-        self._stand_ins: dict[Pass, list[Column]] = {}
+        self._launch = ReceivingGraphs(device) if device.type == 'cuda' else Eager(device)
+        self._stand_ins: dict[Pass, list[Column]] = {}  # inputs of the right shapes and types
         pipe.send(READY)
         self._backend.join(Link.join(device, order.rank, order.count, Link.connect(order.port, order.count)))
 
@@ -45,7 +58,8 @@ class Follower:
         """Carries out an order."""
         if isinstance(order, Pass):
             if order not in self._stand_ins:
-                self._stand_ins[order] = stand_ins(order, self._backend.device)
+                self._stand_ins[order] = [[torch.zeros(shape, dtype=dtype, device=self._backend.device)]
+                                          for shape, dtype in order.tensors]
                 _schedule_as_rank_0()
             storages = tuple(self._storages[number] for number in order.storages)
             self._launch((order.network, storages), partial(self._backend.passes.run, order.network, storages),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """`model`: as it was named. `config`: YAML that says what the topics are. `seconds`: where the drive's part ends,
+    """`model`: as it was named. `config`: YAML that says what the topics are. `seconds`: where the recording's part ends,
     None for its end, and `skip` where it begins [s]."""
 
     bag: Path
@@ -71,7 +71,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
 
 def _ticks(drive: Drive, seconds: float | None, arrivals: list[Arrival], progress: Callable[[float], None]
            ) -> Iterator[Tick]:
-    """The ticks of the drive, whose arrivals are noted as they pass; `seconds` of it are read."""
+    """The ticks of the recording, whose arrivals are noted as they pass; `seconds` of it are read."""
     began = None
     for tick in drive:
         began = tick.log_ns if began is None else began

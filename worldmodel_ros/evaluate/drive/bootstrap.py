@@ -1,4 +1,4 @@
-"""Confidence intervals of means over a drive, whose neighbouring windows are much alike.
+"""Confidence intervals of means over a recording, whose neighbouring windows are much alike.
 
 Windows a tick apart share most of what they saw: taking them for independent would make every interval several
 times too narrow. So whole blocks of BLOCK_S are drawn, with replacement, and what is inside a block stays together
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK_S = 2.0      # s; longer than the model's window, and than most of what happens on a drive
+BLOCK_S = 2.0      # s; longer than the model's window, and than most of what happens on a recording
 LEVEL = 0.95       # probability that an interval holds
 RESAMPLES = 2000
 MIN_BLOCKS = 6     # with fewer, the resamples are too few different ones to tell anything
@@ -69,7 +69,7 @@ def mean_interval(values: np.ndarray, blocks: np.ndarray, seed: int = 0) -> Inte
 
 def difference_interval(a: np.ndarray, blocks_a: np.ndarray, b: np.ndarray, blocks_b: np.ndarray,
                         seed: int = 0) -> Interval:
-    """Mean of `b` less mean of `a`, of two drives that have nothing to do with each other; arrays as above."""
+    """Mean of `b` less mean of `a`, of two recordings that have nothing to do with each other; arrays as above."""
     (sums_a, counts_a), (sums_b, counts_b) = _block_sums(a, blocks_a), _block_sums(b, blocks_b)
     total, fewest = int(counts_a.sum() + counts_b.sum()), min(len(sums_a), len(sums_b))
     if not fewest:

@@ -1,4 +1,4 @@
-"""What-if branches on a recorded drive: does the branch that is most like what was done foresee best what came?
+"""What-if branches on a recording: does the branch that is most like what was done predict best what came?
 
 A model that ignores the action imagines the same future for every branch, and the best one is found by chance.
 """
@@ -22,7 +22,7 @@ DECISIVE = 0.1
 @dataclass(frozen=True)
 class Branches:
     """By the name of each maneuver: `distance` of its actions from the real ones (root mean square, as a share of
-    each action's range) and `psnr_db`, mean over the chunk, of the pictures imagined under it against those that
+    each action's range) and `psnr_db`, mean over the chunk, of the images imagined under it against those that
     came."""
 
     distance: dict[str, float]
@@ -50,16 +50,16 @@ class Branches:
 
     @property
     def rank(self) -> int:
-        """Place of the nearest branch among all, by their pictures; 1 is the first."""
+        """Place of the nearest branch among all, by their images; 1 is the first."""
         return 1 + sum(value > self.psnr_db[self.nearest] for value in self.psnr_db.values())
 
 
 def imagine_branches(session: Session, actions: np.ndarray, seen: list[np.ndarray]
                      ) -> tuple[Branches, dict[str, np.ndarray]]:
-    """Imagine every maneuver from the session's newest picture, and compare with the pictures that came, `seen` (K).
+    """Imagine every maneuver from the session's newest image, and compare with the images that came, `seen` (K).
 
     `actions` (K, A): what was really done, for a base whose actions are linear.x and angular.z. Returns the last
-    picture of each branch too, and the last one seen under the name ''.
+    image of each branch too, and the last one seen under the name ''.
     """
     span = np.subtract(session.spec.action_high, session.spec.action_low)
     distance, score, pictures = {}, {}, {'': seen[-1]}

@@ -1,4 +1,4 @@
-"""The numbers of all windows of a drive as arrays: some hundred bytes a window, whatever the length of the drive."""
+"""The numbers of all windows of a recording as arrays: some hundred bytes a window, whatever the length of the recording."""
 from __future__ import annotations
 
 import math

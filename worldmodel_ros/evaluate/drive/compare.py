@@ -1,4 +1,4 @@
-"""Two evaluations beside each other: what is better by how much, and whether that is more than chance."""
+"""Two evaluations compared: what is better by how much, and whether that is more than chance."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Compare two models on one bag window by window, or two drives by their means."""
-    # Pictures of another size are other pictures: their errors cannot be set against each other.
+    """Compare two models on one bag window by window, or two recordings by their means."""
+    # Images of another size are other images: their errors cannot be set against each other.
     paired = first.subject.path == second.subject.path and first.spec.image_size == second.spec.image_size \
         and first.spec.step_period == second.spec.step_period
     values_a, values_b = _values(first), _values(second)

@@ -1,4 +1,4 @@
-"""Whether the deadline would have held on a drive: the question's terms and the answer's numbers."""
+"""Whether the deadline would have held on a recording: the question's terms and the answer's numbers."""
 from __future__ import annotations
 
 from array import array
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
 
 @dataclass
 class Deadline:
-    """How the ticks of a drive would have been answered.
+    """How the ticks of a recording would have been answered.
 
     `delay`: median age of the images on receipt [s], None where the bag does not tell it, and they were taken to be
     new. `latency` [s] and `served`: of each tick with a command, from the camera's stamp until the command was out,

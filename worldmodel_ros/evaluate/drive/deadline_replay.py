@@ -29,7 +29,7 @@ _PAUSE = 10.0           # s between two ticks; after a longer one nothing is goi
 
 
 def replay(spec: Preset, arrivals: Sequence[Arrival], measured: MeasuredTimes, budget: Budget) -> Deadline:
-    """Answer the ticks of a drive; nothing but the arrivals, the times and the budget decides the result."""
+    """Answer the ticks of a recording; nothing but the arrivals, the times and the budget decides the result."""
     delay = float(np.median([a.log_ns - a.stamp_ns for a in arrivals])) / NS if arrivals else 0.0
     result = Deadline(budget, measured, delay if 0.0 < delay < _PLAUSIBLE_DELAY else None, len(arrivals))
     clock, listener = VirtualClock(), _Counting(result)
@@ -90,7 +90,7 @@ class _Camera:
         self.next()
 
     def _answer_due(self, observation: Observation) -> None:
-        # The node's timer is set anew by every image.
+        # The node's timer is set again by every image.
         if observation is self._newest:
             self._responder.overdue()
 
@@ -115,7 +115,7 @@ class _Counting:
             result.reasons[re.sub(r'-?[\d.]*\d', '#', answer.reason.split(';')[0])] += 1
 
     def predicted(self, prediction: Prediction) -> None:
-        """Pictures come after the command; nobody waits for them."""
+        """Images come after the command, and delay nothing."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""One evaluation: a model on a drive, with all that its report shows."""
+"""One evaluation: a model on a recording, with all that its report shows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Subject:
 
 @dataclass
 class Evaluation:
-    """The numbers and pictures of one model on one drive; `health` and `findings` are what reading the bag told."""
+    """The numbers and images of one model on one recording; `health` and `findings` are what reading the bag told."""
 
     subject: Subject
     spec: Preset

@@ -1,4 +1,4 @@
-"""The pictures that a report shows, chosen while the drive goes by, in bounded memory."""
+"""The images that a report shows, chosen while the recording goes by, in bounded memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _BUCKETS = 64     # kept at most; some 100 KB each at 64x64
 
 
 class Best:
-    """The scenes of highest score, one for each second of the drive, the best _BUCKETS of them."""
+    """The scenes of highest score, one for each second of the recording, the best _BUCKETS of them."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], tuple[float, Scene]] = {}
@@ -27,7 +27,7 @@ class Best:
             del self._kept[min(self._kept, key=lambda k: self._kept[k][0])]
 
     def best(self, count: int, apart_s: float) -> list[Scene]:
-        """The best scenes, at least so far apart, in the order of the drive."""
+        """The best scenes, at least so far apart, in the order of the recording."""
         chosen: list[Scene] = []
         for _, scene in sorted(self._kept.values(), key=lambda kept: (-kept[0], kept[1].window.index)):
             near = any(abs(scene.window.time_s - other.window.time_s) < apart_s for other in chosen)
@@ -40,14 +40,14 @@ class Best:
 
 
 class Highlights:
-    """What is shown of a drive: the strongest changes, the worst surprises, one what-if for each maneuver."""
+    """What is shown of a recording: the strongest changes, the worst surprises, one what-if for each maneuver."""
 
     def __init__(self) -> None:
         self.changes, self.surprises = Best(), Best()
         self.what_ifs: dict[str, Scene] = {}
 
     def offer(self, scene: Scene) -> None:
-        """Look at the next scene of the drive."""
+        """Look at the next scene of the recording."""
         window = scene.window
         # By the camera alone, never by how good the prediction was: the strip is to be a fair sample.
         if len(scene.seen) and all(window.moving):
@@ -60,5 +60,5 @@ class Highlights:
                 self.what_ifs[name] = scene
 
     def surprise(self, index: int) -> Scene | None:
-        """The scene that should have foreseen the picture of the tick after `index`."""
+        """The scene that should have predicted the image of the tick after `index`."""
         return next((scene for scene in self.surprises if scene.window.index == index), None)

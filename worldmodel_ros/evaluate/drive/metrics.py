@@ -1,4 +1,4 @@
-"""From the columns of a drive to the numbers of its report, as docs/evaluating.md defines them."""
+"""From the columns of a recording to the numbers of its report, as docs/evaluating.md defines them."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ SUBSETS = ('moving', 'all')
 
 
 def subset_mask(columns: Columns, subset: str) -> np.ndarray:
-    """Which predicted pictures (N, K) are judged: all that came, or those that a moving robot led to."""
+    """Which predicted images (N, K) are judged: all that came, or those that a moving robot led to."""
     came = np.isfinite(columns['psnr_db'])
     return came & (columns['moving'] == 1.0) if subset == 'moving' else came
 
@@ -26,7 +26,7 @@ def window_means(columns: Columns, values: np.ndarray, subset: str) -> np.ndarra
 
 
 def prediction(columns: Columns, subset: str) -> dict:
-    """PSNR and SSIM of the predicted pictures, of copying the last one, and the gain of the one over the other."""
+    """PSNR and SSIM of the predicted images, of copying the last one, and the gain of the one over the other."""
     blocks = block_labels(columns['episode'], columns['time_s'])
     psnr, copy, ssim, copy_ssim = columns['psnr_db'], columns['copy_psnr_db'], columns['ssim'], columns['copy_ssim']
     values = {'psnr_db': psnr, 'copy_psnr_db': copy, 'gain_db': psnr - copy,
@@ -44,7 +44,7 @@ def prediction(columns: Columns, subset: str) -> dict:
 
 
 def reconstruction(columns: Columns) -> dict:
-    """PSNR of the drive's pictures through the autoencoder alone."""
+    """PSNR of the recording's images through the autoencoder alone."""
     return mean_interval(columns['reconstruction_db'], block_labels(columns['episode'], columns['time_s'])).to_dict()
 
 
@@ -52,7 +52,7 @@ def policy(columns: Columns) -> dict:
     """The first command of the plans against what was executed in the step after, and baselines.
 
     `known_goal`: against the plan for the goal that the bag tells, if it does. `best_goal`: the goal whose plans
-    are nearest to the drive as a whole, which flatters a model that was given no goal. `hold`: the action of the
+    are nearest to the recording as a whole, which flatters a model that was given no goal. `hold`: the action of the
     step before.
     """
     spec, after, plans = columns.spec, columns['after'], columns['plans']
@@ -72,7 +72,7 @@ def policy(columns: Columns) -> dict:
 
 
 def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:
-    """The plans (N, A) that are held against the drive: for the goal that was set, or else for the nearest one."""
+    """The plans (N, A) that are held against the recording: for the goal that was set, or else for the nearest one."""
     plans, goals = columns['plans'], columns['goal']
     if 'known_goal' not in policy:
         return plans[:, columns.spec.goals.index(policy['best_goal'])]

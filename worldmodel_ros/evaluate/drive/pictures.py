@@ -1,10 +1,10 @@
-"""How near a predicted picture is to what came, and when that says something."""
+"""Measures of images: how near a predicted one is to the ground truth and when that says something; sharpness, motion."""
 from __future__ import annotations
 
 import cv2
 import numpy as np
 
-PSNR_CAP_DB = 60.0  # identical pictures would be infinitely good and spoil every mean
+PSNR_CAP_DB = 60.0  # identical images would be infinitely good and spoil every mean
 # With a robot that stands still, copying the last frame is perfect: only a frame that a command beyond one of these
 # led to tells a good prediction from a bad one.
 MOVING_V = 0.05  # [m/s]
@@ -16,7 +16,7 @@ _C1, _C2 = (0.01 * 255.0) ** 2, (0.03 * 255.0) ** 2
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of uint8 pictures [dB], at most PSNR_CAP_DB; ValueError if shapes differ."""
+    """Peak signal-to-noise ratio of uint8 images [dB], at most PSNR_CAP_DB; ValueError if shapes differ."""
     _require_same_shape(a, b)
     mse = float(np.mean(np.square(a.astype(np.float32) - b.astype(np.float32))))
     if mse == 0.0:
@@ -25,11 +25,11 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def ssim(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean structural similarity of uint8 pictures (H, W) or (H, W, C), -1 to 1; 1 only for identical ones.
+    """Mean structural similarity of uint8 images (H, W) or (H, W, C), -1 to 1; 1 only for identical ones.
 
     Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to structural similarity",
     IEEE Transactions on Image Processing 13(4), 2004: a Gaussian window of 11 x 11 pixels and sigma 1.5, population
-    moments, only where the window is inside the picture; the mean over the channels. ValueError if shapes differ or
+    moments, only where the window is inside the image; the mean over the channels. ValueError if shapes differ or
     a side has less than 11 pixels.
     """
     _require_same_shape(a, b)
@@ -44,6 +44,24 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     numerator = (2.0 * mx * my + _C1) * (2.0 * (xy - mx * my) + _C2)
     denominator = (mx * mx + my * my + _C1) * (xx - mx * mx + yy - my * my + _C2)
     return float(np.mean(numerator / denominator))
+
+
+def sharpness(picture: np.ndarray) -> float:
+    """Variance of the Laplacian of the grey values of uint8 (H, W, 3), which blur takes away (Pech-Pacheco et al.,
+    "Diatom autofocusing in brightfield microscopy: a comparative study", 2000)."""
+    return float(cv2.Laplacian(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY).astype(np.float32), cv2.CV_32F).var())
+
+
+def rms(a: np.ndarray, b: np.ndarray) -> float:
+    """Root mean square difference of uint8 images of one shape, 0 to 255."""
+    return float(np.sqrt(np.mean(np.square(a.astype(np.float32) - b))))
+
+
+def shift(before: np.ndarray, after: np.ndarray) -> float:
+    """Pixels that grey images float32 (H, W) moved to the right (Kuglin and Hines, "The phase correlation image
+    alignment method", 1975)."""
+    window = cv2.createHanningWindow(before.shape[::-1], cv2.CV_32F)
+    return cv2.phaseCorrelate(before, after, window)[0][0]
 
 
 def is_moving(v: float, w: float) -> bool:

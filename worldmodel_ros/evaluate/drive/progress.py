@@ -1,4 +1,4 @@
-"""A progress bar for people who wait; it is silent where nobody looks on."""
+"""A progress bar on a terminal; silent elsewhere."""
 from __future__ import annotations
 
 import sys

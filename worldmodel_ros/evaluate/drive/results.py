@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: report.html, summary.json and the windows, beside each other."""
+"""What an evaluation leaves behind: report.html, summary.json and the windows, in one folder."""
 from __future__ import annotations
 
 import json

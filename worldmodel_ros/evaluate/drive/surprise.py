@@ -1,6 +1,6 @@
-"""Where the model was wrong: moments of a drive at which it had foreseen something else.
+"""Where the model was wrong: moments of a recording at which it had predicted something else.
 
-The surprise of a picture is how much worse it was foreseen, one step before, than the autoencoder alone would have
+The surprise of an image is how much worse it was predicted, one step before, than the autoencoder alone would have
 drawn it [dB]. What the autoencoder cannot draw is no surprise, and neither is a robot that stands still.
 """
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 THRESHOLD = 3.5   # "modified z-score" above which a value is an outlier (Iglewicz and Hoaglin, 1993)
 GAP_S = 1.0       # what is nearer together is one moment
-FEWEST = 3        # moments that are shown of every drive
-MIN_SCALE_DB = 0.25  # on a drive of hardly any surprise, noise is not to look like one
+FEWEST = 3        # moments that are shown of every recording
+MIN_SCALE_DB = 0.25  # on a recording of hardly any surprise, noise is not to look like one
 
 
 @dataclass(frozen=True)
 class Moment:
-    """From `start_s` to `end_s` of the drive, worst at `time_s`; `peak` is that window's number, `score` its z-score.
+    """From `start_s` to `end_s` of the recording, worst at `time_s`; `peak` is that window's number, `score` its z-score.
 
-    `outlier`: beyond THRESHOLD; else it is only among the worst of a drive without many such.
+    `outlier`: beyond THRESHOLD; else it is only among the worst of a recording without many such.
     """
 
     start_s: float
@@ -37,13 +37,13 @@ class Moment:
 
 
 def limit(surprise_db: np.ndarray) -> float:
-    """The surprise [dB] beyond which a window is an outlier of this drive; needs one value at least."""
+    """The surprise [dB] beyond which a window is an outlier of this recording; needs one value at least."""
     median, scale = _location(surprise_db)
     return median + THRESHOLD * scale
 
 
 def scores(surprise_db: np.ndarray) -> np.ndarray:
-    """Robust z-scores (N,): distance from the drive's median in scaled median absolute deviations; NaN stays."""
+    """Robust z-scores (N,): distance from the recording's median in scaled median absolute deviations; NaN stays."""
     if not np.isfinite(surprise_db).any():
         return np.full(len(surprise_db), np.nan)
     median, scale = _location(surprise_db)

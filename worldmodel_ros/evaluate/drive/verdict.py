@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from worldmodel_ros.control.ladder import Tier
 from .evaluation import Evaluation
 
-# Below this, the autoencoder alone loses more of the camera's pictures than the model's predictions do where it is
+# Below this, the autoencoder alone loses more of the camera's images than the model's predictions do where it is
 # at home: 36 dB in the simulator's rooms, against some 27 dB of the predictions.
 FAMILIAR_DB = 28.0
 DEADLINE_SHARE = 0.95  # of the ticks by the best tier
@@ -54,7 +54,7 @@ def _prediction(evaluation: Evaluation) -> tuple[str, str, list[str]]:
 
 
 def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
-    """By the gain over copying the last picture, in both measures: a grey blur has a good PSNR and a bad SSIM."""
+    """By the gain over copying the last image, in both measures: a grey blur has a good PSNR and a bad SSIM."""
     by = f'{_signed(psnr, 1, " dB")} in PSNR, {_signed(ssim, 2)} in SSIM'
     advice = ['Do not let it drive here. Fine-tune it on drives like this one first: `worldmodel finetune`.']
     strange = [f'Even its autoencoder alone redraws this camera\'s pictures with only {known:.1f} dB (familiar places: '

@@ -1,4 +1,4 @@
-"""Time that passes only when somebody says so, and a model that does nothing but take its time."""
+"""Virtual clock, and a model that does nothing but take its time."""
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,6 @@
-"""Runs a model along a drive: what it foresees at every tick, beside what really came.
+"""Runs a model along a recording: per-tick predictions versus ground truth.
 
-At each tick the session commits the picture, plans for every goal, and imagines the next chunk under the actions
+At each tick the session commits the image, plans for every goal, and imagines the next chunk under the actions
 that were *really executed* afterwards. That is the prediction that can be judged: what the model would have done
 instead would have led elsewhere. So a tick waits here until the ticks that follow it are known; nothing else is
 kept.
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.engine.session import Future, Session
 
-# A later picture stands for a horizon if its stamp is nearer to that than to any other one.
+# A later image stands for a horizon if its stamp is nearer to that than to any other one.
 PACE_TOLERANCE = 0.5  # of the model's step period
 
 
 @dataclass(frozen=True)
 class Window:
-    """What was found at one tick. Lists over horizons hold those whose picture came in time, at most a chunk's.
+    """What was found at one tick. Lists over horizons hold those whose image came in time, at most a chunk's.
 
     `actions` (n, A): executed in the steps after the tick (SI units), under which the future was imagined; empty
     where the bag has no actions, and then nothing is imagined. `moving`: whether the action that led to the
-    horizon's picture moves the robot. `psnr_db`, `ssim`: of the predicted pictures; `copy_...`: of the tick's own
-    picture in their place. `reconstruction_db`: of the tick's picture through the autoencoder alone, which no
-    prediction can beat. `surprise_db`: by how much the picture that was predicted for this tick one step before is
+    horizon's image moves the robot. `psnr_db`, `ssim`: of the predicted images; `copy_...`: of the tick's own
+    image in their place. `reconstruction_db`: of the tick's image through the autoencoder alone, which no
+    prediction can beat. `surprise_db`: by how much the image that was predicted for this tick one step before is
     worse than that; None where there was no such prediction. `plans`: the first command of the plan for each goal.
     `branches`: see there.
     """
@@ -43,7 +43,7 @@ class Window:
     index: int
     episode: int
     stamp_ns: int
-    time_s: float  # since the first tick of the drive
+    time_s: float  # since the first tick of the recording
     goal: str
     executed: list[float]
     actions: list[list[float]]
@@ -63,10 +63,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Scene:
-    """A window with its pictures, uint8 (H, W, 3): the tick's, the predicted and the seen ones of the same horizons.
+    """A window with its images, uint8 (H, W, 3): the tick's, the predicted and the seen ones of the same horizons.
 
-    `surprise` is how badly the first of them was foreseen [dB], known one tick later than the window itself;
-    `branches`: the last picture of each imagined branch, and of what really came under its name ''.
+    `surprise` is how badly the first of them was predicted [dB], known one tick later than the window itself;
+    `branches`: the last image of each imagined branch, and of what really came under its name ''.
     """
 
     window: Window
@@ -78,7 +78,7 @@ class Scene:
 
 
 def scenes(engine: Engine, ticks: Iterable[Tick], has_actions: bool = True) -> Iterator[Scene]:
-    """The scene of every tick of a drive, in order. The same ticks give the same scenes, bit for bit, on one machine.
+    """The scene of every tick of a recording, in order. The same ticks give the same scenes, bit for bit, on one machine.
 
     `has_actions`: whether the ticks' actions are known; without them nothing can be imagined, and only the
     autoencoder and the plans are judged.
@@ -93,7 +93,7 @@ def scenes(engine: Engine, ticks: Iterable[Tick], has_actions: bool = True) -> I
         now = ahead.popleft()
         scene = runner.run(now, [later for later in ahead if later and later.episode == now.episode])
         if held:
-            # What was foreseen for a picture is judged with the picture's own tick.
+            # What was predicted for an image is judged with the image's own tick.
             yield replace(held, surprise=scene.window.surprise_db)
         held = scene
     if held:
@@ -106,7 +106,7 @@ def _and_then_none(ticks: Iterable[Tick], count: int) -> Iterator[Tick | None]:
 
 
 class _Runner:
-    """The session along the drive, and what the last tick foresaw."""
+    """The session along the recording, and what the last tick predicted."""
 
     def __init__(self, engine: Engine, has_actions: bool) -> None:
         self._session: Session = engine.open_session()
@@ -129,7 +129,7 @@ class _Runner:
         known = np.array([t.executed for t in later], np.float32).reshape(-1, self._spec.actions)
         if not self._has_actions:
             known = known[:0]
-        # A chunk that reaches beyond the episode goes on with its last action; nobody looks at that part.
+        # A chunk that reaches beyond the episode goes on with its last action; that part is not used.
         chunk = np.concatenate([known, np.repeat(known[-1:], size - len(known), 0)]) if len(known) else \
             np.tile(tick.executed, (size, 1))
         future = session.imagine(chunk)
@@ -161,7 +161,7 @@ class _Runner:
         return kept
 
     def _reconstruct(self, future: Future) -> np.ndarray:
-        """The newest picture, encoded and decoded; `future` follows it."""
+        """The newest image, encoded and decoded; `future` follows it."""
         before = future.before if self._latent is None else self._latent
         return self._session.decode(replace(future, latents=future.before[None], before=before, frames=None))[0]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS = 30.0  # that a robot has to reach its goal
 PERIOD = 0.1    # s, between two commands
 
-# Called once a tick with the world, its newest picture, the command that was executed before it, and the goal; returns
+# Called once a tick with the world, its newest image, the command that was executed before it, and the goal; returns
 # the commands (K, 2) for this tick and those after it, before any limits.
 Driver = Callable[[World, np.ndarray, tuple[float, float], str], np.ndarray]
 
@@ -69,7 +69,7 @@ def planner(engine: Engine) -> Driver:
 
 
 def drivers(engine: Engine) -> Mapping[str, Callable[[], Driver]]:
-    """What makes each driver anew, by name."""
+    """What makes each driver again, by name."""
     return {'expert': lambda: expert, 'two_step': lambda: policy(engine, 2), 'one_step': lambda: policy(engine, 1),
             'planner': lambda: planner(engine)}
 

@@ -1,4 +1,4 @@
-"""From where was an imagined picture taken? The pose whose true view is most like it, in the true room."""
+"""From where was an imagined image taken? The pose whose true view is most like it, in the true room."""
 from __future__ import annotations
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from ...sim.world import World
 from .drives import Drive
 
-SIZE = (64, 64)  # of the views that are compared, whatever the model's pictures
+SIZE = (64, 64)  # of the views that are compared, whatever the model's images
 # Where the search begins, relative to the true pose: m ahead, m to the left, rad of yaw.
 _GRID = tuple(product((-0.25, 0.0, 0.25), (-0.2, 0.0, 0.2), np.radians(range(-32, 33, 8))))
 _STEPS = ((0.12, 4.0), (0.06, 2.0), (0.03, 1.0), (0.015, 0.5))  # m and deg, of its moves
@@ -22,7 +22,7 @@ def find_pose(picture: np.ndarray, drive: Drive, frame: int) -> tuple[float, flo
 
     The best of a grid of poses around the true one is improved by a pattern search (Hooke and Jeeves, "Direct search
     solution of numerical and statistical problems", 1961), to 15 mm and half a degree. Of views from known poses, it
-    finds 90 % to 0.15 m and 6 degrees (median 0.03 m and 0.6 degrees); a picture of no place in the room gives some
+    finds 90 % to 0.15 m and 6 degrees (median 0.03 m and 0.6 degrees); an image of no place in the room gives some
     pose too.
     """
     world = World(drive.seed, SIZE)

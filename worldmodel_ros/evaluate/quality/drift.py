@@ -1,6 +1,6 @@
-"""Ten minutes of imagination without a look: does what is seen after minutes still look like a room, and still obey?
+"""Ten minutes of open-loop prediction: do images after minutes still look like a room, and still follow the actions?
 
-The commands are those of a true drive of that length from goal to goal in the same room. Its own pictures are measured
+The commands are those of a true episode of that length from goal to goal in the same room. Its own images are measured
 too: a robot that ends at a bare wall sees less there, in truth as in imagination.
 """
 from __future__ import annotations
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from worldmodel_ros.control.maneuvers import maneuver
+from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
+from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
 from .horizons import CONTEXT
-from .images import rms, sharpness, shift
-from .imagination import TWO_STEP, Imagination, Memory
+from .imagination import Imagination, Memory
 
 SECONDS = 600.0
 ENDS = 0.2                             # share of the way that counts as its beginning, and as its end
@@ -22,13 +23,13 @@ MIX = {'expert': 1.0}
 FORKS = ('left', 'right')
 _FORKS = 12                            # at each end
 _BINS = 6                              # a channel, of the histogram of colours
-_TURN = 0.3                            # rad/s, at least, for a turn that moves the picture by more than the shift's error
+_TURN = 0.3                            # rad/s, at least, for a turn that moves the image by more than the shift's error
 
 
 def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
-    """How the end of a dream compares with its beginning, and the same of the true drive.
+    """How the end of a long rollout compares with its beginning, and the same of the true episode.
 
-    `imagined` and `true` of the record: see `_Observer.compare`. Beside it a strip of pictures, uint8
+    `imagined` and `true` of the record: see `_Observer.compare`. Returns with it a strip of images, uint8
     (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
     """
     spec = model.spec
@@ -57,7 +58,7 @@ def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tup
 
 
 def _imagined_fork(model: Imagination, memory: Memory) -> float:
-    """How much the pictures differ, root mean square, to which a chunk to the left and one to the right lead."""
+    """How much the images differ, root mean square, to which a chunk to the left and one to the right lead."""
     actions = np.stack([maneuver(name, model.spec.chunk_frames) for name in FORKS])
     latents, _ = model.roll(memory.branches(len(FORKS)), actions, TWO_STEP)
     return rms(*model.decode(latents[:, -1], latents[:, -2]))
@@ -101,7 +102,7 @@ class _Observer:
 
     def compare(self) -> dict:
         """`sharpness`: mean; `colours`: mean and standard deviation of each channel;
-        `response`: pixels that the picture moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk
+        `response`: pixels that the image moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk
         to the left and one to the right lead to, root mean square. Each at the beginning and the end.
         `histogram_distance`: between the two, from 0 to 1."""
         statistics = {name: np.mean(rows, 0) for name, rows in self._rows.items()}
@@ -115,9 +116,9 @@ class _Observer:
 def _slope(pairs: list[tuple[float, float]]) -> float:
     """Median of shift over turn, of the steps that turn; 0 without such a step.
 
-    Before a bare wall the correlation of two pictures peaks anywhere, and a few shifts of half a picture outweigh all
-    others in a least-squares fit: of four true drives, which do not drift, that found ratios from 0.77 to 1.84 (90 %
-    of draws out of 24 drives), the median from 0.97 to 1.01. A dream that shows nothing for most of the time has none.
+    Before a bare wall the correlation of two images peaks anywhere, and a few shifts of half an image outweigh all
+    others in a least-squares fit: of four true episodes, which do not drift, that found ratios from 0.77 to 1.84 (90 %
+    of draws out of 24 episodes), the median from 0.97 to 1.01. A long rollout that shows nothing for most of the time has none.
     """
     turns, shifts = np.array(pairs).T
     turning = np.abs(turns) > _TURN

@@ -1,4 +1,4 @@
-"""Simulated drives with the whole truth beside the pictures, and what other commands would have led to."""
+"""Simulated episodes with images and ground truth, what other commands would have led to, and bounds of prediction."""
 from __future__ import annotations
 
 import math
@@ -10,12 +10,13 @@ import numpy as np
 from worldmodel_ros.evaluate.drive.pictures import is_moving
 from ...safety.limits import TwistLimiter
 from ...sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
-from ...sim.rollout import PERIOD, array_shapes, drive_episode
-from ...sim.scene import CAMERA_X, COLOURS, Scene
+from ...sim.rollout import MAX_LATENCY, PERIOD, array_shapes, drive_episode
+from ...sim.scene import CAMERA_X, COLOURS, TRACK, Scene
 from ...sim.world import LIMITS, World
 
 COMMAND_DELAY = 0.03  # s from a frame to the command that answers it, as over ROS on two cores
 NO_GOAL = -1
+_MEAN_LATENCY = MAX_LATENCY / 2  # s
 MOVING_SHARE = 0.5    # of the steps to a horizon; with less, copying the last frame is nearly perfect
 
 
@@ -106,7 +107,7 @@ class _Witness:
 
 @dataclass(frozen=True)
 class Branch:
-    """What would have followed frame t of a drive: `actions` (K, 2), as the robot executes them; pictures, poses and
+    """What would have followed frame t of an episode: `actions` (K, 2), as the robot executes them; images, poses and
     `collided` (K,) after each."""
 
     actions: np.ndarray
@@ -138,3 +139,31 @@ def execute(world: World, previous: tuple[float, float], command: tuple[float, f
     hit = world.collided
     world.step(command, period - COMMAND_DELAY)
     return hit or world.collided
+
+
+def resimulate(drive: Drive, start: int, steps: list[int], period: float, nominal_gains: bool) -> np.ndarray:
+    """
+    Images (len(steps), H, W, 3), so many periods after frame `start`, under the commands that were executed: the bound of what
+    can be predicted from the camera.
+
+    A command begins a random latency after its frame, which no camera shows. A simulator that knows the room, the robot and
+    every command, but not the latencies, is what a perfect world model could be; with nominal motor gains, what one could
+    be that does not learn from its window how this robot's wheels differ.
+    """
+    world = World(drive.seed, drive.frames.shape[1:3])
+    world.restore(drive.snapshots[start])
+    gains = world.scene.wheel_gain if nominal_gains else (1.0, 1.0)
+    frames = []
+    for step in range(1, max(steps) + 1):
+        world.step(_without_gains(drive.actions[start + step - 1], gains), _MEAN_LATENCY)
+        world.step(_without_gains(drive.actions[start + step], gains), period - _MEAN_LATENCY)
+        if step in steps:
+            frames.append(world.render())
+    return np.stack(frames)
+
+
+def _without_gains(action: np.ndarray, gains: tuple[float, float]) -> np.ndarray:
+    """The command whose wheel speeds, times the gains, are those of `action`."""
+    v, w = action.tolist()
+    left, right = (v - w * TRACK / 2) / gains[0], (v + w * TRACK / 2) / gains[1]
+    return np.array([(left + right) / 2, (right - left) / TRACK])

@@ -1,4 +1,4 @@
-"""Prediction up to five seconds ahead without a look: from warm sessions, under the commands really executed."""
+"""Open-loop prediction up to five seconds ahead, from warm sessions, under the commands that were executed."""
 from __future__ import annotations
 
 import math
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldmodel_ros.evaluate.drive.pictures import psnr, ssim
+from worldmodel_ros.evaluate.drive.pictures import psnr, sharpness, ssim
+from ...model.sampling import ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP, Steps
 from ...sim.scene import COLOURS
-from .bounds import resimulate
 from .displacement import find_pose
-from .drives import Drive
-from .images import sharpness
-from .imagination import ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP, Imagination, Sampler
+from .drives import Drive, resimulate
+from .imagination import Imagination
 from .objects import Sighting, find_objects
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 HORIZONS = (0.4, 1.0, 2.0, 5.0)  # s
 CONTEXT = 24                     # frames that a session has seen at a start: its window is full
 SPACING = 29                     # frames between starts, all but independent of each other
-SAMPLERS: dict[str, Sampler] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
+SAMPLERS: dict[str, Steps] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
 STRIP = ('truth', 'two_step', 'one_step', 'teacher')
 # These draw on the network that serves as the teacher.
-TEACHERS: dict[str, Sampler] = {'teacher': TEACHER, 'truncated': TRUNCATED, 'truncated_one_step': TRUNCATED_ONE}
-_POSED = ('two_step', 'one_step', 'teacher')  # whose pictures are asked where they were taken
+TEACHERS: dict[str, Steps] = {'teacher': TEACHER, 'truncated': TRUNCATED, 'truncated_one_step': TRUNCATED_ONE}
+_POSED = ('two_step', 'one_step', 'teacher')  # whose images are asked where they were taken
 
 
 def steps_of(horizon: float, period: float) -> int:
@@ -34,20 +33,20 @@ def steps_of(horizon: float, period: float) -> int:
 
 
 def starts(drive: Drive, ahead: int) -> range:
-    """Frames of a drive after which a session with CONTEXT frames is asked for `ahead` more."""
+    """Frames of an episode after which a session with CONTEXT frames is asked for `ahead` more."""
     return range(CONTEXT - 1, len(drive.frames) - ahead, SPACING)
 
 
 def drive_frames(period: float, count: int) -> int:
-    """Length of a drive that has `count` starts."""
+    """Length of an episode that has `count` starts."""
     return CONTEXT + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
 
 
 def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, deployed: Engine | None
                     ) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """One record for each start, horizon and way to foresee: see `_records`. `deployed` runs on its own back end.
+    """One record for each start, horizon and way to predict: see `_records`. `deployed` runs on its own back end.
 
-    Beside them strips, uint8 (rows, 1 + horizons, H, W, 3): the last picture that was seen and those that follow, as
+    With them strips, uint8 (rows, 1 + horizons, H, W, 3): the last image that was seen and those that follow, as
     they came and as each of STRIP foresaw them; from the first start, and from the one at which two steps did worst.
     """
     spec = student.spec
@@ -88,9 +87,9 @@ def _streams(drive: Drive, moments: range, ahead: int, chunk: int) -> tuple[np.n
     return seen, executed, np.concatenate([later, np.repeat(later[:, -1:], missing, 1)], 1)
 
 
-def _imagined(model: Imagination, samplers: dict[str, Sampler], seen: np.ndarray, executed: np.ndarray,
+def _imagined(model: Imagination, samplers: dict[str, Steps], seen: np.ndarray, executed: np.ndarray,
               later: np.ndarray, wanted: list[int]) -> dict[str, np.ndarray]:
-    """Pictures (N, horizons, H, W, 3) by each sampler. Every start's stream has a noise of its own."""
+    """Images (N, horizons, H, W, 3) by each sampler. Every start's stream has a noise of its own."""
     memory = model.observe(seen, executed, tuple(range(len(seen))))
     found = {}
     for name, sampler in samplers.items():
@@ -129,9 +128,9 @@ def _through_vae(model: Imagination, frames: np.ndarray) -> np.ndarray:
 
 
 def _records(drive: Drive, start: int, steps: int, horizon: float, pictures: dict[str, np.ndarray]) -> Iterator[dict]:
-    """By the name of each way to foresee: how near its picture is to the true one, and where things are in it.
+    """By the name of each way to predict: how near its image is to the true one, and where things are in it.
 
-    `objects`: of each object that is visible in the true picture, (whether it was at the start too, error of the
+    `objects`: of each object that is visible in the true image, (whether it was at the start too, error of the
     bearing in deg, estimated over true distance); None where it was not found or, of distances, is cut off. `goal`:
     which of them the driver has driven to all the way, None for none.
     """

@@ -1,4 +1,4 @@
-"""Where the coloured objects are in a picture, true or imagined: found by colour, placed by the camera's model."""
+"""Where the coloured objects are in an image, true or imagined: found by colour, placed by the camera's model."""
 from __future__ import annotations
 
 import math
@@ -16,20 +16,20 @@ _HUE_TOLERANCE = 0.065
 # pixels at an object's edge lie between.
 _SATURATION = (0.42, 0.62)
 _DARKEST = 0.12    # of 1; below, a hue means nothing
-_MIN_AREA = 1.5    # pixels of a picture of 64 x 64
+_MIN_AREA = 1.5    # pixels of an image of 64 x 64
 
 
 @dataclass(frozen=True)
 class Sighting:
     """`bearing`: of the object's middle from the camera, rad in the axes of base_link, positive to the left.
-    `distance`: m, from the object's known size, None where the picture's edge cuts it off."""
+    `distance`: m, from the object's known size, None where the image's edge cuts it off."""
 
     bearing: float
     distance: float | None
 
 
 def find_objects(picture: np.ndarray, scene: Scene) -> dict[str, Sighting]:
-    """The objects that are seen in a square picture uint8 (H, H, 3), by colour; `scene` tells camera and sizes."""
+    """The objects that are seen in a square image uint8 (H, H, 3), by colour; `scene` tells camera and sizes."""
     hsv = cv2.cvtColor(picture.astype(np.float32) / 255.0, cv2.COLOR_RGB2HSV)
     hue, saturation, value = hsv[..., 0] / 360.0, hsv[..., 1], hsv[..., 2]
     coloured = np.clip((saturation - _SATURATION[0]) / (_SATURATION[1] - _SATURATION[0]), 0.0, 1.0)

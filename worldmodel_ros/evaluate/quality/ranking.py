@@ -6,11 +6,11 @@ from itertools import combinations
 import numpy as np
 
 from worldmodel_ros.control.maneuvers import NAMES, maneuver
-from worldmodel_ros.evaluate.drive.pictures import psnr
+from worldmodel_ros.evaluate.drive.pictures import psnr, rms
+from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
 from .horizons import CONTEXT, HORIZONS, starts, steps_of
-from .images import rms
-from .imagination import ONE_STEP, TWO_STEP, Imagination
+from .imagination import Imagination
 
 HORIZON = 1.0  # s
 SAMPLERS = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
@@ -45,7 +45,7 @@ def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
 
 
 def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[dict]:
-    """For each true branch that differs from all others: which imagined picture is nearest to its last one.
+    """For each true branch that differs from all others: which imagined image is nearest to its last one.
 
     `sensitivity`: how much the imagined branches differ from each other, root mean square, over how much the true ones
     do; 1 is as much, 0 a model that does not heed the action. `contact`: whether anything is hit on the true branch.

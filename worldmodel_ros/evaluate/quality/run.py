@@ -19,7 +19,7 @@ from .horizons import gain
 from .seeds import QualityError
 from .task import DEFINITIONS, PARTS, Task
 
-STARTS = 5        # a drive
+STARTS = 5        # an episode
 STRIPS = 3        # rooms that are shown, of the first and of the worst
 
 
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a job found, and strips of pictures by name, uint8 (rows, columns, H, W, 3)."""
+    """What a job found, and strips of images by name, uint8 (rows, columns, H, W, 3)."""
 
     records: list[dict]
     strips: dict[str, np.ndarray] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Result:
 
 def evaluate(task: Task, workers: int = 1, progress: Callable[[float], None] = lambda share: None
              ) -> tuple[dict, dict[str, np.ndarray]]:
-    """The numbers, and strips of pictures by name. Raises ModelError and QualityError.
+    """The numbers, and strips of images by name. Raises ModelError and QualityError.
 
     A job that fails otherwise costs its own numbers alone: `failed` names it, with what went wrong.
     """
@@ -70,7 +70,7 @@ def evaluate(task: Task, workers: int = 1, progress: Callable[[float], None] = l
 
 
 def _chosen_strips(done: dict[Job, Result]) -> dict[str, np.ndarray]:
-    """Every dream, the first rooms as they come, and the moments at which the model did worst of all."""
+    """Every long rollout, the first rooms as they come, and the moments at which the model did worst of all."""
     rooms = [(min(gain(result.records, r['start']) for r in result.records), job, result)
              for job, result in done.items() if job.part == 'horizons']
     strips = {f'dream_{job.seed}': result.strips['dream'] for job, result in done.items() if job.part == 'drift'}

@@ -10,7 +10,7 @@ from .horizons import HORIZONS
 from .ranking import HORIZON as RANKING_HORIZON
 
 WITHIN_DEG = 5.0
-MISSED_DEG = 90.0  # the error that stands for an object that is not in the picture at all: the whole field of view
+MISSED_DEG = 90.0  # the error that stands for an object that is not in the image at all: the whole field of view
 # Of each horizon, what is held against what: gain in dB of the first over the second, on the same moments.
 _PAIRS = {'two_step_over_copy_last': ('two_step', 'copy_last'), 'one_step_over_copy_last': ('one_step', 'copy_last'),
           'two_step_over_teacher': ('two_step', 'teacher'), 'one_step_over_teacher': ('one_step', 'teacher'),
@@ -20,7 +20,7 @@ _PAIRS = {'two_step_over_copy_last': ('two_step', 'copy_last'), 'one_step_over_c
 
 
 def horizons(records: list[dict]) -> dict:
-    """By horizon and way to foresee: see `_way`; `gains_db`: paired differences with intervals."""
+    """By horizon and way to predict: see `_way`; `gains_db`: paired differences with intervals."""
     found = {}
     for horizon in HORIZONS:
         rows = [r for r in records if r['horizon'] == horizon and r['moving']]
@@ -31,7 +31,7 @@ def horizons(records: list[dict]) -> dict:
 
 
 def by_driver(records: list[dict]) -> dict:
-    """The two-step numbers of drives by the expert, and of the others."""
+    """The two-step numbers of episodes by the expert, and of the others."""
     parts = {'expert': [r for r in records if r['driver'] == 'expert'],
              'others': [r for r in records if r['driver'] != 'expert']}
     return {name: {horizon: {way: values[way] for way in ('copy_last', 'two_step', 'simulator') if way in values}
@@ -39,8 +39,8 @@ def by_driver(records: list[dict]) -> dict:
 
 
 def _way(rows: list[dict]) -> dict:
-    """Means over the moments. `bearing_...` are of the goal in the expert's drives, where it is visible in the true
-    picture; `all_objects`: the same of every object, in every drive."""
+    """Means over the moments. `bearing_...` are of the goal in the expert's episodes, where it is visible in the true
+    image; `all_objects`: the same of every object, in every episode."""
     rooms = _rooms(rows)
     goals = _bearings([(r['seed'], *r['objects'][r['goal']]) for r in rows if r['goal'] is not None])
     found = {'psnr_db': _mean(rows, 'psnr_db'), 'psnr_interval': _interval(rows, 'psnr_db'),
@@ -68,7 +68,7 @@ def _bearings(objects: list[tuple]) -> dict:
 
 
 def what_if(records: list[dict]) -> dict:
-    """`what_if_ranking` of two steps, and beside it all that tells how the branches are told apart; `contact`, `free`: of
+    """`what_if_ranking` of two steps, and all that tells how the branches are told apart; `contact`, `free`: of
     branches on which something is hit, and of the others."""
     details = {}
     for way in dict.fromkeys(r['way'] for r in records):
@@ -86,10 +86,10 @@ def what_if(records: list[dict]) -> dict:
 
 
 def drift(records: list[dict]) -> dict:
-    """Ratios of the end to the beginning, over all dreams; 1 is no drift. `true`: the same of the true drives.
+    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. `true`: the same of the true episodes.
 
     `colour_ratio`: of the six means and standard deviations of the channels, the one that changed most.
-    `..._of_true`: the dreams' over the true drives', at the beginning and at the end.
+    `..._of_true`: the long rollouts' over the true episodes', at the beginning and at the end.
     """
     if not records:
         return {}

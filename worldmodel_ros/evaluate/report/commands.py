@@ -1,12 +1,11 @@
-"""Section: what the model would have done, beside what was done."""
+"""Section: what the model would have done, compared with what was done."""
 from __future__ import annotations
 
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.metrics import chosen_plans
-from .html import escape, number, section, table
+from .html import Run, escape, number, section, table
 from .plot import Plot, legend, over_time, padded
-from .runs import Run
 
 UNITS = {'linear.x': 'm/s', 'angular.z': 'rad/s'}
 _ROWS = {'hold': 'the action of the step before', 'mean': 'the drive\'s mean action'}

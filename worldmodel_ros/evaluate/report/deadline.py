@@ -5,9 +5,8 @@ import numpy as np
 
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes
-from .html import escape, number, section, table
+from .html import Run, escape, number, section, table
 from .plot import Plot, legend
-from .runs import Run
 
 NAMES = {Tier.TWO_STEP: 'two steps', Tier.ONE_STEP: 'one step', Tier.PLAN_ONLY: 'plan only',
          Tier.LAST_PLAN: 'last plan', Tier.STOP: 'stop', Tier.NONE: 'nothing'}

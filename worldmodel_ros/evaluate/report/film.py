@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.windows import Scene
-from .html import difference, number, picture
-from .runs import Run
+from .html import Run, difference, number, picture
 
-_GAP = '<figure class="empty"></figure>'  # below the picture of now
+_GAP = '<figure class="empty"></figure>'  # below the image of now
 
 
 def cell(pixels: np.ndarray, below: str, alternative: str, kind: str = '') -> str:

@@ -6,8 +6,7 @@ from datetime import datetime, timezone
 from worldmodel_ros.bags.findings import Finding
 from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from ...inputs.ticks import NS
-from .html import escape, number, section, table
-from .runs import Run
+from .html import Run, escape, number, section, table
 
 SEVERITY = {'error': 'Error', 'warning': 'Warning', 'info': 'Note'}
 
@@ -28,7 +27,7 @@ def _one(run: Run, named: bool) -> str:
 
 
 def _where(evaluation: Evaluation, finding: Finding) -> str:
-    """When it happened, where that is on the drive's own time."""
+    """When it happened, where that is on the recording's own time."""
     if not len(evaluation.columns):
         return ''
     times = [(stamp - int(evaluation.columns['stamp_ns'][0])) / NS for stamp in finding.first_stamps]

@@ -1,17 +1,46 @@
-"""Small pieces of HTML: text, tables, pictures as data."""
+"""Small pieces of HTML: text, tables, images as data; and how the one or two evaluations of a report are called in it."""
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import cv2
 import numpy as np
 
+from worldmodel_ros.evaluate.drive.compare import names
+from worldmodel_ros.evaluate.drive.evaluation import Evaluation
+
 JPEG_QUALITY = 92
 DIFFERENCE_WHITE = 96  # of 255: a difference that is drawn as bright as can be
 
-__all__ = ['bounds', 'difference', 'escape', 'number', 'picture', 'section', 'signed', 'table']
+KINDS = ('a', 'b')  # style classes, in the order of the evaluations
+
+__all__ = ['Run', 'bounds', 'difference', 'escape', 'number', 'picture', 'runs', 'section', 'signed', 'table']
+
+
+@dataclass(frozen=True)
+class Run:
+    """`name`, as HTML: what tells this evaluation from the other one, after its `letter` if there are two.
+
+    `kind`: its style class.
+    """
+
+    letter: str
+    name: str
+    kind: str
+    evaluation: Evaluation
+
+
+def runs(evaluations: Sequence[Evaluation]) -> list[Run]:
+    """One or two evaluations, named by what differs between them."""
+    if not 1 <= len(evaluations) <= len(KINDS):
+        raise ValueError(f'a report shows one evaluation or two, not {len(evaluations)}')
+    told = ['model'] if len(evaluations) == 1 else names(evaluations)
+    letters = ('',) if len(evaluations) == 1 else ('A', 'B')
+    return [Run(letter, f'{letter}: {escape(name)}' if letter else name, kind, e)
+            for letter, name, kind, e in zip(letters, told, KINDS, evaluations)]
 
 
 def section(anchor: str, title: str, *body: str, lead: str = '') -> str:
@@ -44,7 +73,7 @@ def picture(pixels: np.ndarray, alternative: str) -> str:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where two pictures differ, in false colours: black for not at all, bright from DIFFERENCE_WHITE of 255 on."""
+    """Where two images differ, in false colours: black for not at all, bright from DIFFERENCE_WHITE of 255 on."""
     gap = np.abs(a.astype(np.float32) - b.astype(np.float32)).mean(2) * (255.0 / DIFFERENCE_WHITE)
     return cv2.applyColorMap(np.clip(gap, 0, 255).astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
 

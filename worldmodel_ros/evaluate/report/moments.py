@@ -5,13 +5,12 @@ import numpy as np
 
 from worldmodel_ros.evaluate.drive.surprise import THRESHOLD, Moment, limit
 from .film import strip
-from .html import number, section
+from .html import Run, number, section
 from .plot import Plot, over_time
-from .runs import Run
 
 
 def moments(runs: list[Run]) -> str:
-    """The surprise over the drive, and the moments with their pictures."""
+    """The surprise over the recording, and the moments with their images."""
     parts = []
     for run in runs:
         title = f'<h3>{run.name}</h3>' if len(runs) > 1 else ''

@@ -4,8 +4,7 @@ from __future__ import annotations
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.evaluate.drive.compare import MEASURES, Comparison
 from worldmodel_ros.evaluate.drive.verdict import Verdict
-from .html import bounds, escape, number, section, signed, table
-from .runs import Run
+from .html import Run, bounds, escape, number, section, signed, table
 
 LEVELS = {'good': 'Good', 'fair': 'Take care', 'bad': 'Not here'}
 

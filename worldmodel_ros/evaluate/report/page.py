@@ -10,11 +10,10 @@ from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .commands import commands
 from .deadline import deadline
 from .health import health
-from .html import escape
+from .html import escape, runs
 from .moments import moments
 from .overview import differences, header, tiles
 from .prediction import prediction
-from .runs import runs
 from .style import CSS
 from .what_if import what_if
 
@@ -49,5 +48,5 @@ def _footer(provenance: Mapping[str, Any]) -> str:
             f'<p>{escape(provenance["time"])}, {escape(machine["cpu"])}, {machine["cores"]} cores, '
             f'Python {escape(machine["python"])}. {escape(versions)}.</p>'
             '<p>All numbers are in <code>summary.json</code>, those of each window in <code>windows*.jsonl</code>, '
-            'beside this page. Intervals: 95 %, block bootstrap over the drive. How each number is defined: '
+            'next to this page. Intervals: 95 %, block bootstrap over the drive. How each number is defined: '
             '<code>docs/evaluating.md</code>.</p></footer>')

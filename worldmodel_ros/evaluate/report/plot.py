@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-MAX_POINTS = 900  # of a line: more cannot be seen, and would make the page of a long drive heavy
+MAX_POINTS = 900  # of a line: more cannot be seen, and would make the page of a long recording heavy
 
 
 class Plot:
@@ -79,7 +79,7 @@ class Plot:
                            f'height="{height:.1f}"><title>{title}</title></rect>')
 
     def vertical(self, x: float, kind: str, text: str = '', row: int = 0, anchor: str = 'start') -> None:
-        """A vertical line with a text beside its upper end; `row` sets the text lower."""
+        """A vertical line with a text next to its upper end; `row` sets the text lower."""
         column, shift = self.px(x), 4 if anchor == 'start' else -4
         self._parts.append(f'<line class="rule {kind}" x1="{column:.1f}" x2="{column:.1f}" y1="{self._top}" '
                            f'y2="{self.height - self._bottom}"/>')
@@ -144,7 +144,7 @@ def padded(values: np.ndarray, share: float = 0.08, at_least: float = 1e-3) -> t
 
 def over_time(times: np.ndarray, values: np.ndarray, episodes: np.ndarray, reduce=np.mean
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a line, broken between episodes; of a long drive about MAX_POINTS, each `reduce` of some."""
+    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each `reduce` of some."""
     xs, ys = [], []
     size = -(-len(times) // MAX_POINTS)
     for episode in np.split(np.arange(len(times)), np.flatnonzero(np.diff(episodes)) + 1):

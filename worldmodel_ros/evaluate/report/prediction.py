@@ -1,20 +1,19 @@
-"""Section: how well the model foresees what comes."""
+"""Section: how well the model predicts what comes."""
 from __future__ import annotations
 
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.metrics import SUBSETS
 from .film import strip
-from .html import bounds, number, section, signed, table
+from .html import Run, bounds, number, section, signed, table
 from .plot import Plot, legend, padded
-from .runs import Run
 
 STRIPS, APART_S = 3, 3.0
 MEASURES = (('psnr_db', 'copy_psnr_db', 'PSNR [dB]', 1), ('ssim', 'copy_ssim', 'SSIM', 3))
 
 
 def prediction(runs: list[Run]) -> str:
-    """Quality by horizon beside copying the last picture, and film strips."""
+    """Quality by horizon compared with copying the last image, and film strips."""
     if not any(run.evaluation.numbers['prediction']['all']['pictures'] for run in runs):
         return section('prediction', 'Prediction', '<p>No prediction could be compared with what came.</p>')
     subset = _subset(runs)

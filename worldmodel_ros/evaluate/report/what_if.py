@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from worldmodel_ros.control.maneuvers import NAMES
 from .film import cell, row
-from .html import bounds, number, section, table
-from .runs import Run
+from .html import Run, bounds, number, section, table
 
 
 def what_if(runs: list[Run]) -> str:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from . import rounding
 from .link import Link
-from .packing import pack, unpack
+
+ALIGNMENT = 16  # bytes; every tensor begins at a multiple, so that its bytes can be read as numbers in place
 
 
 class Group:
@@ -101,3 +102,21 @@ def _coding(x: Tensor) -> ModuleType:
         return rounding
     from . import rounding_triton
     return rounding_triton
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors, one after the other, uint8 (n,)."""
+    parts = []
+    for tensor in tensors:
+        part = tensor.contiguous().view(-1).view(torch.uint8)
+        parts += [part, part.new_zeros(-len(part) % ALIGNMENT)]
+    return torch.cat(parts)
+
+
+def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """What `pack` was given: views of its result, of the shapes and types of ``like``."""
+    found, start = [], 0
+    for tensor in like:
+        found.append(packed[start:start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += tensor.nbytes + -tensor.nbytes % ALIGNMENT
+    return found

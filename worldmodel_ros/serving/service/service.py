@@ -89,7 +89,7 @@ class Service:
         """Measures the step times, unless that has been done."""
         if not self._calibrated:
             for networks in self._models.values():
-                with networks.engine.starting_up():
+                with networks.engine.backend.starting_up():
                     calibrate(networks, self.table, self._clock)
             self._calibrated = True
 

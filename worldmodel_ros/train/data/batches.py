@@ -1,4 +1,4 @@
-"""What one step of training learns from: committed frames, and noisy chunks beside them."""
+"""What one step of training learns from: committed frames, and noisy chunks after them."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.train.objectives.policy import PolicyDraw, draw_policy
 from worldmodel_ros.train.run.options import TeacherOptions
 from . import clips
@@ -58,7 +58,7 @@ class Batch(Chunks):
 
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
          generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
-    """Clips of recorded drives, with noise on the context of half of them; every chunk at a flow level of its own.
+    """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
 
     contacts (N, 2): episodes and frames that `contact_share` of the clips hold one of; None: no such share.
     """

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.model.rollout import BLOCKED, frame_mask
 from worldmodel_ros.model.rotary import rotary_angles
-
-BLOCKED = float('-inf')
 
 
 def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generator, full_windows: float = 0.0
@@ -48,17 +47,8 @@ def noisy_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool = Fa
 def sequence_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool = False) -> np.ndarray:
     """Mask between all frames of the sequence; clean frames never see noisy ones."""
     noisy = noisy_bias(preset, frames, starts, blind)
-    clean = np.concatenate([block_bias(preset, 0, frames, committed=True), np.full((frames, len(noisy)), BLOCKED)], 1)
+    clean = np.concatenate([frame_mask(preset, 0, frames, committed=True), np.full((frames, len(noisy)), BLOCKED)], 1)
     return np.concatenate([clean, noisy])
-
-
-def block_bias(preset: Preset, window: int, frames: int, committed: bool) -> np.ndarray:
-    """Mask (T, window + T) of a block of T frames after a window of so many: one that is committed is causal, and none
-    of its frames sees further back than its own window; one that is denoised sees all of itself."""
-    t = np.arange(window, window + frames)
-    age = (t if committed else np.full(frames, window))[:, None] - np.arange(window + frames)
-    seen = age <= preset.window_frames
-    return np.where(seen & (age >= 0) if committed else seen, 0.0, BLOCKED)
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -26,7 +26,7 @@ class Episodes:
     goal_distance (E, T, goals) in m; visible (E, T, goals), whether the camera sees each goal; poses (E, T, 3), x and y
     in m and yaw in rad; latents (E, T, h, w, Z) once encoded.
 
-    A recorded drive has no labels: then what only a simulator knows is None. lengths (E,), where episodes
+    A recording has no labels: then what only a simulator knows is None. lengths (E,), where episodes
     differ in length: the frames behind it are padding.
     """
 
@@ -61,7 +61,7 @@ class Episodes:
         return e * t if self.lengths is None else int(self.lengths.sum())
 
     def images(self, episode: Tensor, frame: Tensor) -> Tensor:
-        """Pictures (..., 3, H, W) in [-1, 1] at the given indices."""
+        """Images (..., 3, H, W) in [-1, 1] at the given indices."""
         x = self.frames[episode, frame].float().div_(127.5).sub_(1.0)
         return x.movedim(-1, -3)
 

@@ -1,4 +1,4 @@
-"""Reads LeRobot datasets, format v3.0 with pictures in the tables, as training episodes; many files at a time."""
+"""Reads LeRobot datasets, format v3.0 with images in the tables, as training episodes; many files at a time."""
 from __future__ import annotations
 
 import json
@@ -21,10 +21,10 @@ from worldmodel_ros.model.presets import Preset
 from .episodes import Episodes
 from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
-# Longer episodes are cut, so that one long drive does not make all others as long with padding. The pieces overlap:
+# Longer episodes are cut, so that one long episode does not make all others as long with padding. The pieces overlap:
 # every clip of a training step is whole in one of them.
 PIECE_FRAMES = 240
-MOST_THREADS = 16  # about a tenth of the time to read a small picture holds Python's lock
+MOST_THREADS = 16  # about a tenth of the time to read a small image holds Python's lock
 # Feature of the dataset by name of the array in Episodes.
 LABELS = {'expert': EXPERT, 'search': SEARCH, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE,
           'poses': POSE}
@@ -40,7 +40,7 @@ class Description:
 
     folder: Path
     fps: int
-    image: str                        # name of the feature that holds the pictures
+    image: str                        # name of the feature that holds the images
     action_names: tuple[str, ...]
     state_names: tuple[str, ...]      # () if there is no state
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in it, by feature that begins with `label.`
@@ -93,7 +93,7 @@ def describe(folder: Path) -> Description:
 def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int = 24,
          share: tuple[int, int] = (0, 1)) -> Episodes:
     """
-    Return the episodes of one or several datasets, pictures scaled to the preset's size.
+    Return the episodes of one or several datasets, images scaled to the preset's size.
 
     The action of a row is taken as what was executed from it to the next row, as LeRobot records; before the first
     one it is the state, if that has the actions' names, else zero. What only a simulator knows (the expert, contacts,

@@ -1,8 +1,8 @@
-"""Simulated drives as a LeRobot dataset, written by many processes: pictures, actions, and what only a simulator knows.
+"""Simulated episodes as a LeRobot dataset, written by many processes: images, actions, and what only a simulator knows.
 
     python -m worldmodel_ros.train.data.simulate --episodes 60 --first-seed 1000000 --out data/eval
 
-Each process writes files of whole episodes (`datasets.shard`). An episode depends on its seed, the picture's size and
+Each process writes files of whole episodes (`datasets.shard`). An episode depends on its seed, the image's size and
 the drivers' mix alone, so the number of processes changes nothing. The seeds stand in meta/info.json.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
 
 @dataclass(frozen=True)
 class Drives:
-    """`episodes` drives of `frames` pictures of the preset's size, by the seeds from `first_seed` on."""
+    """`episodes` simulated episodes of `frames` images of the preset's size, by the seeds from `first_seed` on."""
 
     first_seed: int
     episodes: int

@@ -1,4 +1,4 @@
-"""Variants of recorded drives that might have been recorded too: mirrored, and in another light."""
+"""Variants of recordings that might have been recorded too: mirrored, and in another light."""
 from __future__ import annotations
 
 import torch
@@ -15,7 +15,7 @@ GAMMA, CONTRAST, EXPOSURE, COLOUR = 0.15, 0.12, 0.10, 0.04
 
 
 def mirror_signs(preset: Preset) -> Tensor | None:
-    """Return factors (A,) of the actions of a mirrored drive, or None if the names of the actions do not tell them."""
+    """Return factors (A,) of the actions of a mirrored recording, or None if the names of the actions do not tell them."""
     if not set(preset.action_names) <= _AXES:
         return None
     return torch.tensor([-1.0 if name in _LATERAL else 1.0 for name in preset.action_names])

@@ -1,4 +1,4 @@
-"""Chains of pictures as training episodes: as they are for the autoencoder, as latents of variants for the DiT."""
+"""Chains of images as training episodes: as they are for the autoencoder, as latents of variants for the DiT."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.train.data.episodes import Episodes
 from ...model.presets import Preset
-from ...model.vae import VAE
+from ...model.vae import VAE, to_frames
 from .augment import Light, mirror_signs, mirrored
 from .recording import Chain
 
@@ -38,7 +38,7 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
                      generator: torch.Generator) -> Episodes:
     """Return `count` variants of each episode, encoded; the first is as it was recorded, every second one mirrored.
 
-    Their pictures are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
+    Their images are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
     """
     signs = mirror_signs(preset) if mirror else None
     latents, actions = [], []
@@ -55,9 +55,9 @@ def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, m
 
 
 def _changed(recorded: Episodes, row: int, light: Light, swap: bool) -> Tensor:
-    """One episode's pictures, uint8 (T, H, W, 3), in another light, or mirrored too."""
+    """One episode's images, uint8 (T, H, W, 3), in another light, or mirrored too."""
     length = torch.arange(recorded.frames.shape[1], device=recorded.frames.device)
     images = light(recorded.images(torch.full_like(length, row)[None], length[None]))
     if swap:
         images = mirrored(images, torch.ones(1, dtype=torch.bool, device=images.device))
-    return images[0].add(1.0).mul(127.5).round().to(torch.uint8).movedim(-3, -1)
+    return to_frames(images[0])

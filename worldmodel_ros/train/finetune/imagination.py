@@ -1,4 +1,4 @@
-"""What a model imagines from many moments of a drive, in batches: as a session that has just seen a window of it."""
+"""Predictions from many moments of a recording, in batches: as of a session that has just seen a window of it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.train.objectives.sampler import roll_out
 from ...model.presets import Preset
-from ...model.vae import VAE
+from ...model.vae import VAE, to_frames
 from ...model.world_model import WorldModel
 from .split import Part, judged_frames
 
@@ -36,7 +36,7 @@ class Moments:
 
     @property
     def now(self) -> np.ndarray:
-        """The newest observed pictures (B, H, W, 3)."""
+        """The newest observed images (B, H, W, 3)."""
         return self.frames[:, self.window]
 
     @property
@@ -51,7 +51,7 @@ class Moments:
 
 
 def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
-    """Return at most so many moments of parts of drives, evenly spread. ValueError if there is none."""
+    """Return at most so many moments of parts of recordings, evenly spread. ValueError if there is none."""
     window, length = preset.window_frames, judged_frames(preset)
     places = [(drive, chain, k) for drive, part in enumerate(parts)
               for chain in part.chains(preset, length) for k in range(len(chain) - length + 1)]
@@ -66,9 +66,9 @@ def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
 
 @torch.no_grad()
 def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray | None = None) -> np.ndarray:
-    """Return the F imagined pictures of each moment, uint8 (B, F, H, W, 3), under its own actions or those of `ahead`.
+    """Return the F imagined images of each moment, uint8 (B, F, H, W, 3), under its own actions or those of `ahead`.
 
-    The same moments give the same pictures on one machine: the noise is always the same.
+    The same moments give the same images on one machine: the noise is always the same.
     """
     device, preset, window = model.vae.latent_mean.device, model.preset, moments.window
     count = moments.followed.shape[1]
@@ -91,7 +91,7 @@ def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray |
 
 @torch.no_grad()
 def reconstruct(vae: VAE, moments: Moments) -> np.ndarray:
-    """Return the moments' newest pictures as the autoencoder alone gives them back, uint8 (B, H, W, 3)."""
+    """Return the moments' newest images as the autoencoder alone gives them back, uint8 (B, H, W, 3)."""
     pictures = []
     for first in range(0, len(moments), _BATCH):
         latents = encode(vae, moments.frames[first:first + _BATCH, moments.window - 2:moments.window + 1])
@@ -106,7 +106,7 @@ def encode(vae: VAE, frames: np.ndarray) -> Tensor:
 
 
 def _decode(vae: VAE, latents: Tensor, before: Tensor) -> np.ndarray:
-    """Pictures uint8 (B, T, H, W, 3) of latents (B, T, h, w, Z) that follow `before` (B, h, w, Z)."""
+    """Images uint8 (B, T, H, W, 3) of latents (B, T, h, w, Z) that follow `before` (B, h, w, Z)."""
     before = torch.cat([before[:, None], latents[:, :-1]], 1)
     images = vae.decode_after(latents.flatten(0, 1), before.flatten(0, 1)).unflatten(0, latents.shape[:2])
-    return images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).movedim(2, -1).cpu().numpy()
+    return to_frames(images).cpu().numpy()

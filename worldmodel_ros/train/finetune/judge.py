@@ -1,4 +1,4 @@
-"""The numbers before and after: prediction beside copying, what the autoencoder can, whether actions count."""
+"""The numbers before and after: prediction compared with copying, the autoencoder alone, the effect of actions."""
 from __future__ import annotations
 
 import numpy as np
@@ -19,9 +19,9 @@ _DIFFERENT = 0.1
 def judge(model: WorldModel, moments: Moments) -> dict:
     """Return the numbers of a model on moments that it was not trained on.
 
-    `prediction`: by number of steps and by horizon, PSNR [dB] and SSIM of the picture imagined under the actions that
-    were really executed, of the newest picture in its place (`copy`), and the differences with their 95 % intervals,
-    over the pictures that a moving robot led to. `autoencoder_db`: PSNR of pictures that were just encoded and decoded,
+    `prediction`: by number of steps and by horizon, PSNR [dB] and SSIM of the image imagined under the actions that
+    were really executed, of the newest image in its place (`copy`), and the differences with their 95 % intervals,
+    over the images that a moving robot led to. `autoencoder_db`: PSNR of images that were just encoded and decoded,
     the bound of every prediction. `what_if`: how often the future imagined under the true actions is nearer to what
     came than the one under other actions, and by how much; a model that ignores its actions has 0.5 and 0 dB.
     """
@@ -37,7 +37,7 @@ def score(model: WorldModel, moments: Moments) -> float:
 
 
 def autoencoder_db(vae: VAE, moments: Moments) -> float:
-    """Return the mean PSNR [dB] of the moments' newest pictures, encoded and decoded."""
+    """Return the mean PSNR [dB] of the moments' newest images, encoded and decoded."""
     return float(_psnr(reconstruct(vae, moments), moments.now).mean())
 
 
@@ -72,7 +72,7 @@ def _what_if(model: WorldModel, moments: Moments, imagined: np.ndarray) -> dict:
 
 
 def _psnr(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """PSNR [dB] of pictures (..., H, W, 3), one value a picture."""
+    """PSNR [dB] of images (..., H, W, 3), one value an image."""
     return _each(psnr, a, b)
 
 

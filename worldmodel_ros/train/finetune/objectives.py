@@ -1,4 +1,4 @@
-"""What fine-tuning learns from: recorded drives, in variants, with what really came as the target of every step."""
+"""What fine-tuning learns from: recordings, in variants, with the ground truth as the target of every step."""
 from __future__ import annotations
 
 import numpy as np
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel_ros.train.data.batches import Batch, expand, mix
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.objective import Objective
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
 from worldmodel_ros.train.objectives.student import StudentObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective
-from ...model.steps import HALF
+from ...model.sampling import HALF
 from .augment import Light, mirrored
 
 
@@ -28,16 +29,16 @@ class VariedClips(VaeObjective):
 
 
 class _TruthAsTarget(StudentObjective):
-    """All kinds of steps learn from what really came.
+    """All kinds of steps learn from the ground truth.
 
     A teacher that has seen half a minute of a place knows less than the recording itself, and what regresses the truth
-    answers with the mean of what may come, which is what fewest steps can give.
+    answers with the mean of the possible futures, the best that few steps can give.
     """
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         z = mix(batch.noise, batch.target, batch.tau)
-        half_way = Sampler(self.averaged, batch).euler(batch.noise, torch.zeros_like(batch.tau), 0.5, HALF)
+        half_way = ChunkSampler(self.averaged, batch).euler(batch.noise, torch.zeros_like(batch.tau), 0.5, HALF)
         return torch.where(expand(batch.halfway), half_way, z), batch.target
 
 
@@ -49,7 +50,7 @@ class Imagined(_TruthAsTarget, SelfForcingObjective):
     """On what the model itself imagined from them, a chunk or more later."""
 
 
-class RecordedAndImagined:
+class RecordedAndImagined(Objective):
     """Recorded context until `settled` of the training is done, from then on imagined context in every second step."""
 
     def __init__(self, recorded: Recorded, imagined: Imagined, settled: float) -> None:

@@ -1,4 +1,4 @@
-"""Recordings as arrays: every picture of a bag or a dataset, and chains of pictures that are one step apart."""
+"""Recordings as arrays: every image of a bag or a dataset, and chains of images that are one step apart."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Recording:
-    """N pictures of a camera, as many as it gave.
+    """N images of a camera, as many as it gave.
 
     frames uint8 (N, H, W, 3), at the model's size; stamps (N,) [s], rising within an episode; received (N,) in s since
-    the first picture's receipt, never falling; executed float32 (N, A), SI units, the mean action since the picture
+    the first image's receipt, never falling; executed float32 (N, A), SI units, the mean action since the image
     before (of an episode's first: over one step before it); episode int (N,): no step leads from one to another.
     `notes` are for the reader of the result.
     """
@@ -41,14 +41,14 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """From the first picture to the last."""
+        """From the first image to the last."""
         return float(self.received[-1])
 
 
 @dataclass(frozen=True)
 class Chain:
-    """T pictures one step of the model apart: frames uint8 (T, H, W, 3), actions float32 (T, A), the mean that was
-    executed over the step before each picture, and times (T,) of receipt, as of the recording."""
+    """T images one step of the model apart: frames uint8 (T, H, W, 3), actions float32 (T, A), the mean that was
+    executed over the step before each image, and times (T,) of receipt, as of the recording."""
 
     frames: np.ndarray
     actions: np.ndarray
@@ -60,9 +60,9 @@ class Chain:
 
 def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
     """
-    Return all pictures of a rosbag2 recording, or of a LeRobot dataset.
+    Return all images of a rosbag2 recording, or of a LeRobot dataset.
 
-    A bag is read as `worldmodel evaluate bag` reads it, with the same file of `config`, but that no picture between two
+    A bag is read as `worldmodel evaluate bag` reads it, with the same file of `config`, but that no image between two
     ticks is left out. Raises RecordingError, BagError or DatasetError.
     """
     return _read_dataset(path, preset) if lerobot.is_dataset(path) else _read_bag(path, preset, config)
@@ -106,9 +106,9 @@ def _read_dataset(path: Path, preset: Preset) -> Recording:
 
 
 def chains(recording: Recording, preset: Preset, start: float, end: float) -> list[Chain]:
-    """Return the pictures received from `start` until `end` [s] as chains, which have each picture at most once.
+    """Return the images received from `start` until `end` [s] as chains, which have each image at most once.
 
-    A camera of 20 Hz gives a model of 10 Hz two chains, which differ in their phase: a clip may begin at any picture.
+    A camera of 20 Hz gives a model of 10 Hz two chains, which differ in their phase: a clip may begin at any image.
     """
     chosen = np.flatnonzero((recording.received >= start) & (recording.received < end))
     parts = (index[part] for episode in np.unique(recording.episode[chosen])
@@ -121,7 +121,7 @@ def chains(recording: Recording, preset: Preset, start: float, end: float) -> li
 def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
     """Yield indices into rising stamps [s]: parts of steps that a live node would take, none of them in two parts.
 
-    Of a rate that is no multiple of the model's, one in some pictures is in no part.
+    Of a rate that is no multiple of the model's, one in some images is in no part.
     """
     used = np.zeros(len(stamps), bool)
     nanoseconds = (np.round((stamps - stamps[0]) * NS).astype(np.int64) + 1).tolist()  # a stamp of zero is none
@@ -133,7 +133,7 @@ def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
 
 
 def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Iterator[int]:
-    """Yield what a live node takes that begins with the picture `first`, up to a gap, or to one that is used."""
+    """Yield what a live node takes that begins with the image `first`, up to a gap, or to one that is used."""
     pacer, last = FramePacer(period), stamps[first]
     for k in range(first, len(stamps)):
         pace = pacer.classify(stamps[k], _SETTINGS.tick_tolerance, _SETTINGS.time_jump)
@@ -146,9 +146,9 @@ def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Ite
 
 
 def _actions(recording: Recording, part: np.ndarray, period: float) -> np.ndarray:
-    """Mean actions (T, A) over the steps that end at the pictures `part` (T,), float32."""
+    """Mean actions (T, A) over the steps that end at the images `part` (T,), float32."""
     stamps = recording.stamps
-    # No picture of the chain is before the first: that one takes what is nearest to a step back.
+    # No image of the chain is before the first: that one takes what is nearest to a step back.
     earlier = np.flatnonzero(recording.episode[:part[0] + 1] == recording.episode[part[0]])
     first = earlier[np.abs(stamps[earlier] - (stamps[part[0]] - period)).argmin()]
     actions = [recording.executed[now] if before == now else np.average(

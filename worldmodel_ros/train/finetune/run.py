@@ -11,7 +11,7 @@ from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.objectives.vae import VaeOptions, normalise
 from worldmodel_ros.train.run.config import Schedule
 from worldmodel_ros.train.run.log import Log
-from worldmodel_ros.train.run.optim import averaged_copy
+from worldmodel_ros.train.run.loop import averaged_copy
 from ...model.world_model import WorldModel
 from .augment import mirror_signs
 from .clips import encoded_variants, episodes

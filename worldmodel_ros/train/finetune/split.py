@@ -15,7 +15,7 @@ LEAST_VALIDATION = 2 * HORIZON_STEPS
 
 @dataclass(frozen=True)
 class Part:
-    """What was received from `start` until `end`, in s since the recording's first picture."""
+    """What was received from `start` until `end`, in s since the recording's first image."""
 
     recording: Recording
     start: float
@@ -26,7 +26,7 @@ class Part:
         return self.recording.path
 
     def chains(self, preset: Preset, least: int = 1) -> list[Chain]:
-        """The part's pictures; chains of fewer than `least` frames are left out."""
+        """The part's images; chains of fewer than `least` frames are left out."""
         return [chain for chain in chains(self.recording, preset, self.start, self.end) if len(chain) >= least]
 
     def to_dict(self) -> dict:
@@ -51,7 +51,7 @@ class Split:
 
 def judged_frames(preset: Preset) -> int:
     """Frames of the shortest chain that something can be judged on: a window with the frame before it, which the
-    autoencoder's state comes from, and the pictures that follow it."""
+    autoencoder's state comes from, and the images that follow it."""
     return 1 + preset.window_frames + HORIZON_STEPS
 
 

@@ -1,4 +1,4 @@
-"""A loop that stops where it stops paying: steps under a schedule, with a look at other drives on the way."""
+"""A loop that stops where it stops paying: steps under a schedule, with a look at other recordings on the way."""
 from __future__ import annotations
 
 import copy
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.run.config import Schedule
 from worldmodel_ros.train.run.log import Log
-from worldmodel_ros.train.run.optim import Optimiser
+from worldmodel_ros.train.run.loop import Optimiser
 from worldmodel_ros.train.run.ranks import Ranks
 
 CHECKS = 12    # looks at the validation part, evenly spread over the schedule
@@ -35,9 +36,9 @@ class Tuned:
                 'validation_db': [{'step': step, 'psnr_db': round(score, 3)} for step, score in self.scores]}
 
 
-def tune(module: nn.Module, averaged: nn.Module, objective, schedule: Schedule, log: Log, score: Callable[[], float],
+def tune(module: nn.Module, averaged: nn.Module, objective: Objective, schedule: Schedule, log: Log, score: Callable[[], float],
          seed: int) -> Tuned:
-    """Train `module` by an objective (`draw`, `loss`, `parameters`) and leave it with the best averaged weights seen.
+    """Train `module` by an objective and leave it with the best averaged weights seen.
 
     `score` judges `averaged`, more is better; where no step makes it better, the weights stay as they were. The
     objective is told in `done` which share of the schedule is over.
@@ -46,18 +47,13 @@ def tune(module: nn.Module, averaged: nn.Module, objective, schedule: Schedule, 
     generator, rng = torch.Generator(device).manual_seed(seed), np.random.default_rng(seed)
     optimiser = Optimiser(module, averaged, objective.parameters(), schedule, Ranks(device))
     scores, best, step, begin = [(0, score())], copy.deepcopy(averaged.state_dict()), 0, time.monotonic()
-    limit = None if schedule.max_minutes is None else 60.0 * schedule.max_minutes
     done, stopped, waited, best_step = 0.0, False, 0, 0
     while done < 1.0 and not stopped:
         objective.done = done
-        optimiser.set_rate(done)
-        batch = objective.draw(rng, generator)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-            loss, values = objective.loss(batch)
-        optimiser.update(loss, step)
+        _, values = optimiser.learn(objective, rng, generator, step, done)
         log.add(step, values)
         step += 1
-        before, done = done, max(step / schedule.steps, (time.monotonic() - begin) / limit if limit else 0.0)
+        before, done = done, schedule.done(step, time.monotonic() - begin)
         if int(done * CHECKS) > int(before * CHECKS):
             scores.append((step, score()))
             best_step = max(scores, key=lambda pair: pair[1])[0]

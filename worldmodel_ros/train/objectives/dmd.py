@@ -1,11 +1,11 @@
 """Distribution matching on long roll-outs: what is imagined after minutes is to look like the world.
 
-No drive lasts as long, so there is no truth to aim at; but any four frames of it must be such as the world shows. As in
+No episode lasts as long, so there is no truth to aim at; but any four frames of it must be such as the world shows. As in
 DMD (Yin et al. 2024) and Self-Forcing++ (Cui et al. 2025), the student's chunk follows the difference of two scores:
 of the teacher, which knows the recorded chunks, and of a copy that keeps learning the imagined ones. Both judge a chunk
 alone, without the context that may have gone astray already; for that the teacher was trained with blind chunks.
 
-Streams of imagined frames go on from step to step under actions of recorded drives, and begin anew when they are old,
+Streams of imagined frames go on from step to step under actions of recordings, and begin again when they are old,
 so that every age is met at all times.
 """
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from worldmodel_ros.model.dit import DiT
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, expand, mix, per_chunk
 from worldmodel_ros.train.run.options import SelfForcingOptions
-from .objective import Objective
-from .sampler import Sampler, roll_out
+from .sampler import ChunkSampler, roll_out
+from .teacher import WorldObjective
 
 # Noise levels at which chunks are judged: the ends tell nothing, or nothing but detail.
 LEVELS = (0.1, 0.9)
@@ -43,7 +43,7 @@ class Far(Chunks):
 class DistributionMatching:
     """The loss of long roll-outs; owns the streams and the network that knows what they show."""
 
-    def __init__(self, objective: Objective, averaged, teacher, options: SelfForcingOptions):
+    def __init__(self, objective: WorldObjective, averaged, teacher, options: SelfForcingOptions):
         self.objective, self.averaged, self.teacher, self.options = objective, averaged, teacher, options
         self.preset, self.episodes = objective.preset, objective.episodes
         self.fake = copy.deepcopy(teacher.dit).requires_grad_(True)
@@ -99,7 +99,7 @@ class DistributionMatching:
         """Moves the student's chunks from what it imagines towards what the world shows."""
         zero = torch.zeros(far.noise.shape[:2], device=far.noise.device)
         with torch.no_grad():
-            half_way = Sampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)
+            half_way = ChunkSampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)
         z = torch.where(expand(far.whole), far.noise, half_way)
         tau, step = torch.where(far.whole, 0.0, 0.5), torch.where(far.whole, WHOLE, HALF)
         x = self.objective.forward(far, z, tau, step)[0].unflatten(1, (-1, self.preset.chunk_frames)).flatten(0, 1)

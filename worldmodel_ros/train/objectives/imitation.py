@@ -1,6 +1,6 @@
 """Stage `imitation`: the policy alone, on the features of a network that stays as it is.
 
-What the network makes of a drive is computed once, so that a step costs what the policy's small head costs: minutes on a
+What the network makes of an episode is computed once, so that a step costs what the policy's small head costs: minutes on a
 CPU, where the other stages take a GPU. The world model is the same afterwards, bit for bit.
 """
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel_ros.model.dit import DiT
-from worldmodel_ros.model.steps import FLOW
+from worldmodel_ros.model.rollout import Rollout
 from worldmodel_ros.model.world_model import WorldModel
-from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import ImitationOptions
+from .objective import Objective
 from .policy import PolicyDraw, check_labels, draw_policy, imitation_loss, policy_labels, unseen
 
 BLOCK = 8  # frames of an episode that one pass commits; 16 take as long a frame on a CPU
@@ -32,8 +32,8 @@ class PolicyBatch:
     policy: PolicyDraw
 
 
-class ImitationObjective:
-    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the drives have none."""
+class ImitationObjective(Objective):
+    """Flow matching (or regression) of the commands to be learned. Raises ValueError where the episodes have none."""
 
     def __init__(self, model: WorldModel, episodes: Episodes, options: ImitationOptions):
         if not episodes.labelled:
@@ -64,10 +64,6 @@ class ImitationObjective:
         """What is trained: the policy."""
         return list(self.model.action_head.parameters())
 
-    def networks(self) -> list[nn.Module]:
-        """Nothing is worth compiling."""
-        return []
-
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> PolicyBatch:
         options, device = self.options, self.features.device
         episode, frame = self.episodes.clips(options.batch, options.clip_frames, generator)
@@ -85,20 +81,11 @@ class ImitationObjective:
 def committed_features(dit: DiT, latents: Tensor, actions: Tensor) -> Tensor:
     """Features (B, T, P, D), in bfloat16, of frames that sessions commit one after another, each seeing the window
     before it; latents (B, T, h, w, Z), actions (B, T, A), the one that led to each frame."""
-    preset, device, total = dit.preset, latents.device, latents.shape[1]
-    rotary = clips.rotary(preset, np.arange(total), device)
-    window: tuple[Tensor, ...] = ()
-    found = []
+    device, streams, found = latents.device, None, []
+    rollout = Rollout(dit)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-        for first in range(0, total, BLOCK):
-            z = latents[:, first:first + BLOCK].float()
-            last, ones = first + z.shape[1], torch.ones(z.shape[:2], device=device)
-            seen = window[0].shape[3] // preset.tokens if window else 0
-            bias = clips.on_device(clips.block_bias(preset, seen, z.shape[1], committed=True), device)
-            _, features, *new = dit(z, ones, ones.long() * FLOW, actions[:, first:last], rotary[:, first:last], bias,
-                                    *window)
+        for first in range(0, latents.shape[1], BLOCK):
+            block = slice(first, first + BLOCK)
+            streams, features = rollout.commit(streams, latents[:, block].float(), actions[:, block])
             found.append(features.bfloat16())
-            if window:
-                new = [torch.cat(parts, 3) for parts in zip(window, new)]
-            window = tuple(part[:, :, :, -preset.window_frames * preset.tokens:] for part in new)
     return torch.cat(found, 1)

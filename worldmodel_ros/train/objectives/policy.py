@@ -1,4 +1,4 @@
-"""What the policy learns: the expert's next commands for every goal, or a search's, after whatever is under way."""
+"""What the policy learns: the expert's next commands for every goal, or a search's, after the actions in progress."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from worldmodel_ros.model.action_head import FlowPolicy, RegressionPolicy
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.train.data.episodes import SAME_ACTION, Episodes
 
-FREE_SHARE = 0.5  # of the frames at which nothing is under way: what a tick in time meets
+FREE_SHARE = 0.5  # of the frames at which no action is in progress, as for a tick that is in time
 FLOW_SCALE = 4.0  # makes small errors weigh as much as in the regression's loss
 
 
 @dataclass
 class PolicyDraw:
     """What is random about the policy's loss at C frames of B clips: noise (B, C, goals, K, A), its level
-    (B, C, goals) and delay (B, C), how many actions of the chunk are under way."""
+    (B, C, goals) and delay (B, C), how many actions of the chunk are in progress."""
 
     noise: Tensor
     level: Tensor
@@ -85,7 +85,7 @@ def imitation_loss(head: FlowPolicy | RegressionPolicy, features: Tensor, expert
     """Loss of the policy at the frames of clips, from their features (B, F, P, D), where ``observed`` (B, F)."""
     preset, count = head.preset, drawn.delay.shape[1]
     flow = isinstance(head, FlowPolicy)
-    delay = drawn.delay if flow else torch.zeros_like(drawn.delay)  # a regression has no use for what is under way
+    delay = drawn.delay if flow else torch.zeros_like(drawn.delay)  # a regression has no use for what is in progress
     prefix, targets, mask = command_targets(expert, actions, delay, preset)
     mask = mask & observed[:, :count, None, None]
     features, targets = features[:, :count].flatten(0, 1), head.normalised(targets).flatten(0, 1)
@@ -95,7 +95,7 @@ def imitation_loss(head: FlowPolicy | RegressionPolicy, features: Tensor, expert
         clean = torch.where(given[..., None], head.normalised(prefix).flatten(0, 1)[:, None], targets)
         noisy = (1 - level[..., None]) * drawn.noise.flatten(0, 1) + level[..., None] * clean
         plan = head.predict(head.context(head.look(features)), noisy, level).float()
-        # A flow needs the mean of what may follow, so no robust error; the ramp weight is the pictures'.
+        # A flow needs the mean of what may follow, so no robust error; the ramp weight is the images'.
         error = FLOW_SCALE * (0.9 * level + 0.1) * (plan - targets).square().mean(-1)
     else:
         error = F.smooth_l1_loss(head.predict(features).float(), targets, reduction='none', beta=0.1).mean(-1)

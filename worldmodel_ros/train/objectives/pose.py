@@ -1,4 +1,4 @@
-"""An auxiliary task on simulated drives: how much the robot moves otherwise than it was told. Its head is not shipped.
+"""An auxiliary task on simulated episodes: how much the robot moves otherwise than it was told. Its head is not shipped.
 
 Wheels have gains that are not quite the nominal ones, and commands begin late. Over seconds that is most of what makes
 an imagined view point elsewhere than the true one. The deviation of the past can be seen, and that of the next chunk

@@ -1,12 +1,12 @@
 """Stage `self_forcing`: the student's losses on what the student itself has imagined, so that errors do not compound.
 
 A session that looks far ahead goes on from its own predictions, which no recorded clip contains. Self Forcing (Huang
-et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true drive under
+et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true episode under
 the same actions is known, which allows a cheaper, parallel form: the averaged student rolls clips out without
 gradients, exactly as a session does; then one pass over a crop of each, with the imagined frames as (constant) context,
 trains all kinds of steps. A roll-out serves several steps.
 
-An imagined drive and the true one part within a second: the wheels' gains are not known, and what comes into view was
+An imagined episode and the true one part within a second: the wheels' gains are not known, and what comes into view was
 not seen. From there the truth is one future among many, and a network told to predict it learns their blurred mean,
 which then eats the near predictions too. Hence three safeguards. Most roll-outs are held near the truth (tethered):
 their context has the student's flaws, and the true continuation is still the right one, so that the student learns to
@@ -25,7 +25,7 @@ from worldmodel_ros.train.data.batches import Batch, expand, noisy_chunks, noisy
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import SelfForcingOptions
 from .dmd import DistributionMatching
-from .sampler import Sampler, roll_out
+from .sampler import ChunkSampler, roll_out
 from .student import StudentObjective
 
 
@@ -127,10 +127,10 @@ class SelfForcingObjective(StudentObjective):
     def flow_target(self, batch: Batch, z: Tensor) -> Tensor:
         """The truth, as far as it is to be trusted; for the rest what the frozen teacher predicts in the same place.
 
-        The noisy latents tell of the truth what the context does not: of two sources of the same picture, of squared
+        The noisy latents tell of the truth what the context does not: of two sources of the same image, of squared
         error `apart` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what `flow_trust` goes by.
         """
-        told = Sampler(self.teacher, batch).predict(z, batch.tau, batch.step)
+        told = ChunkSampler(self.teacher, batch).predict(z, batch.tau, batch.step)
         return torch.lerp(told, batch.target, expand(batch.flow_trust))
 
     def state(self) -> dict[str, Tensor]:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data.batches import Chunks
 from worldmodel_ros.train.data.episodes import Episodes
-from .sampler import Sampler
+from .sampler import ChunkSampler
 
-SAMPLERS = {'flow': (FLOW, 8), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1)}
+SAMPLERS = {'flow': Steps(FLOW, 8), 'two_step': TWO_STEP, 'one_step': ONE_STEP}
 TOLERANCE = 1.1  # of the squared error: 0.4 dB
 
 
@@ -48,9 +48,8 @@ class ShortHorizon:
             return round(float((predicted - self.truth).square().mean()), 5)
 
         with torch.autocast(noise.device.type, torch.bfloat16, enabled=noise.device.type == 'cuda'):
-            sampler = Sampler(model, self.chunks)
-            return {name: error(sampler.euler(noise, zero, 1.0, row, steps))
-                    for name, (row, steps) in SAMPLERS.items()}
+            sampler = ChunkSampler(model, self.chunks)
+            return {name: error(sampler.euler(noise, zero, 1.0, way.row, way.count)) for name, way in SAMPLERS.items()}
 
 
 def lost(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stage `student`: steps of length 1/2 and 1 beside the flow (shortcut models, Frans et al. 2024).
+"""Stage `student`: steps of length 1/2 and 1 next to the flow (shortcut models, Frans et al. 2024).
 
 Two step lengths are served, so the half step's target is an explicit roll of the frozen teacher instead of a bootstrap
 over all lengths; the whole step's is two half steps of the averaged student.
@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data.batches import Batch, expand, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import StudentOptions
-from .objective import Objective
-from .sampler import Sampler
+from .sampler import ChunkSampler
+from .teacher import WorldObjective
 
 
-class StudentObjective(Objective):
+class StudentObjective(WorldObjective):
     """Distils a frozen teacher. ``averaged``: the running average of the model's weights, which makes the targets."""
 
     options: StudentOptions
@@ -51,22 +51,22 @@ class StudentObjective(Objective):
         error = (x - target).square().mean((2, 3, 4))
         flow = batch.step == FLOW
         weight = torch.where(flow, self.flow_weight(batch.tau), 1.0)
-        beside, values = self.beside(batch, committed, noisy)
+        heads, values = self.head_losses(batch, committed, noisy)
         parts = {name: (error * rows).sum() / rows.sum().clamp_min(1)
                  for name, rows in (('flow', flow), ('half', batch.step == HALF), ('whole', batch.step == WHOLE))}
-        return (weight * error).mean() + beside, {**parts, **values}
+        return (weight * error).mean() + heads, {**parts, **values}
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Noisy latents to step from, and the clean latents (B, N, ...) that each step is to predict."""
         tau, zero, flow = batch.tau, torch.zeros_like(batch.tau), batch.step == FLOW
-        student = Sampler(self.averaged, batch)
+        student = ChunkSampler(self.averaged, batch)
         half_way = student.euler(batch.noise, zero, 0.5, HALF)
         whole = student.euler(half_way, zero + 0.5, 0.5, HALF)
         z = torch.where(expand(batch.halfway), half_way, mix(batch.noise, batch.target, tau))
 
         start = torch.where(flow, 0.0, tau)  # the flow's own target is the truth; any level will do
-        roller = student if self.options.bootstrap else Sampler(self.teacher, batch)
+        roller = student if self.options.bootstrap else ChunkSampler(self.teacher, batch)
         end = roller.euler(z, start, 0.5, FLOW, self.options.substeps)
         half = z + expand(1.0 - start) * (end - z) / 0.5
         # From noise, the half step's target carries the noise of z with it: blend in the truth only where x is an end.

@@ -1,16 +1,122 @@
 """Stage `teacher`: flow matching in x-prediction with the ramp weight (Dreamer 4, Hafner et al. 2025), each chunk of a
-clip at a noise level of its own (diffusion forcing, Chen et al. 2024)."""
+clip at a noise level of its own (diffusion forcing, Chen et al. 2024); and what all stages of the DiT share, one pass over
+committed and noisy frames and the losses of the heads."""
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from worldmodel_ros.train.data.batches import Batch, mix
+from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.batches import Batch, Chunks, draw, mix
+from worldmodel_ros.train.data.episodes import Episodes
+from worldmodel_ros.train.run.options import TeacherOptions
 from .objective import Objective
+from .policy import check_labels, imitation_loss, policy_labels
+from .pose import PoseHead, pose_errors
+
+MOST_VELOCITY_WEIGHT = 100.0
 
 
-class TeacherObjective(Objective):
+class WorldObjective(Objective):
+    """The loss of a stage that trains the DiT and the heads."""
+
+    def __init__(self, model: WorldModel, episodes: Episodes, options: TeacherOptions):
+        self.model, self.preset, self.episodes, self.options = model, model.preset, episodes, options
+        check_labels(episodes, options.search)
+        self.contacts = None
+        if options.contact_share:
+            self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
+            if not len(self.contacts):
+                raise ValueError('contact_share needs drives that tell of contacts, and these tell of none: train on '
+                                 'simulated drives, or set it to 0')
+        self.pose_head = None
+        if options.pose_weight:
+            if episodes.poses is None:
+                raise ValueError('pose_weight needs the true poses, which these episodes lack: train on simulated '
+                                 'drives, or set it to 0')
+            self.pose_head = PoseHead(self.preset).to(episodes.frames.device)
+
+    def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
+        return draw(self.episodes, self.preset, self.options, rng, generator, self.contacts)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained: the DiT, the heads, and a head that only serves the training."""
+        parts = [self.model.dit]
+        if self.episodes.labelled:
+            parts += [self.model.action_head, self.model.outcome_head]
+        if self.pose_head:
+            parts.append(self.pose_head)
+        return [parameter for part in parts for parameter in part.parameters()]
+
+    def networks(self) -> list[nn.Module]:
+        """What is worth compiling: the layers. They are alike, so that one graph a shape serves them all."""
+        return [block for model in self.models() for block in model.dit.blocks]
+
+    def models(self) -> list[WorldModel]:
+        return [self.model]
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.pose_head is None else {f'pose.{name}': t for name, t in self.pose_head.state_dict().items()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if self.pose_head is not None:
+            self.pose_head.load_state_dict({name.removeprefix('pose.'): tensor for name, tensor in state.items()
+                                            if name.startswith('pose.')})
+
+    def forward(self, batch: Chunks, z: Tensor, tau: Tensor, step: Tensor, blind: bool = False
+                ) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass over committed and noisy frames; returns predicted latents and features of the noisy frames, and
+        features of the committed ones. ``blind``: the last chunk sees no context."""
+        frames = batch.context.shape[1]
+        times = np.concatenate([np.arange(frames), clips.chunk_frames(self.preset, batch.starts)])
+        ones = torch.ones(batch.context.shape[:2], device=z.device)
+        x, features, _, _ = self.model.dit(
+            torch.cat([batch.context, z], 1), torch.cat([ones, tau], 1), torch.cat([ones.long() * FLOW, step], 1),
+            torch.cat([batch.actions, batch.noisy_actions], 1), clips.rotary(self.preset, times, z.device),
+            clips.on_device(clips.sequence_bias(self.preset, frames, batch.starts, blind), z.device))
+        return x[:, frames:].float(), features[:, frames:], features[:, :frames]
+
+    def flow_weight(self, tau: Tensor) -> Tensor:
+        """Weight of the squared error of the predicted clean latents at level tau."""
+        if self.options.flow_weight == 'velocity':
+            return (1.0 - tau).square().reciprocal().clamp_max(MOST_VELOCITY_WEIGHT)
+        return 0.9 * tau + 0.1
+
+    def head_losses(self, batch: Batch, committed: Tensor, noisy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weighted losses of the heads, from the features of committed and noisy frames. Without labels there is
+        nothing to learn them from, and the heads stay as they are."""
+        total, values = torch.zeros((), device=noisy.device), {}
+        if self.episodes.labelled:
+            labels = policy_labels(self.episodes, (batch.episode, batch.frame), self.preset, self.options.search)
+            values = {'imitation': imitation_loss(self.model.action_head, committed, labels, batch.actions,
+                                                  batch.observed, batch.policy), **self._outcomes(batch, noisy)}
+            heads = values['imitation'] + 0.2 * values['contact'] + 0.2 * values['progress']
+            total = self.options.heads_weight * heads
+        if self.pose_head:
+            past, ahead = pose_errors(self.pose_head, committed, noisy, self.episodes.poses[batch.episode, batch.frame],
+                                      batch.actions, torch.from_numpy(batch.starts).to(noisy.device), self.preset)
+            # What is imagined shows no deviation that could be learned.
+            values['pose'] = (past * batch.observed).mean() + (ahead * batch.trust).mean()
+            total = total + self.options.pose_weight * values['pose']
+        return total, values
+
+    def _outcomes(self, batch: Batch, noisy: Tensor) -> dict[str, Tensor]:
+        logits, progress = self.model.outcome_head(noisy)
+        index = batch.noisy_index
+        collided = self.episodes.collided[batch.episode, batch.frame][:, index].float()
+        distance = self.episodes.goal_distance[batch.episode, batch.frame]
+        before = torch.from_numpy(batch.starts - 1).to(noisy.device).repeat_interleave(self.preset.chunk_frames)
+        contact = F.binary_cross_entropy_with_logits(logits.float(), collided, batch.trust)
+        towards = F.smooth_l1_loss(progress.float() * 5.0, (distance[:, before] - distance[:, index]) * 5.0,
+                                   reduction='none', beta=0.1).mean(-1)
+        return {'contact': contact, 'progress': (towards * batch.trust).mean()}
+
+
+class TeacherObjective(WorldObjective):
     """Predicts the true latents of chunks from noisy ones and from what was committed before."""
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
@@ -22,5 +128,5 @@ class TeacherObjective(Objective):
         x, noisy, committed = self.forward(batch, mix(batch.noise, batch.target, batch.tau), batch.tau, batch.step,
                                            batch.blind)
         flow = (self.flow_weight(batch.tau) * (x - batch.target).square().mean((2, 3, 4))).mean()
-        beside, values = self.beside(batch, committed, noisy)
-        return flow + beside, {'flow': flow, **values}
+        heads, values = self.head_losses(batch, committed, noisy)
+        return flow + heads, {'flow': flow, **values}

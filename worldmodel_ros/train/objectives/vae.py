@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from worldmodel_ros.model.vae import VAE
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.config import VaeOptions
+from .objective import Objective
 
 KL_WEIGHT = 2e-5
 CLIP_FRAMES = 3
@@ -48,7 +49,7 @@ class ClipLoss(nn.Module):
         return clip_loss(self.vae, clip, noise)
 
 
-class VaeObjective:
+class VaeObjective(Objective):
     """Reconstruction of drawn clips."""
 
     def __init__(self, vae: VAE, episodes: Episodes, options: VaeOptions):

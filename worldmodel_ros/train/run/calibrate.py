@@ -1,8 +1,8 @@
-"""Calibrates the contact probability on drives that the weights were not fitted to.
+"""Calibrates the contact probability on episodes that the weights were not fitted to.
 
 The outcome head discriminates contacts well, but a network of this size is surer of them than it should be: contacts
 are rare, and the few of the training set are learned by heart. Platt scaling (Platt 1999) fits a scale and a shift of
-the logit on other drives, and folds them into the head's last layer.
+the logit on other episodes, and folds them into the head's last layer.
 
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 900000 --out data/calibration
     python -m worldmodel_ros.train.run.calibrate --model out/tiny/final --data data/calibration --out out/tiny/calibrated
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldmodel_ros.model.steps import HALF
+from worldmodel_ros.model.sampling import HALF
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import draw
 from worldmodel_ros.train.data.episodes import Episodes
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from .options import TeacherOptions
 
 
@@ -37,7 +37,7 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
     logits, truth = [], []
     for _ in range(batches):
         drawn = draw(episodes, model.preset, TeacherOptions(batch=batch, context_noise=0.0), rng, generator)
-        sampler = Sampler(model, drawn)
+        sampler = ChunkSampler(model, drawn)
         zero = torch.zeros(drawn.target.shape[:2], device=device)
         half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
         features = model.dit(half_way, zero + 0.5, torch.full_like(zero, HALF, dtype=torch.long), drawn.noisy_actions,

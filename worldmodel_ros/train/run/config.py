@@ -16,7 +16,7 @@ TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module doe
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Simulated drives by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
+    """Simulated episodes by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
     that are not trained on but calibrate the contact probability. `mix`: weights of the drivers of `sim.behaviour`, by
     name; null: the usual ones. `folders` of LeRobot datasets are taken instead."""
 
@@ -45,6 +45,11 @@ class Schedule:
         if self.steps < 1 or self.rate <= 0.0 or (self.max_minutes is not None and self.max_minutes <= 0.0):
             raise ValueError(f'steps ({self.steps}), rate ({self.rate}) and max_minutes ({self.max_minutes}) must be '
                              'above zero')
+
+    def done(self, step: int, seconds: float) -> float:
+        """Share of the schedule that is over after so many steps and seconds; 1 and more: all of it."""
+        by_clock = 0.0 if self.max_minutes is None else seconds / (60.0 * self.max_minutes)
+        return max(step / self.steps, by_clock)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Losses and short predictions on `episodes` drives from `first_seed` on (`batches` of `batch` clips); and
+    """Losses and short predictions on `episodes` episodes from `first_seed` on (`batches` of `batch` clips); and
     `worldmodel evaluate quality` on the seeds `quality` ('first:end'), if given, only the parts of it that are named; on
     the CPU, with what robots run by default, or with `gpu` where there is one."""
 

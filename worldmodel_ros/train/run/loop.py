@@ -1,21 +1,23 @@
 """The loop of every stage that learns: draw, loss, update, until the schedule is done; saved and gone on with exactly."""
 from __future__ import annotations
 
+import copy
+import math
 import signal
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from worldmodel_ros.train.objectives.objective import Objective
 from . import progress
 from .config import Schedule
 from .log import Log
-from .optim import Optimiser, averaged_copy
+from .progress import Randomness
 from .ranks import Ranks
 
 UNTIMED_STEPS = 2  # of a schedule by the clock: these pay for compilation
@@ -23,22 +25,6 @@ UNTIMED_STEPS = 2  # of a schedule by the clock: these pay for compilation
 
 class Interrupted(Exception):
     """The run was told to end; the text says what was saved and how to go on."""
-
-
-class Objective(Protocol):
-    """What a stage minimises. `after_update(step)`, `state()` and `restore(state)` are optional."""
-
-    def parameters(self) -> list[nn.Parameter]:
-        """What is trained, the same in each call."""
-
-    def networks(self) -> list[nn.Module]:
-        """What may be compiled."""
-
-    def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Any:
-        """Return a batch."""
-
-    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a batch, and by name what is worth watching."""
 
 
 def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule: Schedule, *, stage: str,
@@ -54,70 +40,151 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     :return: `steps` done and `seconds` taken, over all attempts.
     :raises Interrupted: at SIGINT and SIGTERM, when the progress is saved.
     """
-    folder = out / stage / 'progress'
     ranks.share_weights(module.state_dict().values())
-    random = progress.Randomness(seed, stage, ranks)
+    random = Randomness(seed, stage, ranks)
     averaged = averaged_copy(module)
     objective = make(averaged)
     optimiser = Optimiser(module, averaged, objective.parameters(), schedule, ranks)
     ranks.share_weights(optimiser.parameters)
-    begun = progress.load(folder, ranks)
-    if begun is not None:
-        optimiser.restore({name: value.to(ranks.device) for name, value in begun.shared.items()})
-        random.restore(begun.own)
-        if hasattr(objective, 'restore'):
-            objective.restore({name[len('objective.'):]: value.to(ranks.device) for name, value in begun.own.items()
-                               if name.startswith('objective.')})
-        if ranks.main:
-            print(f'[{stage}] goes on at step {begun.step} of {schedule.steps}', flush=True)
+    saved = _Saved(out / stage / 'progress', optimiser, objective, random, ranks, 60.0 * checkpoint_minutes)
+    step, seconds = saved.restore(schedule)
     if compile_networks:
-        # One graph for each shape of each network; the default limit is for code that meets shapes it did not plan for.
-        torch._dynamo.config.cache_size_limit = 64
-        for network in objective.networks():
-            network.compile(dynamic=False)
-    step = begun.step if begun else 0
-    clock = _Clock(begun.seconds if begun else 0.0)
-    log = Log(out, stage, schedule.steps, step, clock.seconds, log_every) if ranks.main else None
-    saved, interval = time.monotonic(), 60.0 * checkpoint_minutes
-
-    def save() -> None:
-        own = {**random.state(), **{f'objective.{name}': value for name, value in
-                                    (objective.state() if hasattr(objective, 'state') else {}).items()}}
-        progress.save(folder, progress.Progress(step, clock.seconds, optimiser.state(), own), ranks)
-
+        _compile(objective)
+    clock = _Clock(seconds)
+    log = Log(out, stage, schedule.steps, step, seconds, log_every) if ranks.main else None
     with _signals() as told:
         while True:
             # Processes agree through the host: a step of the GPU takes longer, and goes on meanwhile.
-            elapsed, stop, due = ranks.agree([clock.seconds, bool(told), time.monotonic() - saved > interval])
+            elapsed, stop, due = ranks.agree([clock.seconds, bool(told), saved.due])
             if stop or due:
-                save()
-                saved = time.monotonic()
-            if stop:
-                if log:
-                    log.close(step)
-                raise Interrupted(f'{stage}: saved at step {step} of {schedule.steps} in {folder}; the same command '
-                                  'goes on from there')
-            done = step / schedule.steps
-            if schedule.max_minutes is not None:
-                done = max(done, elapsed / (60.0 * schedule.max_minutes))
-            if done >= 1.0:
+                saved.save(step, clock.seconds)
+            done = schedule.done(step, elapsed)
+            if stop or done >= 1.0:
                 break
-            optimiser.set_rate(done)
-            batch = objective.draw(random.numpy, random.generator)
-            with torch.autocast(ranks.device.type, torch.bfloat16, enabled=ranks.device.type == 'cuda'):
-                loss, values = objective.loss(batch)
-            optimiser.update(loss, step)
-            if hasattr(objective, 'after_update'):
-                with torch.no_grad():
-                    objective.after_update(step)
+            loss, values = optimiser.learn(objective, random.numpy, random.generator, step, done)
             if log:
                 log.add(step, {'loss': loss, **values})
             step += 1
             clock.count()
     if log:
         log.close(step)
+    if stop:
+        raise Interrupted(f'{stage}: saved at step {step} of {schedule.steps} in {saved.folder}; the same command goes on '
+                          'from there')
     module.load_state_dict(averaged.state_dict())
     return {'steps': step, 'seconds': round(clock.seconds, 1)}
+
+
+class Optimiser:
+    """Trains `parameters` (those of `module`, and auxiliary ones) and lets `averaged` follow `module`: AdamW under a warm-up
+    and a cosine, clipped gradients."""
+
+    def __init__(self, module: nn.Module, averaged: nn.Module, parameters: list[nn.Parameter], schedule: Schedule,
+                 ranks: Ranks):
+        self.module, self.averaged, self.parameters = module, averaged, parameters
+        self.schedule, self.ranks = schedule, ranks
+        self.adam = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.decay, betas=(0.9, 0.99),
+                                      fused=parameters[0].is_cuda)
+
+    def set_rate(self, done: float) -> None:
+        """Set the learning rate for the share of the schedule that is done."""
+        # A floor under both ends: the first step moves, and the last ones still average.
+        cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        warm_up = min(1.0, done / self.schedule.warm_up) if self.schedule.warm_up else 1.0
+        for group in self.adam.param_groups:
+            group['lr'] = self.schedule.rate * max(0.02, warm_up * cosine)
+
+    def learn(self, objective: Objective, rng: np.random.Generator, generator: torch.Generator, step: int, done: float
+              ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Make step number `step` (from 0) of a schedule, of which the share `done` is over; return the loss and its parts."""
+        self.set_rate(done)
+        batch = objective.draw(rng, generator)
+        device = self.ranks.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == 'cuda'):
+            loss, values = objective.loss(batch)
+        self.update(loss, step)
+        with torch.no_grad():
+            objective.after_update(step)
+        return loss, values
+
+    def update(self, loss: Tensor, step: int) -> None:
+        """Step down the loss, averaged over all processes."""
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        self.ranks.average_gradients(self.parameters)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.adam.step()
+        # Early weights are worth nothing: let the average follow quickly at first.
+        keep = min(self.schedule.average, 1.0 - 1.0 / (step + 2))
+        with torch.no_grad():
+            pairs = list(zip(self.averaged.parameters(), self.module.parameters()))
+            torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1.0 - keep)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a later process needs to go on exactly: weights, averaged weights, moments of all parameters."""
+        tensors = {f'module.{name}': value for name, value in self.module.state_dict().items()}
+        tensors |= {f'averaged.{name}': value for name, value in self.averaged.state_dict().items()}
+        for index, moments in self.adam.state_dict()['state'].items():
+            tensors |= {f'adam.{index}.{name}': value for name, value in moments.items()}
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name[len(prefix):]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+        self.module.load_state_dict(part('module.'))
+        self.averaged.load_state_dict(part('averaged.'))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in part('adam.').items():
+            index, _, key = name.partition('.')
+            moments.setdefault(int(index), {})[key] = value
+        self.adam.load_state_dict({**self.adam.state_dict(), 'state': moments})
+
+
+def averaged_copy(module: nn.Module) -> nn.Module:
+    """A copy that is not trained, for the averaged weights."""
+    return copy.deepcopy(module).eval().requires_grad_(False)
+
+
+class _Saved:
+    """What a stage needs to go on exactly, in its folder, saved every `interval` s."""
+
+    def __init__(self, folder: Path, optimiser: Optimiser, objective: Objective, random: Randomness, ranks: Ranks,
+                 interval: float):
+        self.folder, self._optimiser, self._objective, self._random = folder, optimiser, objective, random
+        self._ranks, self._interval, self._last = ranks, interval, time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last > self._interval
+
+    def restore(self, schedule: Schedule) -> tuple[int, float]:
+        """Take up what an earlier attempt saved; return its steps and seconds, zeros if there is none."""
+        begun = progress.load(self.folder, self._ranks)
+        if begun is None:
+            return 0, 0.0
+        device, prefix = self._ranks.device, 'objective.'
+        self._optimiser.restore({name: value.to(device) for name, value in begun.shared.items()})
+        self._random.restore(begun.own)
+        self._objective.restore({name[len(prefix):]: value.to(device) for name, value in begun.own.items()
+                                 if name.startswith(prefix)})
+        if self._ranks.main:
+            print(f'[{self.folder.parent.name}] goes on at step {begun.step} of {schedule.steps}', flush=True)
+        return begun.step, begun.seconds
+
+    def save(self, step: int, seconds: float) -> None:
+        own = {**self._random.state(),
+               **{f'objective.{name}': value for name, value in self._objective.state().items()}}
+        progress.save(self.folder, progress.Progress(step, seconds, self._optimiser.state(), own), self._ranks)
+        self._last = time.monotonic()
+
+
+def _compile(objective: Objective) -> None:
+    # One graph for each shape of each network; the default limit is for code that meets shapes it did not plan for.
+    torch._dynamo.config.cache_size_limit = 64
+    for network in objective.networks():
+        network.compile(dynamic=False)
 
 
 class _Clock:
@@ -149,7 +216,7 @@ def _signals():
 
     try:
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever started it ends it
+    except ValueError:  # not the main thread, which alone gets signals
         before = {}
     try:
         yield told

@@ -3,8 +3,8 @@
     python -m worldmodel_ros.train.data.simulate --episodes 100 --first-seed 1000000 --out data/eval
     python -m worldmodel_ros.train.run.metrics --data data/eval
 
-Models of different pictures are compared on the same drives, simulated in both sizes, by --picture-size: it averages all
-pictures down to one size before they are compared. Every model is then judged on the same clips.
+Models of different images are compared on the same episodes, simulated in both sizes, by --picture-size: it averages all
+images down to one size before they are compared. Every model is then judged on the same clips.
 """
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W
-from worldmodel_ros.model.steps import FLOW, HALF, WHOLE
+from worldmodel_ros.model.sampling import HALF, ONE_STEP, TEACHER, TRUNCATED, TRUNCATED_ONE, TWO_STEP
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Batch, draw
 from worldmodel_ros.train.data.episodes import Episodes
-from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.objectives.policy import command_targets
-from worldmodel_ros.train.objectives.sampler import Sampler
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
+from worldmodel_ros.train.objectives.teacher import WorldObjective
 from .options import TeacherOptions
 
-# Name: row of the step embedding and number of equal steps.
-SAMPLERS = {'teacher_32': (FLOW, 32), 'two_step': (HALF, 2), 'one_step': (WHOLE, 1),
-            'naive_two_step': (FLOW, 2), 'naive_one_step': (FLOW, 1)}
+SAMPLERS = {'teacher_32': TEACHER, 'two_step': TWO_STEP, 'one_step': ONE_STEP,
+            'naive_two_step': TRUNCATED, 'naive_one_step': TRUNCATED_ONE}
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """PSNR (dB) of pictures (..., 3, H, W) in [-1, 1], one value a picture."""
+    """PSNR (dB) of images (..., 3, H, W) in [-1, 1], one value an image."""
     mse = ((a.clamp(-1, 1) - b) / 2).square().mean((-3, -2, -1))
     return -10 * torch.log10(mse.clamp_min(1e-10))
 
 
 def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
-    """Pictures (..., 3, H, W), a pixel the mean of the square that it stands for, with ``size`` rows; None: as they are.
+    """Images (..., 3, H, W), a pixel the mean of the square that it stands for, with ``size`` rows; None: as they are.
 
-    Raises ValueError where the pictures have no multiple of so many rows.
+    Raises ValueError where the images have no multiple of so many rows.
     """
     rows = pictures.shape[-2]
     if size is None or size == rows:
@@ -57,27 +56,27 @@ def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
 def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64, seed: int = 1,
              picture_size: int | None = None, samplers: Sequence[str] | None = None) -> dict:
     """Mean PSNR (dB) by horizon while the robot moves, for each of ``samplers`` (by default all of SAMPLERS), for
-    copy-last-frame and for the VAE alone; errors of the heads beside. Pictures are averaged down to ``picture_size``
+    copy-last-frame and for the VAE alone; and errors of the heads. Images are averaged down to ``picture_size``
     rows first, where one is given.
 
     Clips depend on the seed alone, whatever the model: so differences of two models' `by_batch` are paired. Raises
-    ValueError for a picture size that the model's is no multiple of.
+    ValueError for an image size that the model's is no multiple of.
     """
     device = episodes.frames.device
     rng = np.random.default_rng(seed)
     preset, k = model.preset, model.preset.chunk_frames
     options = TeacherOptions(batch=batch, context_noise=0.0)
-    objective = Objective(model, episodes, options)
+    objective = WorldObjective(model, episodes, options)
     samplers = tuple(SAMPLERS if samplers is None else samplers)
     rows: dict[str, list] = {name: [] for name in (*samplers, 'copy_last', 'vae')}
     moving, heads = [], []
     # On a CPU the session runs in float32 too, and masked attention in bfloat16 is slow there.
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
         for number in range(batches):
-            # How much is drawn depends on the model's shape: each batch begins anew.
+            # How much is drawn depends on the model's shape: each batch begins again.
             generator = torch.Generator(device).manual_seed(seed + number)
             drawn = draw(episodes, preset, options, rng, generator)
-            sampler = Sampler(model, drawn)
+            sampler = ChunkSampler(model, drawn)
             frames = drawn.frame[:, torch.from_numpy(clips.chunk_frames(preset, drawn.starts)).to(device)]
             truth = episodes.images(drawn.episode, frames).unflatten(1, (-1, k))
             before = frames.unflatten(1, (-1, k))[:, :, :1] - 1
@@ -97,8 +96,8 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
 
             zero = torch.zeros(frames.shape, device=device)
             for name in samplers:
-                row, steps = SAMPLERS[name]
-                rows[name].append(compare(decode(sampler.euler(drawn.noise, zero, 1.0, row, steps))))
+                way = SAMPLERS[name]
+                rows[name].append(compare(decode(sampler.euler(drawn.noise, zero, 1.0, way.row, way.count))))
             rows['copy_last'].append(compare(last.expand_as(truth)))
             rows['vae'].append(compare(decode(drawn.target)))
             speed = drawn.noisy_actions.unflatten(1, (-1, k)).abs().amax(2)
@@ -106,7 +105,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
             tau = torch.full_like(zero, 0.5)
             _, noisy, clean = objective.forward(drawn, 0.5 * drawn.noise + 0.5 * drawn.target, tau,
                                                 torch.full_like(tau, HALF, dtype=torch.long))
-            heads.append(objective.beside(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
+            heads.append(objective.head_losses(drawn, clean, noisy)[1] | _policy_error(model, episodes, drawn, clean))
     chosen = torch.cat(moving)
     result = {name: torch.cat([v.flatten(0, 1) for v in values])[chosen].mean(0) for name, values in rows.items()}
     table = {name: {'mean': round(float(v.mean()), 3), 'by_horizon': [round(float(x), 3) for x in v],

@@ -15,12 +15,12 @@ class TeacherOptions:
     continues from its own predictions stays in the trained range.
     flow_weight: `ramp` weights the error of the predicted clean latents by 0.9 tau + 0.1; `velocity` takes the error of
     the flow's velocity, with a weight of at most 100.
-    heads_weight, pose_weight: of the losses beside the flow's.
+    heads_weight, pose_weight: of the losses other than the flow's.
     search: the policy learns to search for a goal that its window does not show, instead of what the expert does who
     knows where it is.
     contact_share: of the clips, which hold a frame in contact, all such frames equally likely, with a window before it.
-    Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual drives 8 and 3 %.
-    blind_share: of the batches whose last chunk sees no context, so that the network also knows which pictures there
+    Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual episodes 8 and 3 %.
+    blind_share: of the batches whose last chunk sees no context, so that the network also knows which images there
     are at all; the distribution matching of the stage `self_forcing` asks the teacher for that.
     """
 
@@ -45,14 +45,14 @@ class TeacherOptions:
 
 @dataclass(frozen=True)
 class StudentOptions(TeacherOptions):
-    """Stage `student`: steps of length 1/2 and 1 beside the flow.
+    """Stage `student`: steps of length 1/2 and 1 next to the flow.
 
     substeps: of the flow that make the target of a half step.
     bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
-    truth_weight: share of the true latents in the targets that end at clean ones; a simulated drive is nearly
+    truth_weight: share of the true latents in the targets that end at clean ones; a simulated episode is nearly
     deterministic, and the truth is the better teacher wherever it is known.
     half_truth_weight: the same for the second of two half steps, which long imagination is made of; None: truth_weight.
-    What cannot be known has a blurred mean, and a session that goes on from means ends in fog.
+    What cannot be known has a blurred mean, and blur compounds over a rollout.
     """
 
     substeps: int = 4
@@ -63,7 +63,7 @@ class StudentOptions(TeacherOptions):
 
 @dataclass(frozen=True)
 class ImitationOptions:
-    """Stage `imitation`: the policy alone, on what a network that stays as it is makes of the drives.
+    """Stage `imitation`: the policy alone, on what a network that stays as it is makes of the episodes.
 
     batch: clips per step. clip_frames: frames of each, all but a chunk of which are learned from: the fewer, the more
     clips for the same time. search: as in TeacherOptions.
@@ -92,12 +92,12 @@ class SelfForcingOptions(StudentOptions):
     bootstrap: by default the targets of half steps come from the student's own flow here: unlike the frozen teacher's,
     it has learned from the truth under imagined contexts.
     one_step_share: of the roll-outs that take one step per chunk; the others take two.
-    tether_share: of these others' clips, which are held near the true drive, half-way through every chunk and each by a
+    tether_share: of these others' clips, which are held near the true episode, half-way through every chunk and each by a
     strength of its own: contexts with the student's flaws whose true continuation is known, however old they are.
     truth_distance: mean squared distance of the latents, of unit variance, between imagined and true frames, at which
     the truth still has half its weight.
     dmd_weight: of the distribution matching on long roll-outs (see dmd.py), 0 for none; dmd_frames: their length;
-    dmd_rate: learning rate of the network that knows the imagined pictures.
+    dmd_rate: learning rate of the network that knows the imagined images.
     """
 
     batch: int = 96

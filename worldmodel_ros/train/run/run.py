@@ -134,8 +134,13 @@ class Run:
             self._episodes = episodes
         return self._episodes
 
+    def held_back(self) -> Episodes | None:
+        """The episodes that are not trained on, on this process's device; None where there are none."""
+        folder = self.found('data') / 'held_back'
+        return lerobot.load([folder], str(self.ranks.device), self.preset) if lerobot.is_dataset(folder) else None
+
     def release(self) -> None:
-        """Let go of the episodes."""
+        """Free the episodes' memory."""
         self._episodes = None
         if self.ranks.device.type == 'cuda':
             torch.cuda.empty_cache()

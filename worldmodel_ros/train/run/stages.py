@@ -1,6 +1,8 @@
-"""What the stages of a training run do: each takes what earlier ones left, and leaves its own results in its folder.
+"""
+The stages of a training run in their order: what each does, and that a finished one is taken, not done again.
 
-They return what is worth recording in stage.json, where `pipeline` also notes what they depended on.
+Each takes what earlier ones left, and leaves its own results in its folder, with stage.json (`run.Run.record`). The stages
+that learn are one function, `learn`, over the objectives of `train.objectives`.
 """
 from __future__ import annotations
 
@@ -9,109 +11,161 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import read_description
-from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import lerobot
-from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.data.simulate import Drives, simulate
-from worldmodel_ros.train.objectives import short_horizon, world
+from worldmodel_ros.train.objectives.imitation import ImitationObjective
+from worldmodel_ros.train.objectives.objective import Objective
+from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
+from worldmodel_ros.train.objectives.short_horizon import SAMPLERS, ShortHorizon, lost
+from worldmodel_ros.train.objectives.student import StudentObjective
+from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
-from . import curves, metrics, progress
+from . import metrics, progress
 from .calibrate import calibrate
-from .config import STAGES, Schedule
-from .loop import Objective, optimise
+from .config import STAGES
+from .log import draw_curves
+from .loop import averaged_copy, optimise
 from .reading import ConfigError
 from .run import Run
 
+OBJECTIVES = {'vae': VaeObjective, 'teacher': TeacherObjective, 'student': StudentObjective,
+              'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective}
+DISTILLED = ('student', 'self_forcing')  # their objectives see the averaged weights and the frozen teacher, too
+# Kinds of near predictions that a stage must not cost. A new student cannot step at all; only what it takes over can be lost.
+KEPT = {'teacher': ('flow',), 'student': ('flow',), 'self_forcing': tuple(SAMPLERS)}
 
-def simulate_data(run: Run, folder: Path) -> dict[str, Any]:
-    """Simulated drives for training, and others for the calibration."""
-    data = run.config.data
+
+def run_stages(run: Run, names: Sequence[str] = ()) -> None:
+    """
+    Do the named stages, by default all of the configuration, in their order; what is complete is taken.
+
+    Raises ConfigError for a stage that is unknown, left out by the configuration, or lacks what it needs.
+    """
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        raise ConfigError(f'{", ".join(unknown)} is no stage: choose from {", ".join(STAGES)}')
+    left_out = [name for name in names if not run.has(name)]
+    if left_out:
+        raise ConfigError(f'{", ".join(left_out)} is null in the configuration: give the section, or leave it out of '
+                          '--stages')
+    for name in STAGES:
+        if not run.has(name) or (names and name not in names):
+            continue
+        folder, stage = run.find(name), WORK[name]
+        if folder is not None:
+            if run.ranks.main:
+                print(f'[{name}] taken from {folder}', flush=True)
+            continue
+        for needed in stage.needs:
+            if run.has(needed):
+                run.found(needed)
+        run.ranks.wait()  # no process may look for a record while it is written
+        run.record(name, complete=False)
+        began, results = time.monotonic(), {}
+        if run.ranks.main or not stage.alone:
+            results = stage.work(run, name)
+        run.ranks.wait()
+        run.record(name, complete=True, results={'seconds': round(time.monotonic() - began, 1), **results})
+        run.ranks.wait()
+
+
+def learn(run: Run, name: str) -> dict[str, Any]:
+    """
+    Train the networks of the stage before on the episodes, and leave a checkpoint of them in full precision.
+
+    Says loudly, and records, if a stage costs near predictions of the kinds that are to be kept.
+    """
+    config, stage, folder = run.config, getattr(run.config, name), run.out / name
+    model, episodes = run.networks(run.before(name)), run.episodes()
+    learner = model.vae if name == 'vae' else model
+    others = (run.teacher(),) if name in DISTILLED else ()
+    if learner is model and episodes.latents is None:
+        episodes.encode(model.vae)
+
+    def objective(averaged: nn.Module) -> Objective:
+        networks = (model, averaged, *others) if others else (learner,)
+        try:
+            return OBJECTIVES[name](*networks, episodes, stage.objective)
+        except ValueError as error:
+            raise ConfigError(f'{name}.objective: {error}') from error
+
+    near = ShortHorizon(model, run.held_back() or episodes) if name in KEPT and run.ranks.main else None
+    before = near.errors(model) if near else {}
+    result = optimise(learner, objective, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
+                      compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes)
+    recorded = {'steps': result['steps'], 'training_seconds': result['seconds']}
+    if near:
+        recorded['short_horizon'] = _compare(name, before, near.errors(averaged_copy(model)), run)  # a copy is not compiled
+    if name == 'vae':
+        normalise(model.vae, episodes, torch.Generator(run.ranks.device).manual_seed(config.seed))
+    if run.ranks.main:
+        checkpoint.save(model, folder, {'stage': name, **result}, dtype=torch.float32)
+        progress.remove(folder / 'progress')
+    return recorded
+
+
+def _compare(name: str, before: dict[str, float], after: dict[str, float], run: Run) -> dict[str, Any]:
+    """Errors of near predictions before and after a stage, and what was lost."""
+    worse = lost(before, {kind: after[kind] for kind in KEPT[name]})
+    print(f'[{name}] error of the next {run.preset.chunk_frames} frames, before: {before}, after: {after}', flush=True)
+    if worse:
+        print(f'[{name}] WARNING: this stage made near predictions worse: {", ".join(worse)}. Do not ship what follows from it '
+              'before you know why; a lower rate or fewer steps may help.', file=sys.stderr, flush=True)
+    return {'before': before, 'after': after, 'lost': worse}
+
+
+def simulate_data(run: Run, name: str) -> dict[str, Any]:
+    """Simulated episodes for training, and others for the calibration."""
+    data, folder = run.config.data, run.out / name
     if data.folders:
         return {'folders': list(data.folders)}
     first_held_back = data.first_seed + data.episodes
-    for name, first, episodes in (('train', data.first_seed, data.episodes),
+    for part, first, episodes in (('train', data.first_seed, data.episodes),
                                   ('held_back', first_held_back, data.held_back)):
-        if episodes and not lerobot.is_dataset(folder / name):
-            shutil.rmtree(folder / name, ignore_errors=True)  # of an attempt that did not get to its end
+        if episodes and not lerobot.is_dataset(folder / part):
+            shutil.rmtree(folder / part, ignore_errors=True)  # of an attempt that did not get to its end
             try:
-                simulate(folder / name, Drives(first, episodes, data.frames, run.preset), run.config.workers, data.mix)
+                simulate(folder / part, Drives(first, episodes, data.frames, run.preset), run.config.workers, data.mix)
             except ValueError as error:
                 raise ConfigError(f'data: {error}') from error
     return {'seeds': f'{data.first_seed}:{first_held_back}', 'episodes': data.episodes,
             'frames': data.episodes * data.frames}
 
 
-def train_vae(run: Run, folder: Path) -> dict[str, Any]:
-    """The autoencoder, and the normalisation of its latents."""
-    model, episodes, stage = run.networks(run.before('vae')), run.episodes(), run.config.vae
-    result = _optimise(run, 'vae', stage, model.vae,
-                       lambda averaged: VaeObjective(model.vae, episodes, stage.objective))
-    normalise(model.vae, episodes, torch.Generator(run.ranks.device).manual_seed(run.config.seed))
-    return _leave(run, folder, model, result)
-
-
-def train_teacher(run: Run, folder: Path) -> dict[str, Any]:
-    """The flow, the policy and the outcomes."""
-    model, stage = run.networks(run.before('teacher')), run.config.teacher
-    episodes = _encoded(run, model)
-    return _learn(run, folder, stage, model, episodes, ('flow',),
-                  lambda averaged: world.teacher(model, episodes, stage.objective))
-
-
-def train_student(run: Run, folder: Path) -> dict[str, Any]:
-    """Steps of half and whole length, distilled from the teacher."""
-    return _distil(run, folder, 'student', world.student)
-
-
-def train_self_forcing(run: Run, folder: Path) -> dict[str, Any]:
-    """The student on its own roll-outs."""
-    return _distil(run, folder, 'self_forcing', world.self_forcing)
-
-
-def train_policy(run: Run, folder: Path) -> dict[str, Any]:
-    """The policy alone; everything else stays as it is."""
-    model, stage = run.networks(run.before('imitation')), run.config.imitation
-    episodes = _encoded(run, model)
-    result = _optimise(run, 'imitation', stage, model,
-                       lambda averaged: world.imitation(model, episodes, stage.objective))
-    return _leave(run, folder, model, result)
-
-
-def calibrate_contacts(run: Run, folder: Path) -> dict[str, Any]:
-    """The contact probability on drives that were not trained on; leaves the model that is shipped in `final`."""
+def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
+    """The contact probability on episodes that were not trained on; leaves the model that is shipped in `final`."""
     config = run.config
-    model = checkpoint.load(run.found(run.before('calibration')) if run.before('calibration') else run.init,
-                            str(run.ranks.device))
-    done = [stage for stage in STAGES[:STAGES.index('calibration')] if run.has(stage)]
+    before = run.before(name)
+    model = checkpoint.load(run.found(before) if before else run.init, str(run.ranks.device))
+    done = [stage for stage in STAGES[:STAGES.index(name)] if run.has(stage)]
     provenance = {'preset': config.preset, 'seed': config.seed, 'stages': {stage: run.results(stage) for stage in done},
                   'continues': [read_description(run.init).provenance] if run.init else []}
-    held_back = run.found('data') / 'held_back'
     result: dict[str, Any] = {}
-    if lerobot.is_dataset(held_back):
-        episodes = lerobot.load([held_back], str(run.ranks.device), run.preset)
+    if episodes := run.held_back():
         episodes.encode(model.vae)
         try:
             result['contact_calibration'] = calibrate(model, episodes, **asdict(config.calibration))
         except ValueError as error:
-            raise ConfigError(f'calibration: {error}; raise data.held_back') from error
+            raise ConfigError(f'{name}: {error}; raise data.held_back') from error
     checkpoint.save(model, run.out / 'final', {**provenance, **result})
-    curves.draw(run.out, run.out / 'curves.png')
+    draw_curves(run.out, run.out / 'curves.png')
     return result
 
 
-def evaluate(run: Run, folder: Path) -> dict[str, Any]:
-    """What is shipped, read back: short predictions on drives of other seeds, and `worldmodel evaluate quality`."""
-    config, device = run.config.evaluation, str(run.ranks.device)
+def evaluate(run: Run, name: str) -> dict[str, Any]:
+    """What is shipped, read back: short predictions on episodes of other seeds, and `worldmodel evaluate quality`."""
+    config, device, folder = run.config.evaluation, str(run.ranks.device), run.out / name
     run.release()
     drives = folder / 'drives'
     if not lerobot.is_dataset(drives):
@@ -124,7 +178,7 @@ def evaluate(run: Run, folder: Path) -> dict[str, Any]:
     episodes.encode(shipped.vae)
     result = metrics.evaluate(shipped, episodes, config.batches, config.batch)
     (folder / 'metrics.json').write_text(json.dumps(result, indent=1) + '\n')
-    print(json.dumps({'psnr_db': {name: row['mean'] for name, row in result['psnr_db'].items()},
+    print(json.dumps({'psnr_db': {sampler: row['mean'] for sampler, row in result['psnr_db'].items()},
                       'heads': result['heads']}), flush=True)
     del shipped, episodes
     run.release()
@@ -134,7 +188,7 @@ def evaluate(run: Run, folder: Path) -> dict[str, Any]:
         environment = os.environ if config.gpu else {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
         code = subprocess.run(command, env=environment).returncode
         if code:
-            raise ConfigError(f'evaluation: {" ".join(command)} ended with code {code}; see above, then run it again')
+            raise ConfigError(f'{name}: {" ".join(command)} ended with code {code}; see above, then run it again')
     return {}
 
 
@@ -145,63 +199,18 @@ def quality_command(model: Path, seeds: str, file: Path, parts: Sequence[str], w
             *(['--parts', ','.join(parts)] if parts else [])]
 
 
-def _distil(run: Run, folder: Path, name: str, make: Callable[..., Objective]) -> dict[str, Any]:
-    model, teacher, stage = run.networks(run.before(name)), run.teacher(), getattr(run.config, name)
-    episodes = _encoded(run, model)
-    # A new student cannot step at all; only what it takes over can be lost.
-    kept = ('flow',) if name == 'student' else tuple(short_horizon.SAMPLERS)
-    return _learn(run, folder, stage, model, episodes, kept,
-                  lambda averaged: make(model, averaged, teacher, episodes, stage.objective))
+class Stage(NamedTuple):
+    """
+    ``work(run, name)`` does the stage in all processes, or with ``alone`` in the main one, and returns what is worth
+    recording in stage.json; ``needs``: stages that must be complete before, where the configuration has them.
+    """
+
+    work: Callable[[Run, str], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    alone: bool = False
 
 
-def _learn(run: Run, folder: Path, stage: Schedule, model: WorldModel, episodes: Episodes, kept: Sequence[str],
-           make: Callable[[nn.Module], Objective]) -> dict[str, Any]:
-    """Train the DiT; say loudly, and record, if the stage costs near predictions of the kinds that are to be kept."""
-    near, errors = None, {}
-    if run.ranks.main:
-        held_back = None if run.config.data.folders else run.found('data') / 'held_back'
-        known = held_back is not None and lerobot.is_dataset(held_back)
-        near = short_horizon.ShortHorizon(
-            model, lerobot.load([held_back], str(run.ranks.device), run.preset) if known else episodes)
-        errors['before'] = near.errors(model)
-    result = _optimise(run, folder.name, stage, model, make)
-    if near is not None:
-        errors['after'] = near.errors(world.frozen_copy(model))  # a copy is not compiled
-        lost = short_horizon.lost(errors['before'], {name: errors['after'][name] for name in kept})
-        errors['lost'] = lost
-        print(f'[{folder.name}] error of the next {run.preset.chunk_frames} frames, before: {errors["before"]}, '
-              f'after: {errors["after"]}', flush=True)
-        if lost:
-            print(f'[{folder.name}] WARNING: this stage made near predictions worse: {", ".join(lost)}. Do not ship '
-                  'what follows from it before you know why; a lower rate or fewer steps may help.', file=sys.stderr,
-                  flush=True)
-    return _leave(run, folder, model, result) | {'short_horizon': errors}
-
-
-def _encoded(run: Run, model: WorldModel) -> Episodes:
-    episodes = run.episodes()
-    if episodes.latents is None:
-        episodes.encode(model.vae)
-    return episodes
-
-
-def _optimise(run: Run, name: str, stage: Schedule, module: nn.Module, make: Callable[[nn.Module], Objective]
-              ) -> dict[str, Any]:
-    config = run.config
-
-    def made(averaged: nn.Module) -> Objective:
-        try:
-            return make(averaged)
-        except ValueError as error:
-            raise ConfigError(f'{name}.objective: {error}') from error
-
-    return optimise(module, made, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
-                    compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes)
-
-
-def _leave(run: Run, folder: Path, model: WorldModel, result: dict[str, Any]) -> dict[str, Any]:
-    """Save the networks in full precision, in the main process; the progress has done its service."""
-    if run.ranks.main:
-        checkpoint.save(model, folder, {'stage': folder.name, **result}, dtype=torch.float32)
-        progress.remove(folder / 'progress')
-    return {'steps': result['steps'], 'training_seconds': result['seconds']}
+WORK = {'data': Stage(simulate_data, alone=True),
+        **{name: Stage(learn, STAGES[:STAGES.index(name)]) for name in OBJECTIVES},
+        'calibration': Stage(calibrate_contacts, STAGES[:STAGES.index('calibration')], alone=True),
+        'evaluation': Stage(evaluate, ('calibration',), alone=True)}

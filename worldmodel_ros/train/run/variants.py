@@ -41,7 +41,7 @@ def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
     content = read_yaml(path)
     unknown = set(content) - set(_KEYS)
     if unknown or not isinstance(content.get('base'), str) or not isinstance(content.get('variants'), list):
-        raise ConfigError(f'{path}: variants have the keys {", ".join(_KEYS)}: base names a file beside this one, variants '
+        raise ConfigError(f'{path}: variants have the keys {", ".join(_KEYS)}: base names a file next to this one, variants '
                           f'is a list of name and set; not known: {", ".join(sorted(unknown)) or "none"}')
     base = path.parent / content['base']
     common = with_values(read_yaml(base), content.get('set') or {})

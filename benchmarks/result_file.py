@@ -1,0 +1,44 @@
+"""What every benchmark's result begins with, and how it is written."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.machine import PACKAGES, machine, versions
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def command() -> str:
+    """The command line of this process, relative to the repository."""
+    script = Path(sys.argv[0]).resolve()
+    name = os.fspath(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
+    return ' '.join(['python', name, *sys.argv[1:]])
+
+
+def provenance(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    """Command, machine and versions: without them a number means nothing."""
+    return {'command': command(), 'machine': machine(), 'versions': versions(packages)}
+
+
+def write_result(result: dict[str, Any], file: Path | None, show: bool = False) -> None:
+    """
+    Write a result as JSON, if there is a file for it; its folder is made.
+
+    ``show``: print it, too. A long benchmark writes after each row, so that what was measured is not lost.
+    """
+    text = json.dumps(result, indent=1)
+    if show:
+        print(text)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + '\n')
+
+
+def short_name(gpus: Sequence[str]) -> str:
+    """What a file is named after: the first GPU, such as h200; cpu without one."""
+    return next((part.lower() for part in gpus[0].split() if part[1:].isdigit()), 'gpu') if gpus else 'cpu'

@@ -1,0 +1,70 @@
+"""Subcommands that bring up nodes: what they say, what ends them, and that no node is left behind."""
+import argparse
+
+import pytest
+
+from worldmodel_ros.bringup import description, supervisor
+from worldmodel_ros.cli.supervision import supervise
+
+
+class FakeSupervisor:
+    """Notes what is done with it."""
+
+    def __init__(self, environment, logs, domain_id, *, this_machine_only, activation_timeout):
+        self.done = [this_machine_only]
+
+    def __enter__(self):
+        FakeSupervisor.last = self
+        return self
+
+    def __exit__(self, *_):
+        self.done.append('stopped')
+
+    def add(self, nodes, namespace):
+        self.done.append((namespace, tuple(nodes)))
+
+    def start(self):
+        self.done.append('started')
+
+    def wait_ready(self, timeout, progress):
+        self.done.append(timeout)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(supervisor, 'Supervisor', FakeSupervisor)
+    monkeypatch.setattr('signal.signal', lambda *_: None)
+    monkeypatch.delenv('ROS_DOMAIN_ID', raising=False)
+    chosen = argparse.Namespace(logs='log', activation_timeout=7.0)
+
+    def with_wait(wait, robots=lambda found: [('left', ['gate'])]):
+        return supervise('up', chosen, robots, lambda running: 'Starting it', wait, this_machine_only=False)
+    return with_wait
+
+
+def raising(error):
+    def wait(running):
+        raise error
+    return wait
+
+
+def test_nodes_are_brought_up_and_stopped_and_the_exit_code_is_that_of_the_wait(run, capsys):
+    assert run(lambda running: 3) == 3
+    assert FakeSupervisor.last.done == [False, ('left', ('gate',)), 'started', 7.0, 'stopped']
+    assert capsys.readouterr().out == 'Starting it\n'
+
+
+def test_an_interrupt_is_no_failure_and_stops_the_nodes(run, capsys):
+    assert run(raising(KeyboardInterrupt())) == 0
+    assert FakeSupervisor.last.done[-1] == 'stopped' and 'stopped' in capsys.readouterr().out
+
+
+def test_what_cannot_be_started_is_said_on_standard_error(run, capsys):
+    assert run(raising(RuntimeError('gate does not answer'))) == 1
+    assert FakeSupervisor.last.done[-1] == 'stopped'
+    assert capsys.readouterr().err == 'worldmodel up: gate does not answer\n'
+
+    def no_such_argument(found):
+        raise description.DescriptionError('no argument sead')
+    assert run(lambda running: 0, no_such_argument) == 1
+    assert 'worldmodel up: no argument sead' in capsys.readouterr().err

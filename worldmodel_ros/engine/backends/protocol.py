@@ -1,0 +1,125 @@
+"""What a back end is to those who use one: sessions, the engine, the scheduler's service, benchmarks."""
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from worldmodel_ros.cache.layout import TileLayout
+from worldmodel_ros.cache.storage import Storage
+from worldmodel_ros.model.presets import Preset
+
+
+class Mark(Protocol):
+    """A point in the device's time, as torch.cuda.Event has it."""
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return the time to a later mark, ms; the device must have passed both."""
+
+
+class Fetched(Protocol):
+    """An output on its way to the host."""
+
+    def result(self) -> np.ndarray:
+        """Wait for it, and for nothing that was queued after it."""
+
+
+class Backend(Protocol):
+    """
+    Runs the networks of one model; everything that its users call is here.
+
+    The defaults are those of a back end in this process that has done its work when a call returns. Arrays that one network
+    makes for another may be the back end's own; `host` makes numpy of them. `TorchBackend.run` says what each network takes
+    and gives.
+    """
+
+    name: str
+    preset: Preset
+    sizes: tuple[int, ...] = (1,)  # of batches that are worth while; what lies between two costs what the larger does
+    asynchronous: bool = False     # whether `run` and `launch` may return before the device is done
+    overlaps: bool = False         # whether there is work `in_background`
+    busy: bool = False             # whether the last work `in_background` is still in progress
+    degraded_reason: str = ''      # why it cannot look ahead at present
+    epoch: int = 0                 # how often the processes that hold the pages have been replaced
+    older: Callable[[TileLayout, int], Storage] | None = None  # as `storage`, where complete slabs take fewer bits
+
+    @abstractmethod
+    def storage(self, layout: TileLayout, pages: int) -> Storage:
+        """Return pages that the passes read and write. Raises ModelError where they do not fit into memory."""
+
+    @abstractmethod
+    def run(self, network: str, batch: Sequence[tuple]) -> list:
+        """Return a network's outputs for each of ``batch``, the inputs of calls whose arrays have equal shapes; plans, outcomes
+        and images as numpy."""
+
+    def launch(self, network: str, batch: Sequence[tuple]) -> list:
+        """As `run`, but an asynchronous device has only been given the work, and all outputs are the back end's own."""
+        return self.run(network, batch)
+
+    def host(self, array: Any) -> np.ndarray:
+        """Return an output as numpy."""
+        return array
+
+    def fetch(self, array: Any) -> Fetched:
+        """Begin to copy an output to the host; nothing waits for it yet."""
+        return OnHost(array)
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        """Return outputs of equal shapes as one, along a new first axis."""
+        return np.stack(arrays)
+
+    def settle(self) -> None:
+        """Wait until all that `run` and `launch` began is done."""
+
+    def mark(self) -> Mark:
+        """Return the device's present point in time, which is over when `settle` is."""
+        return HostMark()
+
+    def urgent(self) -> AbstractContextManager[None]:
+        """Return a context in which what this thread launches goes before what is launched `in_background`."""
+        return nullcontext()
+
+    def in_background(self) -> AbstractContextManager[Any]:
+        """Return a context in which what is launched runs next to what is launched outside of it, at lower priority; one piece
+        of work at a time. Only where it `overlaps`."""
+        raise NotImplementedError(f'{self.name} has no background work')
+
+    def settle_background(self) -> None:
+        """Wait until what was launched `in_background` is done."""
+
+    def before_writing(self) -> None:
+        """To be called before pages are claimed and written."""
+
+    def starting_up(self) -> AbstractContextManager[None]:
+        """Return a context in which no call has a tick's deadline: what compiles or captures does so now."""
+        return nullcontext()
+
+    def require_complete(self) -> None:
+        """Raise RankFailure while processes of the model are missing."""
+
+    def close(self) -> None:
+        """End the processes that the back end has started; others end with this one."""
+
+
+class OnHost:
+    """A `Fetched` that was on the host already."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def result(self) -> np.ndarray:
+        return self._array
+
+
+class HostMark:
+    """A `Mark` of a device that has done its work when a call returns."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, later: HostMark) -> float:
+        return (later.seconds - self.seconds) * 1e3
