@@ -50,16 +50,17 @@ class Reactive:
 
     def __init__(self) -> None:
         self._forecast = Frozen(Memory(SHORT_MEMORY, SHORT_MEMORY))
-        self._unknown = 0.0
+        self._search = policy.Search()
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         self._forecast.update(world, odometry)
         view, aim = self._forecast.view(np.zeros(1)), policy.Aim.of(terms)
         if aim.target not in view.things:
-            self._unknown += PERIOD
-            return policy.search(self._unknown, view.pose[None], view.walls)
-        self._unknown = 0.0
+            places = np.array([thing.path[0] for thing in view.things.values()]).reshape(-1, 2)
+            radii = np.array([thing.radius for thing in view.things.values()])
+            return self._search.command(view.pose, places, radii, view.walls, PERIOD)
+        self._search.found()
         path, others, radii = scene_of(aim, view)
         return policy.drive(aim, view.pose[None], path, others[:, 0], radii, view.walls)[0]
 

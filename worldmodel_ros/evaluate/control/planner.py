@@ -62,7 +62,7 @@ class Planner:
     def __init__(self, settings: PlannerSettings = PlannerSettings()) -> None:
         self._settings = settings
         self._last: Candidate | None = None
-        self._unknown = 0.0
+        self._search = policy.Search()
 
     def times(self, delay: float) -> np.ndarray:
         """The times (T,), s from the observation on, at which a view is needed: 0, and from `delay` on each PERIOD."""
@@ -78,10 +78,11 @@ class Planner:
         aim = policy.Aim.of(terms)
         pose, twist = under_way(view.pose, view.twist, sent)
         if aim.target not in view.things:
-            self._unknown += PERIOD
             self._last = None
-            return Decision(policy.search(self._unknown, pose[None], view.walls), 'search', {})
-        self._unknown = 0.0
+            places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
+            radii = np.array([thing.radius for thing in view.things.values()])
+            return Decision(self._search.command(pose, places, radii, view.walls, PERIOD), 'search', {})
+        self._search.found()
         followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
         candidates = (*((followed,) if followed else ()), *self._settings.candidates)
         times = self.times(sum(seconds for seconds, _ in sent))

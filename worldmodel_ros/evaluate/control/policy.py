@@ -14,8 +14,6 @@ import numpy as np
 from worldmodel_ros.control.terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
 
 SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
-ARC = np.array([0.4, 1.2])      # m/s and rad/s: searches on where turning on the spot has shown nothing
-SPIN_S, ARC_S = 7.0, 5.0        # s, of each in turn
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
 _STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
 _FULL_TURN = math.radians(60.0)
@@ -57,18 +55,11 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
     cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
     distance, bearing = _polar(target - poses[:, :2], cos, sin)
     heading = bearing.copy()
-    free = _wall_way(poses, cos, sin, walls)
+    free = free_way(poses, obstacles, radii, walls)
     if len(obstacles):
-        away_x, away_y = np.moveaxis(obstacles[None] - poses[:, None, :2], -1, 0)
-        x = cos[:, None] * away_x + sin[:, None] * away_y
-        y = cos[:, None] * away_y - sin[:, None] * away_x
-        away, direction = np.hypot(x, y), np.arctan2(y, x)
-        heading = _round_obstacles(poses, distance, bearing, away, direction, radii + ROBOT_RADIUS + _MARGIN, walls)
-        # Past what is to be touched nothing is in the way, and a follower comes near its target slowly anyway.
-        reach = radii + ROBOT_RADIUS + 0.01
-        ahead = (x > 0.0) & (np.abs(y) < reach)
-        way = np.where(ahead, x - np.sqrt(np.maximum(reach * reach - y * y, 0.0)), np.inf)
-        free = np.minimum(free, way.min(1))
+        x, y = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None])
+        heading = _round_obstacles(poses, distance, bearing, np.hypot(x, y), np.arctan2(y, x),
+                                   radii + ROBOT_RADIUS + _MARGIN, walls)
     if aim.apart:
         heading = np.clip(heading, bearing - _KEEP_VIEW, bearing + _KEEP_VIEW)
         speed = _approach(aim, distance)
@@ -80,12 +71,59 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
     return np.stack([speed, np.clip(_STEER * heading, -_TURN, _TURN)], 1)
 
 
-def search(unknown_s: float, poses: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Command (2,) to look for a target that is not known, after `unknown_s` s of looking, for a robot at `poses` (1, 3)."""
-    if unknown_s % (SPIN_S + ARC_S) < SPIN_S:
-        return SPIN
-    free = float(_wall_way(poses, np.cos(poses[:, 2]), np.sin(poses[:, 2]), walls)[0])
-    return np.array([min(ARC[0], _BRAKE * max(0.0, free)), ARC[1]])
+def free_way(poses: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
+    """Metres (C,) that robots at `poses` (C, 3) can drive straight on before they touch an obstacle or a wall."""
+    cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
+    free = np.full(len(poses), np.inf)
+    if len(walls):
+        rate = np.stack([cos, sin], 1) @ walls[:, :2].T
+        gap = walls[:, 2] - poses[:, :2] @ walls[:, :2].T - ROBOT_RADIUS
+        free = np.where(rate > 1e-6, gap / np.maximum(rate, 1e-6), np.inf).min(1)
+    if len(obstacles):
+        x, y = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None])
+        reach = radii + ROBOT_RADIUS + 0.01
+        ahead = (x > 0.0) & (np.abs(y) < reach)
+        free = np.minimum(free, np.where(ahead, x - np.sqrt(np.maximum(reach * reach - y * y, 0.0)), np.inf).min(1))
+    return free
+
+
+class Search:
+    """Looks for a target that is not known: a turn on the spot, then a drive to another place, and again. A turn alone
+    never ends where every view of the target is blocked; a circle comes back to where it began."""
+
+    SPIN_S, DRIVE_S = 7.0, 6.0   # s, of a turn, and at most of a drive
+    _WAY, _LEAST = 1.5, 0.6      # m, of a drive: at most, and at least unless all ways are shorter
+    _GOLDEN = 2.399963           # rad: directions that it goes on by never repeat
+
+    def __init__(self) -> None:
+        self._ticks = self._drives = 0
+        self._place: np.ndarray | None = None
+
+    def found(self) -> None:
+        """The target is known."""
+        self._ticks, self._place = 0, None
+
+    def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float
+                ) -> np.ndarray:
+        """Command (2,) of a robot at `pose` (3,) that is asked every `period` s; the rest as for `drive`."""
+        spent = self._ticks * period
+        self._ticks += 1
+        if spent < self.SPIN_S:
+            return SPIN
+        if self._place is None:
+            self._place = self._somewhere(pose, obstacles, radii, walls)
+        if spent > self.SPIN_S + self.DRIVE_S or math.dist(pose[:2], self._place) < _STOP + 0.05:
+            self.found()
+            return SPIN
+        return drive(Aim('', _STOP, {}), pose[None], self._place[None], obstacles, radii, walls)[0]
+
+    def _somewhere(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
+        self._drives += 1
+        headings = self._GOLDEN * (self._drives + np.arange(12))
+        free = free_way(np.column_stack([np.tile(pose[:2], (12, 1)), headings]), obstacles, radii, walls)
+        chosen = int(np.argmax(free > self._LEAST)) if (free > self._LEAST).any() else int(free.argmax())
+        way = min(self._WAY, float(free[chosen]) - 0.1) + _STOP
+        return pose[:2] + way * np.array([math.cos(headings[chosen]), math.sin(headings[chosen])])
 
 
 def _approach(aim: Aim, distance: np.ndarray) -> np.ndarray:
@@ -116,15 +154,10 @@ def _round_obstacles(poses: np.ndarray, distance: np.ndarray, bearing: np.ndarra
     return np.where(blocks.any(1), heading, bearing)
 
 
+def _in_base(way: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return cos * way[..., 0] + sin * way[..., 1], cos * way[..., 1] - sin * way[..., 0]
+
+
 def _polar(way: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = cos * way[:, 0] + sin * way[:, 1], cos * way[:, 1] - sin * way[:, 0]
+    x, y = _in_base(way, cos, sin)
     return np.hypot(x, y), np.arctan2(y, x)
-
-
-def _wall_way(poses: np.ndarray, cos: np.ndarray, sin: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Metres (C,) that a robot can drive straight on before it touches a wall."""
-    if not len(walls):
-        return np.full(len(poses), np.inf)
-    rate = np.stack([cos, sin], 1) @ walls[:, :2].T
-    gap = walls[:, 2] - poses[:, :2] @ walls[:, :2].T - ROBOT_RADIUS
-    return np.where(rate > 1e-6, gap / np.maximum(rate, 1e-6), np.inf).min(1)
