@@ -1,6 +1,7 @@
 """The evaluation of decisions: judges, forecasts, the planner, the delay of commands, and the report."""
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,6 +220,41 @@ def test_an_unknown_target_is_looked_for(world):
     commands = [planner.choose((Reach('red'),), view, [], np.zeros(2)).command for _ in range(100)]
     assert commands[0].tolist() == policy.SPIN.tolist()
     assert any(command[0] > 0.0 for command in commands)  # turning on the spot is given up after a turn
+
+
+def test_a_goal_that_a_turn_does_not_show_is_found_elsewhere(world):
+    """In this room something hides the goal from the start: turning on the spot never ends, and circles come back."""
+    setup = TASKS['rooms'].setup(5000003)
+    world.load(setup.scene)
+    seen = False
+    for _ in range(65):
+        seen |= world.visible(setup.goals[0])
+        world.step((0.0, 1.0))
+    assert not seen
+    assert drive(setup, make('oracle'), 0.03, world).success
+
+
+def test_the_shipped_model_sees_pictures_and_what_was_executed_and_is_told_the_goal(world):
+    class Session:
+        spec = SimpleNamespace(image_size=(64, 64))
+        goals, executed = [], []
+
+        def observe(self, frame, executed):
+            assert frame.shape == (64, 64, 3)
+            self.executed.append(executed.tolist())
+
+        def plan(self, goal):
+            self.goals.append(goal)
+            return np.array([(0.2, 0.1), (9.0, 9.0)])
+
+    session = Session()
+    shipped = make('b1', SimpleNamespace(open_session=lambda: session))
+    setup, judge = begin(world, 'street')
+    for executed in ((0.0, 0.0), (0.15, 0.1)):
+        command = shipped.decide(world, None, judge.terms, [], np.array(executed))
+    assert command.tolist() == [0.2, 0.1]
+    assert session.goals == [setup.goals[0]] * 2
+    assert session.executed[1] == pytest.approx([0.15, 0.1])
 
 
 def test_the_oracle_wins_where_the_policy_loses(world):

@@ -267,7 +267,8 @@ class World:
         return np.concatenate(([self._scene.seed, self.collided], state))
 
     def restore(self, snapshot: np.ndarray) -> None:
-        """Goes back to a snapshot of this seed. Raises ValueError for one of another seed or length."""
+        """Goes back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
+        tells scenes apart."""
         size = mujoco.mj_stateSize(self._model, _STATE) + 2
         if np.shape(snapshot) != (size,):
             raise ValueError(f'a snapshot has the shape ({size},), got {np.shape(snapshot)}')
