@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/performance.md is the one in the committed result that the table names."""
+"""Every number in the tables of docs/performance.md and docs/tasks.md is the one in the committed result that they name."""
 import json
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / 'docs' / 'performance.md'
+DOCUMENTS = (DOCUMENT, ROOT / 'docs' / 'tasks.md')
 RESULTS = ROOT / 'benchmarks' / 'results'
 # Above each table of numbers: for every column of numbers FILE:PLACE, in which {} stands for what the last column says.
 TABLE = re.compile(r'<!-- numbers: (.*?) -->\n\n((?:\|.*\n)+)')
@@ -48,8 +49,8 @@ def complaint(cell, value):
     return '' if abs(float(shown) - scaled) <= half + 1e-9 else f'{cell} is {scaled:g} in the file'
 
 
-def claims():
-    for places, table in TABLE.findall(DOCUMENT.read_text()):
+def claims(document):
+    for places, table in TABLE.findall(document.read_text()):
         places = places.split(' | ')
         for row in table.splitlines()[2:]:
             what, *shown, key = cells(row)
@@ -59,7 +60,7 @@ def claims():
                     yield what, cell, place.replace('{}', key.strip('`'))
 
 
-CLAIMS = list(claims())
+CLAIMS = [claim for document in DOCUMENTS for claim in claims(document)]
 
 
 @pytest.mark.parametrize('what, cell, place', CLAIMS, ids=[place for *_, place in CLAIMS])
@@ -78,9 +79,10 @@ def test_every_table_of_numbers_says_where_they_come_from():
     assert [table for table in others if not table.startswith('| column | command | file | date |')] == []
 
 
-def test_every_file_of_the_tables_is_linked():
-    text = DOCUMENT.read_text()
-    for file in {place.partition(':')[0] for *_, place in CLAIMS}:
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda document: document.name)
+def test_every_file_of_the_tables_is_linked(document):
+    text = document.read_text()
+    for file in {place.partition(':')[0] for *_, place in claims(document)}:
         assert f'(../benchmarks/results/{file})' in text, file
 
 

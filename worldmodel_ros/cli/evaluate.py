@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from worldmodel_ros.cli import arguments, evaluate_quality
+from worldmodel_ros.cli import arguments, evaluate_control, evaluate_quality
 
 _EXAMPLES = """\
 examples:
@@ -38,6 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         'quality', help='freshly simulated rooms that no training has seen',
         description='Judges a model on simulated rooms that no training has seen; prints one JSON object.',
         epilog=evaluate_quality.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
+    evaluate_control.add_control(kinds.add_parser(
+        'control', help='tasks where things move: planners with several forecasts, and models',
+        description='Drives tasks in simulated rooms, closed loop, and compares who decides; prints one JSON object.',
+        epilog=evaluate_control.EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter))
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:

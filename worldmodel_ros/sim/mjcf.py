@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import math
 
 from worldmodel_ros.sim import scene as sc
+from worldmodel_ros.sim.movers import Shuttle, actuator_mjcf, body_mjcf
 
 GRAVITY = 9.81
 WALL_THICKNESS = 0.06
@@ -131,10 +132,12 @@ def to_mjcf(scene: sc.Scene, timestep: float) -> str:
     """The MJCF document of a scene, for a physics step of `timestep` seconds."""
     half = (scene.width / 2 + WALL_THICKNESS, scene.depth / 2 + WALL_THICKNESS)
     d, a = scene.light_diffuse, scene.light_ambient
-    bodies = [*_walls(scene), *(line for prop in scene.props for line in _prop(prop)), *_robot(scene)]
+    bodies = [*_walls(scene), *(line for prop in scene.props for line in _prop(prop)), *_robot(scene),
+              *(line for mover in scene.movers for line in body_mjcf(mover, _SOLID, _VISUAL))]
     actuators = [
         f'<velocity name="{name}" joint="{name}" kv="0.8" ctrlrange="-17 17" forcerange="-2 2"/>'
         for name in ('left', 'right')]
+    actuators += [actuator_mjcf(mover) for mover in scene.movers if isinstance(mover, Shuttle)]
     return f"""<mujoco model="room">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{timestep}" integrator="implicitfast" cone="pyramidal" iterations="20"

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from worldmodel_ros.sim.movers import Mover
+
 COLOURS = ('red', 'green', 'blue', 'yellow')
 SHAPES = ('box', 'cylinder', 'capsule')
 
@@ -83,6 +85,7 @@ class Scene:
     camera_offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
     camera_rotation: tuple[float, float] = (0.0, 0.0)  # added to yaw and pitch
     camera_noise: float = 0.0  # standard deviation, of 255
+    movers: tuple[Mover, ...] = ()
 
 
 def _rgb(hue: float, saturation: float, value: float) -> tuple[float, float, float]:

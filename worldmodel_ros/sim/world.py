@@ -8,6 +8,7 @@ import numpy as np
 from worldmodel_ros.safety.limits import TwistLimits
 from worldmodel_ros.sim import mjcf
 from worldmodel_ros.sim.gl import mujoco
+from worldmodel_ros.sim.movers import Ball, Shuttle
 from worldmodel_ros.sim.render import thread_renderer
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS, Scene, TRACK, WHEEL_RADIUS, sample_scene
 
@@ -40,7 +41,8 @@ class Playback:
 
 
 class World:
-    """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push.
+    """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push, and what
+    moves by itself in the scene (`movers`).
 
     Everything follows from the seed and the actions, whatever was simulated before. A world and its forks may
     be used from several threads as long as each of them is used by one thread at a time.
@@ -55,19 +57,51 @@ class World:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begins the episode of `seed` (an integer from 0): a room, its objects and the robot at rest."""
-        self._scene = sample_scene(seed, self._randomise)
+        """Begins the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
+
+        `collided` says whether anything touched the robot in the last `step`, `touched` what: names of objects and
+        movers, `wall0` to `wall3`. A restored snapshot knows the first alone.
+        """
+        self.load(sample_scene(seed, self._randomise))
+
+    def load(self, scene: Scene) -> None:
+        """Begins an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
+        self._scene = scene
         # A new model rather than a changed one: forks of the last episode keep theirs.
         self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
         self._data = mujoco.MjData(self._model)
         self._chassis = self._model.geom('chassis').id
         self._camera, self._top = self._model.camera('camera').id, self._model.camera('top').id
-        self._bodies = {colour: self._model.body(colour).id for colour in COLOURS}
+        self._shapes = dict(zip(COLOURS, scene.props, strict=True)) | {mover.name: mover for mover in scene.movers}
+        self._bodies = {name: self._model.body(name).id for name in self._shapes}
         self._base = self._model.body('base').id
+        self._wheels = [int(self._model.joint(name).qposadr[0]) for name in ('left', 'right')]
+        self._shuttles = [(mover, self._model.actuator(f'{mover.name}_place').id)
+                          for mover in scene.movers if isinstance(mover, Shuttle)]
+        self._geom_names = {geom: self._model.geom(geom).name for geom in range(self._model.ngeom)}
+        self._hold_movers()
         mujoco.mj_step(self._model, self._data, _SETTLE_STEPS)
         self._data.time = 0.0
-        self.collided = False
+        self._hold_movers()
+        self.collided, self.touched = False, frozenset()
         self._update_positions()
+
+    def _hold_movers(self) -> None:
+        """Puts every mover to its state at time 0."""
+        for mover in self._scene.movers:
+            if isinstance(mover, Ball):
+                for axis, speed in zip('xy', mover.velocity, strict=True):
+                    joint = self._model.joint(f'{mover.name}_{axis}')
+                    self._data.qpos[joint.qposadr[0]], self._data.qvel[joint.dofadr[0]] = 0.0, speed
+            else:
+                joint = self._model.joint(mover.name)
+                self._data.qpos[joint.qposadr[0]], self._data.qvel[joint.dofadr[0]] = mover.reference(0.0)
+        self._drive_shuttles()
+
+    def _drive_shuttles(self) -> None:
+        for shuttle, actuator in self._shuttles:
+            # The reference of the step's end, where the actuators are to have brought the shuttle.
+            self._data.ctrl[actuator:actuator + 2] = shuttle.reference(self._data.time + TIMESTEP)
 
     @property
     def scene(self) -> Scene:
@@ -109,13 +143,25 @@ class World:
         left, right = self._scene.wheel_gain
         self._data.ctrl[0] = left * (v - w * TRACK / 2) / WHEEL_RADIUS
         self._data.ctrl[1] = right * (v + w * TRACK / 2) / WHEEL_RADIUS
-        self.collided = False
+        touched: set[str] = set()
         while steps > 0:
-            mujoco.mj_step(self._model, self._data, min(steps, _CONTACT_STEPS))
+            self._step_physics(min(steps, _CONTACT_STEPS))
             steps -= _CONTACT_STEPS
-            # Only walls and objects can touch the chassis; the floor meets the wheels and casters.
-            self.collided = self.collided or bool((self._data.contact.geom == self._chassis).any())
+            # Only walls, objects and movers can touch the chassis; the floor meets the wheels and casters.
+            geoms = self._data.contact.geom
+            touching = geoms[(geoms == self._chassis).any(1)]
+            if len(touching):
+                touched.update(self._geom_names[geom] for geom in touching.ravel().tolist() if geom != self._chassis)
+        self.collided, self.touched = bool(touched), frozenset(touched)
         self._update_positions()
+
+    def _step_physics(self, steps: int) -> None:
+        if not self._shuttles:
+            mujoco.mj_step(self._model, self._data, steps)
+            return
+        for _ in range(steps):
+            self._drive_shuttles()
+            mujoco.mj_step(self._model, self._data)
 
     def _update_positions(self) -> None:
         # mj_step leaves the positions of bodies and cameras one step behind the state.
@@ -157,6 +203,24 @@ class World:
         x, y, _ = self._data.xpos[self._body(colour)].tolist()
         return x, y
 
+    def velocity(self, name: str) -> tuple[float, float]:
+        """True velocity of a mover in m/s along x and y. Raises ValueError for a mover that is not in the room."""
+        dof = self._model.body_dofadr[self._body(name)]
+        match self._shapes[name]:
+            case Ball():
+                x, y = self._data.qvel[dof:dof + 2].tolist()
+                return x, y
+            case Shuttle(axis=axis):
+                speed = float(self._data.qvel[dof])
+                return (0.0, speed) if axis else (speed, 0.0)
+        raise ValueError(f'{name!r} is no mover of the room')
+
+    @property
+    def wheel_angles(self) -> tuple[float, float]:
+        """Radians that the left and the right wheel have turned since the reset."""
+        left, right = self._data.qpos[self._wheels].tolist()
+        return left, right
+
     def heading(self, colour: str) -> float:
         """Yaw of an object in the room, rad in -pi..pi; objects turn when they are pushed."""
         matrix = self._data.xmat[self._body(colour)]
@@ -181,11 +245,11 @@ class World:
             return False
         eye, axes = self._data.cam_xpos[self._camera], self._data.cam_xmat[self._camera].reshape(3, 3)
         x, y, z = self._data.xpos[body].tolist()
-        prop = self._scene.props[COLOURS.index(colour)]
+        shape = self._shapes[colour]
         away = math.atan2(y - eye[1], x - eye[0])
         points = np.array([
-            (x - math.sin(away) * side * prop.radius, y + math.cos(away) * side * prop.radius,
-             z + (up - 0.5) * prop.height) for side, up in _LOOK_AT])
+            (x - math.sin(away) * side * shape.radius, y + math.cos(away) * side * shape.radius,
+             z + (up - 0.5) * shape.height) for side, up in _LOOK_AT])
         rays = points - eye
         sideways, _, backwards = (rays @ axes).T
         rays = rays[np.arctan2(np.abs(sideways), -backwards) < _VISIBLE_ANGLE]
@@ -203,7 +267,8 @@ class World:
         return np.concatenate(([self._scene.seed, self.collided], state))
 
     def restore(self, snapshot: np.ndarray) -> None:
-        """Goes back to a snapshot of this seed. Raises ValueError for one of another seed or length."""
+        """Goes back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
+        tells scenes apart."""
         size = mujoco.mj_stateSize(self._model, _STATE) + 2
         if np.shape(snapshot) != (size,):
             raise ValueError(f'a snapshot has the shape ({size},), got {np.shape(snapshot)}')
@@ -211,7 +276,7 @@ class World:
             raise ValueError(f'the snapshot is of seed {snapshot[0]:.0f}, the world of seed '
                              f'{self._scene.seed}: call reset({snapshot[0]:.0f}) first')
         mujoco.mj_setState(self._model, self._data, snapshot[2:], _STATE)
-        self.collided = bool(snapshot[1])
+        self.collided, self.touched = bool(snapshot[1]), frozenset()
         self._update_positions()
 
     def move_robot(self, pose: tuple[float, float, float]) -> None:
@@ -244,7 +309,7 @@ class World:
         try:
             return self._bodies[colour]
         except KeyError:
-            choices = ', '.join(COLOURS)
+            choices = ', '.join(self._bodies)
             raise ValueError(f'there is no {colour!r} object in the room: choose one of {choices}') from None
 
 

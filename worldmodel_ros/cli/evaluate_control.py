@@ -1,0 +1,80 @@
+"""`worldmodel evaluate control`: what are decisions worth where things move?"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+EXAMPLES = """\
+examples:
+  worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street
+  worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street recall rooms runtime --json control.json
+  worldmodel evaluate control --seeds 5000000:5000060 --tasks street --controllers oracle reactive b1 --variants stops delay
+
+Prints one JSON object. The same seeds give the same numbers on one machine, with any number of workers.
+"""
+
+
+def add_control(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate control`, and what runs it."""
+    parser.add_argument('--seeds', required=True, metavar='A:B',
+                        help='rooms to drive in, from A up to but not including B; none that training may use')
+    parser.add_argument('--tasks', nargs='+', default=['intercept', 'street', 'recall', 'rooms', 'runtime'], metavar='T',
+                        help='intercept, street, recall, rooms, follow, second_ball, avoid_red, pass_behind; '
+                             'runtime: the last four (default: all)')
+    parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
+                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1 '
+                             '(default: oracle tracker frozen reactive b1)')
+    parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
+                        help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
+                             'other one as a variant; b1 has that of head (default: two_step)')
+    parser.add_argument('--variants', nargs='+', default=[], choices=('shifted', 'stops', 'delay'),
+                        help='besides the plain tasks: faster and more movers; shuttles that stop at random; 200 ms more delay')
+    parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')
+    parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
+                        help='what runs the networks (default: auto)')
+    parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
+    parser.add_argument('--episodes', type=Path, metavar='FILE',
+                        help='JSON lines, one for each episode; those in it are not driven again')
+    parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
+                        help='file for the result; none, or -: standard output (default)')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    try:
+        return _evaluate(chosen)
+    except (ModelError, ValueError) as error:
+        print(f'worldmodel evaluate control: {error}', file=sys.stderr)
+        return 1
+
+
+def _evaluate(chosen: argparse.Namespace) -> int:
+    import contextlib
+    import json
+    import shlex
+    import time
+
+    from worldmodel_ros.evaluate.control.run import Question, evaluate
+    from worldmodel_ros.evaluate.control.tasks import expand
+    from worldmodel_ros.evaluate.drive.progress import Progress
+    from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+    from worldmodel_ros.machine import machine, versions
+    question = Question(parse_seeds(chosen.seeds), expand(chosen.tasks), tuple(chosen.controllers), tuple(chosen.rungs),
+                        tuple(chosen.variants), chosen.model, chosen.backend)
+    if chosen.json != '-':
+        Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    # What exporters and the like have to say must not get into the JSON.
+    with contextlib.redirect_stdout(sys.stderr), Progress('control', sys.stderr) as progress:
+        report = evaluate(question, max(1, chosen.workers or len(os.sched_getaffinity(0))), progress, chosen.episodes)
+    report |= {'wall_s': round(time.monotonic() - began, 1), 'machine': machine(), 'versions': versions(),
+               'command': shlex.join(['worldmodel', *sys.argv[1:]])}
+    text = json.dumps(report, indent=1, allow_nan=False)
+    if chosen.json == '-':
+        print(text)
+    else:
+        Path(chosen.json).write_text(text + '\n')
+    return 0

@@ -1,0 +1,212 @@
+"""Tasks told at run time: weighted terms over imagined outcomes, each a few plain numbers and names.
+
+A term gives each of C outcomes a utility, without unit, about 1 for what matters; the score of a task is the sum of weight
+times utility. The same terms say when a task that was really driven has succeeded or failed (`evaluate.control.judge`).
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+ROBOT_RADIUS = 0.16  # m
+REACHED = 0.45       # m, between centres, at which a goal counts as reached
+KEPT = 0.3           # m, by which a kept distance may be off
+_CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something forecast: `path` (T, 2) in m at the outcome's times, `radius` in m; `colour` as one would name it."""
+
+    path: np.ndarray
+    radius: float
+    colour: str
+    moves: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What C candidates would lead to, in one frame of reference.
+
+    times (T,) in s, ascending; poses (C, T, 3), x and y in m and yaw in rad; things: by name, what each is forecast to do,
+    whatever the robot does; walls (W, 3): rows of unit normal and offset, with n . p <= offset inside the room.
+    """
+
+    times: np.ndarray
+    poses: np.ndarray
+    things: Mapping[str, Thing]
+    walls: np.ndarray
+
+    def gap(self, name: str) -> np.ndarray:
+        """Metres (C, T) between the surfaces of the robot and a thing."""
+        thing = self.things[name]
+        return np.hypot(*np.moveaxis(self.poses[..., :2] - thing.path, -1, 0)) - thing.radius - ROBOT_RADIUS
+
+    def wall_gap(self) -> np.ndarray:
+        """Metres (C, T) to the nearest wall; infinite without walls."""
+        if not len(self.walls):
+            return np.full(self.poses.shape[:2], np.inf)
+        return (self.walls[:, 2] - self.poses[..., :2] @ self.walls[:, :2].T).min(-1) - ROBOT_RADIUS
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Touch a thing, the sooner the better: minus the least gap in m, or 1 and the share of the time that is left."""
+
+    target: str
+    weight: float = 1.0
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        if self.target not in outcome.things:
+            return np.zeros(len(outcome.poses))
+        gap = outcome.gap(self.target)
+        hit = gap <= 0.01
+        first = np.where(hit.any(1), hit.argmax(1), len(outcome.times) - 1)
+        left = 1.0 - _elapsed(outcome)[first] / _elapsed(outcome)[-1]
+        return np.where(hit.any(1), 1.0 + left, -np.maximum(gap.min(1), 0.0))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Be within REACHED m of a thing's centre: minus the metres that are left; once there, what else the time is worth."""
+
+    target: str
+    weight: float = 1.0
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        if self.target not in outcome.things:
+            return np.zeros(len(outcome.poses))
+        thing = outcome.things[self.target]
+        left = np.maximum(outcome.gap(self.target) + thing.radius + ROBOT_RADIUS - REACHED, 0.0)
+        there = left <= 0.0
+        first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
+        elapsed = _elapsed(outcome)
+        return np.where(there.any(1), _CRUISE * (elapsed[-1] - elapsed[first]), -left[:, -1])
+
+
+@dataclass(frozen=True)
+class KeepDistance:
+    """Stay `distance` m from a thing, between centres: minus the mean deviation in m."""
+
+    target: str
+    distance: float
+    weight: float = 1.0
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        if self.target not in outcome.things:
+            return np.zeros(len(outcome.poses))
+        thing = outcome.things[self.target]
+        apart = outcome.gap(self.target) + thing.radius + ROBOT_RADIUS
+        return -np.abs(apart - self.distance).mean(1)
+
+
+@dataclass(frozen=True)
+class PassBehind:
+    """Cross the line along which a thing moves only behind it: -1 for an outcome that crosses ahead of it."""
+
+    target: str
+    weight: float = 1.0
+    REACH: ClassVar[float] = 3.0  # m, ahead of the thing: farther off, crossing its line is no passing
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        if self.target not in outcome.things:
+            return np.zeros(len(outcome.poses))
+        path = outcome.things[self.target].path
+        return -self.crosses_ahead(outcome.poses[..., :2], path, outcome.times).any(1).astype(float)
+
+    @classmethod
+    def crosses_ahead(cls, places: np.ndarray, path: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Whether each of the intervals between `times` (T,) crosses ahead of the thing: bool (C, T - 1), for robots at
+        `places` (C, T, 2) and a thing along `path` (T, 2)."""
+        steps = np.diff(path, axis=0)
+        lengths = np.linalg.norm(steps, axis=1)
+        ahead = steps / np.maximum(lengths, 1e-9)[:, None]
+        moves = lengths > 0.02 * np.maximum(np.diff(times), 1e-9)  # faster than 2 cm/s
+        before, after = places[:, :-1] - path[:-1], places[:, 1:] - path[1:]
+        beside_before = ahead[:, 0] * before[..., 1] - ahead[:, 1] * before[..., 0]
+        beside_after = ahead[:, 0] * after[..., 1] - ahead[:, 1] * after[..., 0]
+        along = (ahead * after).sum(-1)
+        return moves & ((beside_before >= 0.0) != (beside_after >= 0.0)) & (along > 0.0) & (along < cls.REACH)
+
+
+@dataclass(frozen=True)
+class Avoid:
+    """Keep `clearance` m (0: do not touch) to the things of this name or colour: minus the share that is missing of a
+    margin that is 0.1 m wider, and minus 1 if the clearance is not kept."""
+
+    what: str
+    clearance: float = 0.0
+    weight: float = 1.0
+    MARGIN: ClassVar[float] = 0.1
+
+    def concerns(self, name: str, colour: str) -> bool:
+        return self.what in (name, colour)
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        gaps = [outcome.gap(name).min(1) for name, thing in outcome.things.items() if self.concerns(name, thing.colour)]
+        return _penalty(np.min(gaps, 0) - self.clearance, self.MARGIN) if gaps else np.zeros(len(outcome.poses))
+
+
+@dataclass(frozen=True)
+class Clearance:
+    """Keep `margin` m to everything, walls too, but for the things that other terms want touched or reached: minus the
+    share of the margin that is missing, and minus 1 for a contact."""
+
+    margin: float = 0.1
+    weight: float = 1.0
+    but: tuple[str, ...] = ()
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        gaps = [outcome.gap(name) for name in outcome.things if name not in self.but]
+        return _penalty(np.min([outcome.wall_gap(), *gaps], 0).min(1), self.margin)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Be done soon: minus the share of the time that passes until the named thing is reached."""
+
+    target: str
+    weight: float = 0.1
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        if self.target not in outcome.things:
+            return np.zeros(len(outcome.poses))
+        thing = outcome.things[self.target]
+        there = outcome.gap(self.target) <= REACHED - thing.radius - ROBOT_RADIUS
+        first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
+        return -_elapsed(outcome)[first] / _elapsed(outcome)[-1]
+
+
+@dataclass(frozen=True)
+class StayIn:
+    """Stay in a rectangle of the outcome's frame: minus the most metres outside of it."""
+
+    x_min: float
+    x_max: float
+    y_min: float
+    y_max: float
+    weight: float = 1.0
+
+    def utility(self, outcome: Outcome) -> np.ndarray:
+        x, y = outcome.poses[..., 0], outcome.poses[..., 1]
+        outside = np.max([self.x_min - x, x - self.x_max, self.y_min - y, y - self.y_max, np.zeros_like(x)], 0)
+        return -outside.max(1)
+
+
+Term = Touch | Reach | KeepDistance | PassBehind | Avoid | Clearance | Time | StayIn
+
+
+def score(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
+    """Sum of weight times utility for each candidate, (C,). A term about something that is not known counts 0 for all."""
+    return np.sum([term.weight * term.utility(outcome) for term in terms], 0)
+
+
+def _elapsed(outcome: Outcome) -> np.ndarray:
+    return outcome.times - outcome.times[0]
+
+
+def _penalty(gap: np.ndarray, margin: float) -> np.ndarray:
+    return -np.clip((margin - gap) / max(margin, 1e-6), 0.0, 1.0) - (gap <= 0.0)

@@ -1,0 +1,107 @@
+"""Who decides: the planner with each of the forecasts, the reactive policy alone, and the shipped model."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from worldmodel_ros.control.terms import Reach, Term
+from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.world import World
+from . import policy
+from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker
+from .motion import PERIOD
+from .planner import Planner, scene_of
+from .tasks import Task
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.engine import Engine
+
+
+class Controller(Protocol):
+    """Decides once a tick; one for each episode."""
+
+    def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
+               sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        """The command (2,), m/s and rad/s, before any limits.
+
+        `terms`: what is asked for. `sent`: commands (2,) that hold until this one takes effect, with the seconds that each
+        does. `executed` (2,): the command in force at the observation.
+        """
+
+
+class Planning:
+    """The planner with a forecast; the command's delay is compensated by rolling robot and scene forward."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        self._forecast, self._planner = forecast, Planner()
+
+    def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
+               sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._forecast.update(world, odometry)
+        view = self._forecast.view(self._planner.times(sum(seconds for seconds, _ in sent)))
+        return self._planner.choose(terms, view, sent, sent[-1][1] if sent else executed).command
+
+
+class Reactive:
+    """The policy alone, on where things were last seen; neither motion nor delay is accounted for."""
+
+    def __init__(self) -> None:
+        self._forecast = Frozen(Memory(SHORT_MEMORY, SHORT_MEMORY))
+        self._search = policy.Search()
+
+    def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
+               sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._forecast.update(world, odometry)
+        view, aim = self._forecast.view(np.zeros(1)), policy.Aim.of(terms)
+        if aim.target not in view.things:
+            places = np.array([thing.path[0] for thing in view.things.values()]).reshape(-1, 2)
+            radii = np.array([thing.radius for thing in view.things.values()])
+            return self._search.command(view.pose, places, radii, view.walls, PERIOD)
+        self._search.found()
+        path, others, radii = scene_of(aim, view)
+        return policy.drive(aim, view.pose[None], path, others[:, 0], radii, view.walls)[0]
+
+
+class Shipped:
+    """B1: the policy of a shipped model, from its camera alone; for tasks that are told as a goal that it knows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._session = engine.open_session()
+
+    def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
+               sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        goal = next(term.target for term in terms if isinstance(term, Reach))
+        self._session.observe(world.render(self._session.spec.image_size), np.asarray(executed, np.float32))
+        return self._session.plan(goal)[0]
+
+
+CONTROLLERS: Mapping[str, Callable[[], Controller]] = {
+    'oracle': lambda: Planning(Oracle(Memory(LONG_MEMORY, math.inf))),
+    'oracle_full_view': lambda: Planning(Oracle(Memory(math.inf, math.inf, all_known=True))),
+    'oracle_short_memory': lambda: Planning(Oracle(Memory(SHORT_MEMORY, SHORT_MEMORY))),
+    'tracker': lambda: Planning(Tracker(Memory(LONG_MEMORY, math.inf))),
+    'frozen': lambda: Planning(Frozen(Memory(LONG_MEMORY, math.inf))),
+    'reactive': Reactive}
+SHIPPED = 'b1'
+NAMES = (*CONTROLLERS, SHIPPED)
+MEANINGS = {
+    'oracle': 'planner on the true future of what the camera sees or saw: movers for 6 s, standing things for good',
+    'oracle_full_view': 'the same, knowing everything from the beginning',
+    'oracle_short_memory': 'the same as oracle, remembering 1.6 s',
+    'tracker': 'the same planner and memory; constant velocity fitted to noisy sightings over 0.8 s, odometry from encoders',
+    'frozen': 'the same planner and memory; everything stays where it was last seen',
+    'reactive': 'the policy of the planner alone, on what was seen in the last 1.6 s',
+    'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows'}
+
+
+def applies(name: str, task: Task) -> bool:
+    """Whether a controller can be told a task: `b1` knows nothing but goal objects."""
+    return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
+
+
+def make(name: str, engine: Engine | None = None) -> Controller:
+    """A controller for an episode; `b1` needs an engine. Raises KeyError for an unknown name."""
+    return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()

@@ -1,0 +1,163 @@
+"""The whole evaluation: independent episodes, in as many processes as are wanted.
+
+An episode depends on its seed, task, variant, controller and delay alone, never on how episodes were shared out.
+"""
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldmodel_ros.sim.task_scenes import Variant
+from worldmodel_ros.sim.world import World
+from . import controllers
+from .episode import Episode, drive, rung_seconds
+from .summary import DEFINITIONS, p_values, table
+from .tasks import TASKS
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.engine import Engine
+
+PLAIN = 'plain'
+MORE_DELAY = 0.2  # s, of the variant `delay`
+VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant()}
+_SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.items() if task.told)),
+           'stops': ('street', 'pass_behind')}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be driven. `rungs`: whose measured times pass between a picture and its command, in `tasks` that of the
+    first; each other one is a variant of its name. `variants`: of VARIANTS, each for the tasks that have it, besides the
+    plain tasks. `model`: of the controller `b1`.
+
+    Raises ValueError for an unknown name and for no seeds.
+    """
+
+    seeds: range
+    tasks: tuple[str, ...]
+    controllers: tuple[str, ...]
+    rungs: tuple[str, ...] = ('two_step',)
+    variants: tuple[str, ...] = ()
+    model: str = 'tiny'
+    backend: str = 'auto'
+
+    def __post_init__(self) -> None:
+        if not len(self.seeds):
+            raise ValueError(f'seeds {self.seeds.start}:{self.seeds.stop} are none: the end must be above the first')
+        for kind, names, known in (('task', self.tasks, TASKS), ('controller', self.controllers, controllers.NAMES),
+                                   ('variant', self.variants, VARIANTS), ('rung', self.rungs, rung_seconds())):
+            unknown = [name for name in names if name not in known]
+            if kind != 'variant' and not names:
+                raise ValueError(f'no {kind} is given: choose from {", ".join(known)}')
+            if unknown:
+                raise ValueError(f'unknown {kind} {unknown[0]!r}: choose from {", ".join(known)}')
+
+    @property
+    def all_variants(self) -> tuple[str, ...]:
+        """The variants, and the rungs but the first."""
+        return *self.variants, *self.rungs[1:]
+
+    def jobs(self) -> list[Job]:
+        """All episodes, those of a seed together, so that what was driven before an interruption is paired."""
+        return [Job(variant, task, controller, seed) for seed in self.seeds for variant in (PLAIN, *self.all_variants)
+                for task in self.tasks if task in _SHIFTS.get(variant, TASKS)
+                for controller in self.controllers if controllers.applies(controller, TASKS[task])]
+
+    def delay(self, job: Job) -> float:
+        """Seconds from a picture to its command."""
+        rung = job.variant if job.variant in self.rungs else self.rungs[0]
+        if job.controller == controllers.SHIPPED:
+            rung = 'head'
+        return rung_seconds()[rung] + MORE_DELAY * (job.variant == 'delay')
+
+
+@dataclass(frozen=True)
+class Job:
+    variant: str
+    task: str
+    controller: str
+    seed: int
+
+
+def evaluate(question: Question, workers: int = 1, progress: Callable[[float], None] = lambda share: None,
+             kept: Path | None = None) -> dict:
+    """The report, without machine and command. `kept`: a file of JSON lines to which each episode is written as it ends;
+    those that are there already are not driven again. Raises ValueError for a file of other rungs or models."""
+    jobs = question.jobs()
+    done = _read(kept, question)
+    todo = [job for job in jobs if job not in done]
+    for job, episode in _run(question, todo, workers):
+        done[job] = episode
+        if kept:
+            with kept.open('a') as stream:
+                stream.write(json.dumps({**_key(question), **asdict(job), 'episode': asdict(episode)}) + '\n')
+        progress(len(done) / len(jobs))
+    return report(question, {job: done[job] for job in jobs})
+
+
+def report(question: Question, episodes: dict[Job, Episode]) -> dict:
+    """The numbers of episodes that were driven."""
+    def of(variant: str) -> dict[tuple[str, str], list[Episode]]:
+        found: dict[tuple[str, str], list[Episode]] = {}
+        for job, episode in episodes.items():
+            if job.variant == variant:
+                found.setdefault((job.task, job.controller), []).append(episode)
+        return found
+    return {'seeds': f'{question.seeds.start}:{question.seeds.stop}',
+            'rungs': {name: rung_seconds()[name] for name in question.rungs}, 'model': question.model,
+            'definitions': DEFINITIONS,
+            'controllers': {name: controllers.MEANINGS[name] for name in question.controllers},
+            'tasks': table(of(PLAIN)), 'variants': {name: table(of(name)) for name in question.all_variants},
+            'p_values': p_values(of(PLAIN))}
+
+
+def _key(question: Question) -> dict[str, str]:
+    return {'rung': question.rungs[0], 'model': question.model}
+
+
+def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
+    found: dict[Job, Episode] = {}
+    if kept and kept.exists():
+        for line in kept.read_text().splitlines():
+            row = json.loads(line)
+            if {name: row.pop(name) for name in _key(question)} != _key(question):
+                raise ValueError(f'{kept} is of another rung or model: give another file, or delete it')
+            episode = Episode(**row.pop('episode'))
+            found[Job(**row)] = episode
+    return found
+
+
+def _run(question: Question, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Episode]]:
+    if workers == 1 or len(jobs) < 2:
+        yield from ((job, _drive(question, job)) for job in jobs)
+        return
+    with ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context('spawn')) as pool:
+        running = {pool.submit(_drive, question, job): job for job in jobs}
+        try:
+            for done in as_completed(running):
+                yield running[done], done.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _drive(question: Question, job: Job) -> Episode:
+    engine = _engine(question.model, question.backend) if job.controller == controllers.SHIPPED else None
+    setup = TASKS[job.task].setup(job.seed, VARIANTS.get(job.variant, Variant()))
+    return drive(setup, controllers.make(job.controller, engine), question.delay(job), _world())
+
+
+@lru_cache(maxsize=1)
+def _engine(model: str, backend: str) -> Engine:
+    from worldmodel_ros.engine import load
+    return load(model, backend)
+
+
+@lru_cache(maxsize=1)
+def _world() -> World:
+    return World()

@@ -1,0 +1,92 @@
+"""The tasks: what each asks for in the scene of a seed, and how much time there is."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, Term, Touch
+from worldmodel_ros.sim.scene import COLOURS, Scene
+from worldmodel_ros.sim.task_scenes import Variant, goal_colour, task_scene
+
+_RECALL_GOALS = 100  # drawn in advance: more than can be reached
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of task.
+
+    `seconds`: the time there is. `terms`: what is asked for, given the colour of the goal object. `contact_fails`: whether
+    any contact that is not asked for ends the episode. `goals_follow`: whether a new goal is given at each arrival, until
+    the time is over. `told`: one of the combinations that no policy may be trained for.
+    """
+
+    name: str
+    scene: str
+    seconds: float
+    terms: Callable[[str], tuple[Term, ...]]
+    contact_fails: bool = False
+    goals_follow: bool = False
+    told: bool = False
+
+    def setup(self, seed: int, variant: Variant = Variant()) -> Setup:
+        """What a seed decides."""
+        goals = [goal_colour(self.scene, seed)]
+        if self.goals_follow:
+            rng = np.random.default_rng([seed, len(COLOURS)])
+            while len(goals) < _RECALL_GOALS:
+                others = [colour for colour in COLOURS if colour != goals[-1]]
+                goals.append(others[int(rng.integers(len(others)))])
+        return Setup(self, seed, task_scene(self.scene, seed, variant), tuple(goals))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An episode of a task before it begins; `goals`: colours of the goal objects in the order in which they are given."""
+
+    task: Task
+    seed: int
+    scene: Scene
+    goals: tuple[str, ...]
+
+    def terms(self, arrivals: int = 0) -> tuple[Term, ...]:
+        """What is asked for after so many arrivals."""
+        return self.task.terms(self.goals[min(arrivals, len(self.goals) - 1)])
+
+
+def _reach(goal: str) -> tuple[Term, ...]:
+    return Reach(goal), Clearance(0.05)  # to the goal too: a robot that rushes at it cannot stop for the next one
+
+
+def _street(goal: str) -> tuple[Term, ...]:
+    return Reach(goal), Clearance(0.12, weight=2.0, but=(goal,))
+
+
+TASKS: Mapping[str, Task] = {task.name: task for task in (
+    Task('intercept', 'intercept', 4.0, lambda goal: (Touch('ball'), Clearance(0.03, weight=0.3, but=('ball',)))),
+    Task('street', 'street', 20.0, _street, contact_fails=True),
+    Task('recall', 'recall', 60.0, _reach, goals_follow=True),
+    Task('rooms', 'rooms', 30.0, _reach),
+    Task('follow', 'follow', 12.0,
+         lambda goal: (KeepDistance('ball', 1.0), Clearance(0.12, weight=2.0)), contact_fails=True, told=True),
+    Task('second_ball', 'second_ball', 4.0,
+         lambda goal: (Touch('second ball'), Avoid('first ball', 0.0, weight=2.0),
+                       Clearance(0.03, weight=0.3, but=('first ball', 'second ball'))), told=True),
+    Task('avoid_red', 'avoid_red', 15.0,
+         lambda goal: (Reach(goal), Avoid('red', 0.25, weight=2.0), Clearance(0.05, but=(goal,))), contact_fails=True,
+         told=True),
+    Task('pass_behind', 'pass_behind', 20.0,
+         lambda goal: (Reach(goal), PassBehind('mover', weight=3.0), Clearance(0.12, weight=2.0, but=(goal,))),
+         contact_fails=True, told=True))}
+RUN_TIME_TASKS = tuple(name for name, task in TASKS.items() if task.told)
+
+
+def expand(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Names of tasks, with `runtime` for all of RUN_TIME_TASKS. Raises ValueError for an unknown one."""
+    found: list[str] = []
+    for name in names:
+        if name != 'runtime' and name not in TASKS:
+            raise ValueError(f'unknown task {name!r}: choose from {", ".join((*TASKS, "runtime"))}')
+        found.extend(RUN_TIME_TASKS if name == 'runtime' else (name,))
+    return tuple(dict.fromkeys(found))

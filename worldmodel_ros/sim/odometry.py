@@ -1,0 +1,77 @@
+"""What a robot measures of its own motion: wheel encoders that are noisy and slip, and a pose integrated from them."""
+from dataclasses import dataclass
+import math
+
+import numpy as np
+
+from worldmodel_ros.sim.scene import TRACK, WHEEL_RADIUS
+from worldmodel_ros.sim.world import World
+
+_STREAM = 21  # keeps the errors apart from the scene of the same seed
+_SLIP_TIME = 1.0  # s, after which slip has forgotten what it was
+
+
+@dataclass(frozen=True)
+class EncoderErrors:
+    """How wheel encoders err. The defaults are those of a small robot on a hard floor.
+
+    `scale`: standard deviation of a wheel's radius against the nominal one, drawn once an episode. `slip`: standard
+    deviation of the share of a wheel's turning that is slip, which changes slowly. `noise`: standard deviation in rad of
+    a wheel's travel for each root of a second. `ticks`: of an encoder for each turn of the wheel.
+    """
+
+    scale: float = 0.01
+    slip: float = 0.02
+    noise: float = 0.01
+    ticks: int = 1024
+
+
+class WheelOdometry:
+    """The pose in SE(2) that follows from the encoders of a world's robot, from where it stands at the beginning.
+
+    The errors follow from the world's seed, the time of each update and how the wheels turned, so that an episode that is
+    driven again measures the same. The world's own `pose` stays the truth.
+
+    `pose`: x, y (m) and yaw (rad, -pi..pi) in the frame `odom`, whose origin is where the robot stood at the beginning.
+    `twist`: m/s and rad/s over the last update's interval.
+    """
+
+    def __init__(self, world: World, errors: EncoderErrors = EncoderErrors()) -> None:
+        self._errors, self._time, self._angles = errors, world.time, np.array(world.wheel_angles)
+        self._seed = world.seed
+        self._scale = 1.0 + errors.scale * self._rng(world.time).standard_normal(2)
+        self._slip = np.zeros(2)
+        self._travel = np.zeros(2)  # rad, of each wheel as its encoder has counted it, before rounding
+        self._counted = np.zeros(2)  # rad, in whole ticks
+        self.pose = (0.0, 0.0, 0.0)
+        self.twist = (0.0, 0.0)
+
+    def update(self, world: World) -> None:
+        """Takes what the wheels have done since the last update, which the same world must have seen."""
+        interval = world.time - self._time
+        if interval <= 0.0:
+            return
+        rng, errors = self._rng(world.time), self._errors
+        angles = np.array(world.wheel_angles)
+        keep = math.exp(-interval / _SLIP_TIME)
+        self._slip = keep * self._slip + math.sqrt(1.0 - keep * keep) * errors.slip * rng.standard_normal(2)
+        turned = angles - self._angles
+        # Noise belongs to turning: an encoder that stands counts nothing.
+        noise = errors.noise * math.sqrt(interval) * rng.standard_normal(2) * (np.abs(turned) > 1e-3)
+        self._travel += turned * self._scale * (1.0 + self._slip) + noise
+        tick = math.tau / errors.ticks
+        counted = np.floor(self._travel / tick) * tick
+        left, right = ((counted - self._counted) * WHEEL_RADIUS).tolist()
+        self._time, self._angles, self._counted = world.time, angles, counted
+        self._advance((left + right) / 2, (right - left) / TRACK, interval)
+
+    def _advance(self, way: float, turn: float, interval: float) -> None:
+        """Along an arc, which is exact for constant speeds of the wheels."""
+        x, y, yaw = self.pose
+        chord = way * float(np.sinc(turn / math.tau))
+        heading = yaw + turn / 2
+        self.pose = (x + chord * math.cos(heading), y + chord * math.sin(heading), math.remainder(yaw + turn, math.tau))
+        self.twist = (way / interval, turn / interval)
+
+    def _rng(self, time: float) -> np.random.Generator:
+        return np.random.default_rng([self._seed, _STREAM, round(time * 1e6)])
