@@ -24,8 +24,10 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                         help='intercept, street, recall, rooms, follow, second_ball, avoid_red, pass_behind; '
                              'runtime: the last four (default: all)')
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
-                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1 '
-                             '(default: oracle tracker frozen reactive b1)')
+                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
+                             'still, none, one_step, two_step (default: oracle tracker frozen reactive b1)')
+    parser.add_argument('--forecast', default='', metavar='FOLDER',
+                        help='of a learned scene forecast (python -m worldmodel_ros.train.scene.run)')
     parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
                         help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
                              'other one as a variant; b1 has that of head (default: two_step)')
@@ -63,7 +65,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     from worldmodel_ros.machine import machine, versions
     question = Question(parse_seeds(chosen.seeds), expand(chosen.tasks), tuple(chosen.controllers), tuple(chosen.rungs),
-                        tuple(chosen.variants), chosen.model, chosen.backend)
+                        tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
     if chosen.json != '-':
         Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()

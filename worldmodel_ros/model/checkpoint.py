@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,11 +15,14 @@ from .checkpoint_description import FORMAT, ModelError, checksum, read_descripti
 from .weights import PartOf, StoredWeights, build
 from .world_model import WorldModel
 
+if TYPE_CHECKING:
+    from .scene_forecast import SceneForecast
+
 MAX_FILE_BYTES = 15 * 1024 * 1024
 _UNSTORED = 2 ** 20  # numbers of a model that are computed
 
 
-def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
+def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
     """Writes the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.safetensors'):
@@ -27,7 +31,7 @@ def save(model: WorldModel, folder: Path, provenance: dict, dtype: torch.dtype =
     size = 0
     for name, tensor in model.state_dict().items():
         # The latents' normalisation scales every frame, so it keeps its full precision.
-        keep = not tensor.is_floating_point() or name.startswith('vae.latent_')
+        keep = not tensor.is_floating_point() or name.rpartition('.')[2].startswith('latent_')
         tensor = tensor.detach().cpu().to(tensor.dtype if keep else dtype).contiguous()
         if size + tensor.nbytes > MAX_FILE_BYTES and shards[-1]:
             shards.append({})

@@ -127,12 +127,12 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
         episode['visible'][t] = [world.visible(goal) for goal in COLOURS]
         episode['poses'][t] = world.pose
         command = limiter.limit(driver(world, targets).tolist(), executed, PERIOD).twist
-        collided = _advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        collided = advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
         executed = command
     return name
 
 
-def _advance(
+def advance(
     world: World, previous: tuple[float, float], command: tuple[float, float], late_steps: int
 ) -> bool:
     """One period, its first `late_steps` physics steps still under `previous`; whether anything was hit."""

@@ -18,6 +18,9 @@ from .tasks import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
+    from worldmodel_ros.model.scene_forecast import SceneForecast
+
+PASSES = ('still', 'none', 'one_step', 'two_step')  # controllers with a learned forecast
 
 
 class Controller(Protocol):
@@ -86,7 +89,7 @@ CONTROLLERS: Mapping[str, Callable[[], Controller]] = {
     'frozen': lambda: Planning(Frozen(Memory(LONG_MEMORY, math.inf))),
     'reactive': Reactive}
 SHIPPED = 'b1'
-NAMES = (*CONTROLLERS, SHIPPED)
+NAMES = (*CONTROLLERS, SHIPPED, *PASSES)
 MEANINGS = {
     'oracle': 'planner on the true future of what the camera sees or saw: movers for 6 s, standing things for good',
     'oracle_full_view': 'the same, knowing everything from the beginning',
@@ -94,7 +97,10 @@ MEANINGS = {
     'tracker': 'the same planner and memory; constant velocity fitted to noisy sightings over 0.8 s, odometry from encoders',
     'frozen': 'the same planner and memory; everything stays where it was last seen',
     'reactive': 'the policy of the planner alone, on what was seen in the last 1.6 s',
-    'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows'}
+    'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows',
+    'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
+    'none': 'the same, with the forecast of the head on the newest frame, without a pass for what comes',
+    'one_step': 'the same, with the forecast of one pass', 'two_step': 'the same, with that of two passes'}
 
 
 def applies(name: str, task: Task) -> bool:
@@ -102,6 +108,9 @@ def applies(name: str, task: Task) -> bool:
     return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
 
 
-def make(name: str, engine: Engine | None = None) -> Controller:
-    """A controller for an episode; `b1` needs an engine. Raises KeyError for an unknown name."""
+def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
+    """A controller for an episode; `b1` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
+    if name in PASSES:
+        from .learned import Learned
+        return Learned(forecast, name)
     return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()

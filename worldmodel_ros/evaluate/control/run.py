@@ -22,6 +22,7 @@ from .tasks import TASKS
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
+    from worldmodel_ros.model.scene_forecast import SceneForecast
 
 PLAIN = 'plain'
 MORE_DELAY = 0.2  # s, of the variant `delay`
@@ -34,7 +35,7 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 class Question:
     """What is to be driven. `rungs`: whose measured times pass between a picture and its command, in `tasks` that of the
     first; each other one is a variant of its name. `variants`: of VARIANTS, each for the tasks that have it, besides the
-    plain tasks. `model`: of the controller `b1`.
+    plain tasks. `model`: of the controller `b1`; `forecast`: folder of the forecast of `controllers.PASSES`.
 
     Raises ValueError for an unknown name and for no seeds.
     """
@@ -46,6 +47,7 @@ class Question:
     variants: tuple[str, ...] = ()
     model: str = 'tiny'
     backend: str = 'auto'
+    forecast: str = ''
 
     def __post_init__(self) -> None:
         if not len(self.seeds):
@@ -57,6 +59,9 @@ class Question:
                 raise ValueError(f'no {kind} is given: choose from {", ".join(known)}')
             if unknown:
                 raise ValueError(f'unknown {kind} {unknown[0]!r}: choose from {", ".join(known)}')
+        if learned := sorted(set(self.controllers) & set(controllers.PASSES)):
+            if not self.forecast:
+                raise ValueError(f'{learned[0]!r} needs a forecast: give the folder that training it has left')
 
     @property
     def all_variants(self) -> tuple[str, ...]:
@@ -72,8 +77,10 @@ class Question:
     def delay(self, job: Job) -> float:
         """Seconds from a picture to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
-        if job.controller == controllers.SHIPPED:
+        if job.controller == controllers.SHIPPED or job.controller in ('still', 'none'):
             rung = 'head'
+        elif job.controller in controllers.PASSES:
+            rung = job.controller
         return rung_seconds()[rung] + MORE_DELAY * (job.variant == 'delay')
 
 
@@ -118,7 +125,8 @@ def report(question: Question, episodes: dict[Job, Episode]) -> dict:
 
 
 def _key(question: Question) -> dict[str, str]:
-    return {'rung': question.rungs[0], 'model': question.model}
+    forecast = {'forecast': question.forecast} if question.forecast else {}
+    return {'rung': question.rungs[0], 'model': question.model, **forecast}
 
 
 def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
@@ -149,13 +157,23 @@ def _run(question: Question, jobs: Sequence[Job], workers: int) -> Iterator[tupl
 def _drive(question: Question, job: Job) -> Episode:
     engine = _engine(question.model, question.backend) if job.controller == controllers.SHIPPED else None
     setup = TASKS[job.task].setup(job.seed, VARIANTS.get(job.variant, Variant()))
-    return drive(setup, controllers.make(job.controller, engine), question.delay(job), _world())
+    forecast = _forecast(question.forecast) if job.controller in controllers.PASSES else None
+    return drive(setup, controllers.make(job.controller, engine, forecast), question.delay(job), _world())
 
 
 @lru_cache(maxsize=1)
 def _engine(model: str, backend: str) -> Engine:
     from worldmodel_ros.engine import load
     return load(model, backend)
+
+
+@lru_cache(maxsize=1)
+def _forecast(folder: str) -> SceneForecast:
+    import torch
+
+    from worldmodel_ros.model.scene_forecast import SceneForecast
+    torch.set_num_threads(1)  # each process has one core
+    return SceneForecast.load(Path(folder))
 
 
 @lru_cache(maxsize=1)

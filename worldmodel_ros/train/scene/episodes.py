@@ -1,0 +1,169 @@
+"""Episodes in the scenes of all tasks, with the place of everything: made by processes, held by the device that trains.
+
+Nearly all drivers are blind to what moves by itself; the one that looks at it does so between open-loop pieces. No policy
+is trained on these episodes, and nothing tells which task a scene is for.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worldmodel_ros.evaluate.control.learned import BALLS, slots
+from worldmodel_ros.model.scene_forecast import HORIZONS, SLOTS
+from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.sim.behaviour import Expert, Smooth, Steps
+from worldmodel_ros.sim.expert import expert_action
+from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.rollout import MAX_LATENCY, PERIOD, advance
+from worldmodel_ros.sim.scene import COLOURS, Scene
+from worldmodel_ros.sim.task_scenes import Variant, task_scene
+from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
+
+FRAMES = 72  # of an episode
+FRAME_SIZE = (64, 64)
+SHUTTLES = len(COLOURS) + len(BALLS)  # first slot of the others
+KINDS: Mapping[str, float] = {'intercept': 0.26, 'street': 0.28, 'second_ball': 0.1, 'follow': 0.1, 'avoid_red': 0.08,
+                              'pass_behind': 0.08, 'rooms': 0.1}
+DRIVERS: Mapping[str, float] = {'steps': 0.3, 'smooth': 0.12, 'expert': 0.13, 'chase': 0.45}
+_STOPS = 0.25  # share of the scenes whose shuttles stop at random
+_STREAM = 41  # keeps the driver's random numbers apart from those of the scene of the same seed
+_LOW, _HIGH = np.array([LIMITS.v_min, -LIMITS.w_max]), np.array([LIMITS.v_max, LIMITS.w_max])
+
+
+class Chase:
+    """Looks at and drives towards a thing, a mover more often than not, for a piece; then drives open-loop for another."""
+
+    def __init__(self, rng: np.random.Generator, scene: Scene) -> None:
+        self._rng, self._left = rng, 0
+        self._names = [mover.name for mover in scene.movers] * 3 + list(COLOURS)
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        rng = self._rng
+        if self._left == 0:
+            self._left, self._open = int(rng.integers(4, 22)), rng.random() < 0.4
+            self._target = self._names[int(rng.integers(len(self._names)))]
+            self._speed = rng.uniform(-0.15, LIMITS.v_max) if rng.random() < 0.8 else 0.0
+            self._command = rng.uniform(_LOW, _HIGH) * (1.0, 0.6)
+        self._left -= 1
+        if self._open:
+            return self._command
+        bearing = world.goal_bearing(self._target)
+        command = np.array([self._speed * max(0.0, math.cos(bearing)), np.clip(2.5 * bearing, -LIMITS.w_max, LIMITS.w_max)])
+        return command + rng.standard_normal(2) * (0.05, 0.15)
+
+
+def shapes(size: tuple[int, int] = FRAME_SIZE) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of each array of an episode of T frames.
+
+    frames; executed (T, 2), the command issued at the frame before, m/s and rad/s; measured (T, 2), by the wheels over the
+    last period; pose (T, 3) in the room, m and rad; place (T, SLOTS, 2), m in the room, NaN where there is none; visible
+    (T, SLOTS); room (2,), half of its sides in m.
+    """
+    return {'frames': ((FRAMES, *size, 3), np.dtype(np.uint8)), 'executed': ((FRAMES, 2), np.dtype(np.float32)),
+            'measured': ((FRAMES, 2), np.dtype(np.float32)), 'pose': ((FRAMES, 3), np.dtype(np.float32)),
+            'place': ((FRAMES, SLOTS, 2), np.dtype(np.float32)), 'visible': ((FRAMES, SLOTS), np.dtype(bool)),
+            'room': ((2,), np.dtype(np.float32))}
+
+
+def make(seed: int, world: World) -> dict[str, np.ndarray]:
+    """The episode of a seed: arrays as in `shapes`; moves `world`, and depends on the seed and its pictures' size alone."""
+    rng = np.random.default_rng([seed, _STREAM])
+    kind, name = (str(rng.choice(list(mix), p=list(mix.values()))) for mix in (KINDS, DRIVERS))
+    scene = task_scene(kind, seed, Variant(stops=bool(rng.random() < _STOPS)))
+    world.load(scene)
+    makers: dict[str, Callable[[], Callable]] = {'steps': lambda: Steps(rng), 'smooth': lambda: Smooth(rng),
+                                                 'expert': lambda: Expert(rng), 'chase': lambda: Chase(rng, scene)}
+    driver, odometry, limiter = makers[name](), WheelOdometry(world), TwistLimiter(LIMITS)
+    executed, names = (0.0, 0.0), slots(scene)
+    episode = {key: np.zeros(shape, kind) for key, (shape, kind) in shapes(world.image_size).items()}
+    episode['place'][:] = np.nan
+    episode['room'][:] = scene.width / 2, scene.depth / 2
+    for t in range(FRAMES):
+        episode['frames'][t], episode['executed'][t] = world.render(), executed
+        episode['measured'][t], episode['pose'][t] = odometry.twist, world.pose
+        for slot, thing in enumerate(names):
+            if thing:
+                episode['place'][t, slot], episode['visible'][t, slot] = world.position(thing), world.visible(thing)
+        expert = np.stack([expert_action(world, goal) for goal in COLOURS]) if name == 'expert' else np.zeros((4, 2))
+        command = limiter.limit(np.asarray(driver(world, expert)).tolist(), executed, PERIOD).twist
+        advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        odometry.update(world)
+        executed = command
+    return episode
+
+
+class Store:
+    """Episodes on the device that trains; they can be added while it trains."""
+
+    def __init__(self, capacity: int, device: torch.device | str) -> None:
+        self.count = 0
+        self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
+                       for name, (shape, kind) in shapes().items()}
+
+    def add(self, episodes: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Append episodes, as `make` gives them."""
+        end = self.count + len(episodes)
+        for name, array in self.arrays.items():
+            array[self.count:end].copy_(torch.from_numpy(np.stack([episode[name] for episode in episodes])))
+        if array.is_cuda:
+            torch.cuda.synchronize()
+        self.count = end
+
+
+@dataclass
+class Truth:
+    """What is to be forecast from A anchors of B clips, in base_link at the anchor, m: `known` (B, A, SLOTS), whether the
+    clip has shown a thing in the last window; `now` (B, A, SLOTS, 2); `ahead` (B, A, J, SLOTS, 2) and `counts`, its mask;
+    `walls` (B, A, 6). The shuttles come nearest first, those that are known before the others."""
+
+    known: Tensor
+    now: Tensor
+    ahead: Tensor
+    counts: Tensor
+    walls: Tensor
+
+
+def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, anchors: Sequence[int], window: int) -> Truth:
+    """The truth of clips that begin at frame `start` (B,) of episodes (B,)."""
+    device = episode.device
+    t = start[:, None] + torch.tensor(list(anchors), device=device)
+    row = episode[:, None]
+    later = t[..., None] + torch.tensor(HORIZONS, device=device)
+    inside, later = later < FRAMES, later.clamp(max=FRAMES - 1)
+    seen_at = torch.maximum(t[..., None] + torch.arange(-window, 1, device=device), start[:, None, None])
+    known = arrays['visible'][row[..., None], seen_at].any(2)
+    pose = arrays['pose'][row, t]
+    now = _in_base(arrays['place'][row, t], pose[:, :, None])
+    ahead = _in_base(arrays['place'][row[..., None], later], pose[:, :, None, None])
+    others = known[..., SHUTTLES:]
+    away = torch.where(others, now[..., SHUTTLES:, :].nan_to_num(0.0).norm(dim=-1), torch.inf)
+    fixed = torch.arange(SHUTTLES, device=device).expand(*away.shape[:2], -1)
+    order = torch.cat([fixed, SHUTTLES + away.argsort(dim=-1, stable=True)], -1)
+    now = now.gather(2, order[..., None].expand(-1, -1, -1, 2))
+    ahead = ahead.gather(3, order[:, :, None, :, None].expand(-1, -1, len(HORIZONS), -1, 2))
+    known = known.gather(2, order)
+    return Truth(known, now.nan_to_num(0.0), ahead.nan_to_num(0.0), known[:, :, None] & inside[..., None],
+                 _walls(pose, arrays['room'][row]))
+
+
+def _in_base(places: Tensor, pose: Tensor) -> Tensor:
+    away, cos, sin = places - pose[..., :2], pose[..., 2].cos(), pose[..., 2].sin()
+    return torch.stack([cos * away[..., 0] + sin * away[..., 1], cos * away[..., 1] - sin * away[..., 0]], -1)
+
+
+def _walls(pose: Tensor, half: Tensor) -> Tensor:
+    """Of the wall whose normal is nearest to the robot's heading: cosine and sine of four times its direction in base_link;
+    metres to it and to the others, each a quarter turn on."""
+    yaw = pose[..., 2]
+    quarter = torch.round(yaw / (math.pi / 2)) * (math.pi / 2)
+    direction = quarter - yaw
+    angles = quarter[..., None] + torch.arange(4, device=pose.device) * (math.pi / 2)
+    normals = torch.stack([angles.cos(), angles.sin()], -1)
+    reach = torch.where(normals[..., 0].abs() > 0.5, half[..., :1], half[..., 1:])
+    metres = reach - (normals * pose[..., None, :2]).sum(-1)
+    return torch.cat([torch.stack([(4 * direction).cos(), (4 * direction).sin()], -1), metres], -1)
