@@ -21,9 +21,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .attention import frame_bias_to_tokens
 from .checkpoint_description import ModelError, read_description, weight_files
-from .dit import DiT
+from .dit import DiT, frame_bias_to_tokens
 from .presets import Preset
 from .rotary import rotary_angles
 from .vae import Encoder
