@@ -31,8 +31,8 @@ def rung_seconds() -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Episode:
-    """`seconds`: driven, to success, failure or the end of the time. `contacts`: looks, 20 to a second, with a contact
-    that nothing asked for. `arrivals`: of tasks whose goals follow each other. `reason`: why it ended."""
+    """`seconds`: driven, to success, failure or the end of the time. `contacts`: looks, two or three a
+    tick, with a contact that nothing asked for. `arrivals`: of tasks whose goals follow each other. `reason`: why it ended."""
 
     seed: int
     success: bool

@@ -22,7 +22,7 @@ class Judge:
     what is to be passed behind, out of the region, a contact that the task does not allow. It succeeds once all that is to
     be touched or reached was; with nothing of the kind, if it has not failed when its time is over and each distance was
     kept to +-KEPT m for KEPT_SHARE of the time. `succeeded` is None until then; `contacts`: looks with a contact
-    that nothing asked for; `arrivals`: goals reached, of tasks that go on with the next one.
+    that nothing asked for, as with a goal that is to be reached; `arrivals`: goals reached, of tasks that go on with the next.
     """
 
     def __init__(self, setup: Setup, world: World) -> None:
