@@ -176,7 +176,7 @@ def test_the_real_drive_is_judged_from_one_command(tmp_path):
     (found,) = json.loads((tmp_path / 'summary.json').read_text())['evaluations']
     assert found['pace']['ticks'] in (60, 61) and found['prediction']['moving']['pictures'] > 200
     # The shipped model has never seen such a place, and must not be said to know it.
-    assert found['verdict']['level'] == BAD and 'does not know this place' in found['verdict']['sentence']
+    assert found['verdict']['level'] == BAD and 'Out of distribution' in found['verdict']['sentence']
 
 
 def test_stamps_of_the_windows_are_those_of_the_pictures(kitchen):

@@ -141,11 +141,11 @@ def test_pictures_are_what_they_are_said_to_be(two):
         camera = {}
         for data, what, below in re.findall(r'base64,([^"]+)"[^>]*alt="([^"]+)">(.*?)</figure>', film):
             pixels = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR)
-            if what.startswith('camera picture +'):
-                camera[what.removeprefix('camera picture ')] = pixels
-            elif what.startswith('predicted picture '):
+            if what.startswith('camera image +'):
+                camera[what.removeprefix('camera image ')] = pixels
+            elif what.startswith('predicted image '):
                 said = float(below.replace('&#8239;', ' ').split()[0])
-                assert psnr(pixels, camera[what.removeprefix('predicted picture ')]) == pytest.approx(said, abs=1.0)
+                assert psnr(pixels, camera[what.removeprefix('predicted image ')]) == pytest.approx(said, abs=1.0)
                 checked += 1
     assert checked > 40
 

@@ -23,7 +23,7 @@ Every subcommand has examples in its own --help.
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; the chosen subcommand is in `run` of what it parses."""
     top = argparse.ArgumentParser(
-        prog='worldmodel', description='A world model that drives a robot over ROS 2 inside a deadline.',
+        prog='worldmodel', description='Closed-loop robot control with a video world model, on ROS 2, within a latency budget.',
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument('--version', action='version', version=f'%(prog)s {_version()}')
     subparsers = top.add_subparsers(metavar='SUBCOMMAND', required=True)

@@ -132,8 +132,8 @@ def simulator(surroundings: dict[str, str]) -> Finding:
     backend = surroundings.get('MUJOCO_GL', 'osmesa')
     code, output = _child(_SIMULATOR, surroundings)
     if code == 0 and output:
-        return Finding(Level.OK, f'the simulator draws a picture in {output} ms (MUJOCO_GL={backend})')
-    problem = output or 'its picture is empty'
+        return Finding(Level.OK, f'the simulator draws an image in {output} ms (MUJOCO_GL={backend})')
+    problem = output or 'its image is empty'
     return Finding(Level.FAIL, f'the simulator cannot draw (MUJOCO_GL={backend}): {problem}',
                    'apt-get install libosmesa6, and MUJOCO_GL=osmesa or unset')
 

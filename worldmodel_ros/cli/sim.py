@@ -27,10 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--seconds', type=arguments.positive, default=12.0,
                         help='simulated time [s] (default: 12)')
     parser.add_argument('--size', type=int, default=192,
-                        help='side of the pictures [pixels] (default: 192; the model has 64)')
+                        help='side of the images [pixels] (default: 192; the model has 64)')
     parser.add_argument('--top', action='store_true', help='put the view from above next to the camera\'s')
     parser.add_argument('--format', choices=('gif', 'png'), default='gif',
-                        help='animation or single pictures (default: gif)')
+                        help='animation or single images (default: gif)')
     parser.add_argument('--out', type=Path, default=Path('out/sim'),
                         help='folder to write to (default: out/sim)')
     parser.set_defaults(run=_run)

@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--timeout', type=arguments.positive, default=10.0,
                         help='to wait for the answer [s] (default: 10)')
     parser.add_argument('--out', type=Path, default=Path('out/what_if'),
-                        help='folder for the picture (default: out/what_if)')
+                        help='folder for the image (default: out/what_if)')
     parser.set_defaults(run=_run)
 
 

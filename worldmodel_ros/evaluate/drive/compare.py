@@ -12,7 +12,7 @@ from .evaluation import Evaluation
 from .metrics import chosen_plans, window_means
 
 # Name, words, unit, digits, whether more is better.
-MEASURES = (('gain_db', 'gain over copying the last picture', 'dB', 1, True),
+MEASURES = (('gain_db', 'gain over repeating the last frame', 'dB', 1, True),
             ('psnr_db', 'PSNR of predicted pictures', 'dB', 1, True),
             ('ssim', 'SSIM of predicted pictures', '', 3, True),
             ('reconstruction_db', 'autoencoder alone', 'dB', 1, True),
@@ -84,13 +84,13 @@ def _sentence(paired: bool, difference: Interval, first: str, second: str) -> st
     if difference.mean is None:
         return f'A ({first}) and B ({second}) have no predictions that could be compared.'
     a, b = f'A ({first})', f'B ({second})'
-    measure = 'PSNR' if paired else 'gain over copying the last picture'
+    measure = 'PSNR' if paired else 'gain over repeating the last frame'
     if difference.low is None:
-        return (f'{b} has {difference.mean:+.1f} dB of {measure} against {a}, but the drives are too short to tell '
+        return (f'{b} has {difference.mean:+.1f} dB of {measure} against {a}, but the recordings are too short to tell '
                 'that from chance.')
     bounds = f'{difference.mean:+.1f} dB of {measure} [{difference.low:+.1f}, {difference.high:+.1f}]'
     bounds = bounds.replace('-', '\u2212')
     if difference.above_zero or difference.below_zero:
-        what = 'foresees' if paired else 'is foreseen'
+        what = 'predicts' if paired else 'is predicted'
         return f'{b} {what} {"better" if difference.above_zero else "worse"} than {a}: {bounds}.'
     return f'Between {a} and {b} there is no difference that chance could not have made: {bounds}.'

@@ -35,7 +35,7 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float:
     _require_same_shape(a, b)
     height, width = a.shape[:2]
     if min(height, width) < _WINDOW:
-        raise ValueError(f'SSIM needs pictures of at least {_WINDOW} x {_WINDOW} pixels, not {width} x {height}')
+        raise ValueError(f'SSIM needs images of at least {_WINDOW} x {_WINDOW} pixels, not {width} x {height}')
     x, y = (np.asarray(p, np.float64).reshape(height, width, -1) for p in (a, b))
     # One filter call over all moments and channels: the variances are differences, hence float64.
     moments = cv2.GaussianBlur(np.concatenate([x, y, x * x, y * y, x * y], 2), (_WINDOW, _WINDOW), _SIGMA)
@@ -71,4 +71,4 @@ def is_moving(v: float, w: float) -> bool:
 
 def _require_same_shape(a: np.ndarray, b: np.ndarray) -> None:
     if a.shape != b.shape:
-        raise ValueError(f'cannot compare pictures of shapes {a.shape} and {b.shape}')
+        raise ValueError(f'cannot compare images of shapes {a.shape} and {b.shape}')

@@ -43,29 +43,29 @@ def judge(evaluation: Evaluation) -> Verdict:
 def _prediction(evaluation: Evaluation) -> tuple[str, str, list[str]]:
     numbers = evaluation.numbers
     if not numbers['pace']['ticks']:
-        return BAD, 'There is no picture in this bag that the model could be shown.', []
+        return BAD, 'There is no image in this bag that the model could be shown.', []
     if not evaluation.has_actions:
         return FAIR, 'Without the actions that were executed, nothing can be predicted that could be judged.', [
-            'Record the commands beside the camera, or name their topic in the configuration (--config).']
+            'Record the commands together with the camera, or name their topic in the configuration (--config).']
     gain = numbers['prediction']['moving']['gain_db']
     if gain['mean'] is None:
-        return FAIR, 'The robot hardly moves on this drive: there is nothing that a prediction could be better at.', []
+        return FAIR, 'The robot hardly moves in this recording: there is nothing that a prediction could be better at.', []
     return _gain(gain, numbers['prediction']['moving']['gain_ssim'], numbers['reconstruction_db']['mean'])
 
 
 def _gain(psnr: dict, ssim: dict, known: float) -> tuple[str, str, list[str]]:
     """By the gain over copying the last image, in both measures: a grey blur has a good PSNR and a bad SSIM."""
     by = f'{_signed(psnr, 1, " dB")} in PSNR, {_signed(ssim, 2)} in SSIM'
-    advice = ['Do not let it drive here. Fine-tune it on drives like this one first: `worldmodel finetune`.']
-    strange = [f'Even its autoencoder alone redraws this camera\'s pictures with only {known:.1f} dB (familiar places: '
+    advice = ['Do not let it drive here. Fine-tune it on recordings like this one first: `worldmodel finetune`.']
+    strange = [f'Even its autoencoder alone reconstructs this camera\'s images with only {known:.1f} dB (familiar places: '
                f'{FAMILIAR_DB:.0f} dB and more): the place, or the camera, is unlike all that it was trained on.']
     better = _low(psnr) > 0.0 and _low(ssim) > 0.0
     worse = _high(psnr) < 0.0 or (_high(ssim) < 0.0 and _low(psnr) <= 0.0)
     result = 'better than' if better else 'worse than' if worse else 'no better than'
     if known < FAMILIAR_DB:
-        sentence = f'The model does not know this place; what it foresees is {result} the last picture copied ({by}).'
+        sentence = f'Out of distribution: predictions are {result} repeating the last frame ({by}).'
         return FAIR if better else BAD, sentence, strange + advice
-    sentence = f'What the model foresees on this drive is {result} the last picture copied ({by}).'
+    sentence = f'Predictions on this recording are {result} repeating the last frame ({by}).'
     return GOOD if better else BAD if worse else FAIR, sentence, [] if better else advice
 
 

@@ -158,6 +158,6 @@ def _open(task: Task) -> _Models:
     if task.teacher:
         teacher = Imagination(checkpoint.load(model_folder(task.teacher), device))
         if teacher.spec.image_size != student.spec.image_size or teacher.spec.step_period != student.spec.step_period:
-            raise QualityError(f'teacher {task.teacher} sees other pictures than model {task.model}: give one of the '
+            raise QualityError(f'teacher {task.teacher} sees other images than model {task.model}: give one of the '
                                'same image_size and step_period')
     return _Models(engine, student, teacher)

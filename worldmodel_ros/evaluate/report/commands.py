@@ -22,7 +22,7 @@ def commands(runs: list[Run]) -> str:
             'whole, which flatters the model; the table has all.')
     return section('commands', 'Commands', ''.join(_over_time(run, goal[run.kind]) for run in runs),
                    *(_table(run, len(runs) > 1) for run in runs),
-                   lead='What the model would have done, beside what was executed in the step after each picture. '
+                   lead='What the model would have done, compared with what was executed in the step after each image. '
                         + lead)
 
 

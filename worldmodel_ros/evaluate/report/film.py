@@ -27,15 +27,15 @@ def strip(shown: list[tuple[Run, Scene]]) -> str:
     first = shown[0][1]
     period = shown[0][0].evaluation.spec.step_period
     ahead = [f'+{(k + 1) * period:.1f} s' for k in range(len(first.seen))]
-    parts = [row('The camera saw'), cell(first.observed, 'now', 'camera picture now', 'truth')]
-    parts += [cell(p, text, f'camera picture {text}', 'truth') for p, text in zip(first.seen, ahead)]
+    parts = [row('The camera saw'), cell(first.observed, 'now', 'camera image now', 'truth')]
+    parts += [cell(p, text, f'camera image {text}', 'truth') for p, text in zip(first.seen, ahead)]
     for run, scene in shown:
         title = 'The model predicted' if len(shown) == 1 else f'{run.name} predicted'
         parts += [row(title, 'from what it had seen, and the actions that followed'), _GAP]
-        parts += [cell(p, number(db, 1, 'dB'), f'predicted picture {text}') for p, db, text in
+        parts += [cell(p, number(db, 1, 'dB'), f'predicted image {text}') for p, db, text in
                   zip(scene.predicted, scene.window.psnr_db, ahead)]
         parts += _differences('Difference', 'black: none', scene.predicted, scene.seen, ahead, None)
-    parts += _differences('Difference of the last picture copied', 'as if nothing moved', [first.observed] * len(ahead),
+    parts += _differences('Difference of the last frame repeated', 'as if nothing moved', [first.observed] * len(ahead),
                           first.seen, ahead, first.window.copy_psnr_db)
     return f'<div class="film" style="--columns:{len(first.seen) + 1}">{"".join(parts)}</div>'
 

@@ -14,7 +14,7 @@ SEVERITY = {'error': 'Error', 'warning': 'Warning', 'info': 'Note'}
 def health(runs: list[Run]) -> str:
     """Findings with their remedies, and the counts behind them."""
     return section('health', 'Data health', *(_one(run, len(runs) > 1) for run in runs),
-                   lead='What reading the bag told about it: stamps, gaps, frozen and refused pictures.')
+                   lead='What reading the bag told about it: stamps, gaps, frozen and refused images.')
 
 
 def _one(run: Run, named: bool) -> str:

@@ -66,7 +66,7 @@ def picture(pixels: np.ndarray, alternative: str) -> str:
     good, data = cv2.imencode('.jpg', pixels[..., ::-1], [
         cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444])
     if not good:
-        raise ValueError(f'cannot encode a picture of {pixels.dtype} {pixels.shape}')
+        raise ValueError(f'cannot encode an image of {pixels.dtype} {pixels.shape}')
     height, width = pixels.shape[:2]
     return (f'<img src="data:image/jpeg;base64,{base64.b64encode(data).decode()}" width="{width}" height="{height}" '
             f'alt="{escape(alternative)}">')

@@ -17,9 +17,9 @@ def moments(runs: list[Run]) -> str:
         parts.append(title + _timeline(run) + _cards(run))
     return section(
         'surprise', 'Surprise', *parts,
-        lead='By how much each picture was foreseen worse, one step before, than the autoencoder alone would have '
+        lead='By how much each image was predicted worse, one step before, than the autoencoder alone would have '
              'drawn it. '
-             f'The numbers lead to the pictures; red: beyond {THRESHOLD} robust standard deviations of this drive.')
+             f'The numbers lead to the images; red: beyond {THRESHOLD} robust standard deviations of this recording.')
 
 
 def _anchor(run: Run, moment: Moment) -> str:
@@ -31,7 +31,7 @@ def _timeline(run: Run) -> str:
     values, times = columns['surprise_db'], columns['time_s']
     there = values[np.isfinite(values)]
     if not len(there):
-        return '<p>No picture of this drive was predicted.</p>'
+        return '<p>No image of this recording was predicted.</p>'
     top = max(float(there.max()), 1.0)
     plot = Plot((0.0, max(float(times[-1]), 1e-3)), (min(0.0, float(there.min())), top * 1.28), width=960, height=230,
                 x_label='time of the drive [s]', y_label='surprise [dB]', x_ticks=10)
@@ -53,10 +53,10 @@ def _cards(run: Run) -> str:
     for index, moment in enumerate(evaluation.moments, start=1):
         scene = evaluation.highlights.surprise(moment.peak - 1)
         lasted = f', from {moment.start_s:.1f} to {moment.end_s:.1f} s' if moment.end_s > moment.start_s else ''
-        shown = strip([(run, scene)]) if scene else '<p>Its pictures were not kept.</p>'
+        shown = strip([(run, scene)]) if scene else '<p>Its images were not kept.</p>'
         cards.append(
             f'<div class="moment" id="{_anchor(run, moment)}"><a class="back" href="#timeline-{run.kind}">timeline</a>'
             f'<h3>{index}. {moment.time_s:.1f} s</h3><p><small>{number(moment.surprise_db, 1, "dB")} worse than known, '
-            f'{number(moment.score, 1)} deviations{lasted}. The first picture after now is the one that surprised.'
+            f'{number(moment.score, 1)} deviations{lasted}. The first image after now is the one that surprised.'
             f'</small></p>{shown}</div>')
     return ''.join(cards)

@@ -37,7 +37,7 @@ def differences(comparison: Comparison) -> str:
         between = bounds(interval.to_dict(), digits, sign=True) or '&ndash;'
         rows.append([words, signed(interval.mean, digits, unit), between, '&ndash;' if interval.mean is None else word])
     how = (f'Paired, over the same {comparison.windows} windows.' if comparison.paired else
-           'Of two different drives: what is easier to foresee on one of them counts in this too.')
+           'Of two different drives: what is easier to predict on one of them counts in this too.')
     return section('compare', 'Comparison', table(['B less A', 'mean', '95 % interval', 'result'], rows), lead=how)
 
 
@@ -67,7 +67,7 @@ def _tiles(run: Run, named: bool) -> list[str]:
     deadline, what_if = evaluation.deadline, numbers['what_if']
     serious = sum(finding.severity != 'info' for finding in evaluation.findings)
     found = [
-        ('prediction', signed(gain['mean'], 1, 'dB'), 'prediction against copying the last picture',
+        ('prediction', signed(gain['mean'], 1, 'dB'), 'prediction against repeating the last frame',
          _between(gain, 1)),
         ('prediction', number(known['mean'], 1, 'dB'), 'autoencoder alone', 'above 28 dB the place looks familiar'),
         ('what-if', number(what_if['nearest_is_best']['mean'] * 100, 0, '%') if what_if['decisive'] else '&ndash;',
@@ -75,7 +75,7 @@ def _tiles(run: Run, named: bool) -> list[str]:
         ('deadline', number(deadline.share(Tier.TWO_STEP) * 100, 1, '%') if deadline and deadline.ticks else '&ndash;',
          'of the ticks by the two-step model in time', _latency(deadline)),
         ('surprise', str(sum(moment.outlier for moment in evaluation.moments)), 'moments of surprise',
-         'the worst are shown with their pictures'),
+         'the worst are shown with their images'),
         ('health', str(serious), 'problems of the recording', 'with their remedies' if serious else '')]
     mark = f'<small>{run.name}</small>' if named else ''
     return [f'<a class="tile" href="#{anchor}">{mark}<b>{value}</b><span>{words}</span><small>{note}</small></a>'

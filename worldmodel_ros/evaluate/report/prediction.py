@@ -19,11 +19,11 @@ def prediction(runs: list[Run]) -> str:
     subset = _subset(runs)
     plots = ''.join(_by_horizon(runs, subset, *measure) for measure in MEASURES)
     words = 'while the robot moved' if subset == 'moving' else 'of the whole drive, since the robot never moved enough'
-    keys = [(run.kind, run.name) for run in runs] + [('copy', 'last picture copied')]
+    keys = [(run.kind, run.name) for run in runs] + [('copy', 'last frame repeated')]
     return section(
         'prediction', 'Prediction', f'<div class="pair">{plots}</div>', legend(*keys), _table(runs), _strips(runs),
         lead=f'Pictures {words}, each predicted from what had been seen until then and the actions that were really '
-             'executed. Copying the last picture is what a model that knows nothing would do. Bands: 95 % intervals.')
+             'executed. Repeating the last frame is what a model that knows nothing would do. Bands: 95 % intervals.')
 
 
 def _subset(runs: list[Run]) -> str:
@@ -51,7 +51,7 @@ def _by_horizon(runs: list[Run], subset: str, name: str, copy: str, label: str, 
 
 
 def _table(runs: list[Run]) -> str:
-    names = (('psnr_db', 'PSNR', 1, 'dB'), ('copy_psnr_db', 'PSNR of the last picture copied', 1, 'dB'),
+    names = (('psnr_db', 'PSNR', 1, 'dB'), ('copy_psnr_db', 'PSNR of the last frame repeated', 1, 'dB'),
              ('gain_db', 'gain in PSNR', 1, 'dB'), ('ssim', 'SSIM', 3, ''),
              ('copy_ssim', 'SSIM of the last picture copied', 3, ''), ('gain_ssim', 'gain in SSIM', 3, ''))
     columns = [(run, subset) for run in runs for subset in SUBSETS]
@@ -90,7 +90,7 @@ def _strips(runs: list[Run]) -> str:
                          f'{_actions(group[0], scene)}</figcaption>{strip(shown)}</figure>')
     if not parts:
         return ''
-    return ('<h3>Where the picture changed most</h3><p class="lead">Chosen by the camera alone, not by how good the '
+    return ('<h3>Where the image changed most</h3><p class="lead">Chosen by the camera alone, not by how good the '
             'prediction was.</p>' + ''.join(parts))
 
 

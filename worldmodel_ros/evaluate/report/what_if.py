@@ -12,7 +12,7 @@ def what_if(runs: list[Run]) -> str:
     return section(
         'what-if', 'What if', *parts,
         lead=f'At some ticks the model imagined {len(NAMES)} maneuvers: {", ".join(NAMES)}. If it takes actions '
-             'seriously, the branch most like what was really done is the one whose pictures are nearest to what came.')
+             'seriously, the branch most like what was really done is the one whose images are nearest to what came.')
 
 
 def _table(runs: list[Run]) -> str:

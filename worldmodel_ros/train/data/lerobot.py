@@ -210,7 +210,7 @@ def _vectors(column: pa.ChunkedArray) -> np.ndarray:
 def _picture(data: bytes | None, folder: Path, size: tuple[int, int]) -> np.ndarray:
     bgr = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
     if bgr is None:
-        raise DatasetError(f'{folder}: a picture cannot be decoded; export it again')
+        raise DatasetError(f'{folder}: an image cannot be decoded; export it again')
     return fit(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
 
 

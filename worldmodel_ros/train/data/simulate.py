@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--episodes', type=int, default=60)
     parser.add_argument('--frames', type=int, default=120, help='frames an episode, 10 a second (default: 120)')
     parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
-    parser.add_argument('--preset', choices=PRESETS, default='tiny', help='decides the size of the pictures')
+    parser.add_argument('--preset', choices=PRESETS, default='tiny', help='decides the size of the images')
     parser.add_argument('--workers', type=int, help='processes (default: one for each core)')
     parser.add_argument('--out', type=Path, required=True, help='new folder for the dataset')
     options = parser.parse_args(arguments)

@@ -74,11 +74,11 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         if mapping.action_topic is None or not bag.topics[mapping.action_topic].count:
             raise RecordingError(
                 f'{path} has no actions: the model learns what follows from what the robot does. Record the commands '
-                'that it executes beside the camera, or name their topic in the file of --config')
+                'that it executes together with the camera, or name their topic in the file of --config')
         drive = read_drive(bag, mapping, preset, FrameSettings(every_image=True))
         ticks = list(drive)
         if not ticks:
-            raise RecordingError(f'{path} has no picture that can be used:\n' + '\n'.join(
+            raise RecordingError(f'{path} has no image that can be used:\n' + '\n'.join(
                 finding.text for finding in drive.health.findings()))
         if not drive.health.actions:
             raise RecordingError(f'{path}: not one of the actions in {mapping.action_topic} can be read:\n' + '\n'.join(

@@ -40,11 +40,11 @@ def _verdict(after: Mapping[str, Any]) -> str:
         return 'The robot does not move in what was held out: nothing can be said. Hold out a drive in which it does.'
     worse = [horizon for horizon, row in judged.items() if row['gain_db']['mean'] <= 0.0]
     if worse:
-        return (f'At {", ".join(worse)} s it is still no better than the last picture copied: record more of the '
+        return (f'At {", ".join(worse)} s it is still no better than the last frame repeated: record more of the '
                 'place, check the mapping of the actions, or give it more --minutes.')
     blurred = [horizon for horizon, row in judged.items() if row['gain_ssim']['mean'] <= 0.0]
     unsure = [horizon for horizon, row in judged.items() if not (row['gain_db']['low'] or 0.0) > 0.0]
-    return 'In PSNR better than the last picture copied at every horizon' + (
+    return 'In PSNR better than the last frame repeated at every horizon' + (
         f'; at {", ".join(unsure)} s what is held out is too short to tell that from chance' if unsure else
         ', by the whole 95 % interval') + (
         f'; but blurred: no better in SSIM at {", ".join(blurred)} s.' if blurred else ', and in SSIM too.')

@@ -48,7 +48,7 @@ def averaged_down(pictures: Tensor, size: int | None) -> Tensor:
     if size is None or size == rows:
         return pictures
     if rows % size:
-        raise ValueError(f'pictures of {rows} rows cannot be averaged down to {size}: choose a divisor')
+        raise ValueError(f'images of {rows} rows cannot be averaged down to {size}: choose a divisor')
     return F.avg_pool2d(pictures.clamp(-1, 1).flatten(0, -4), rows // size).unflatten(0, pictures.shape[:-3])
 
 
@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--samplers', default=','.join(SAMPLERS), metavar='NAMES',
                         help=f'ways to denoise (default: {",".join(SAMPLERS)})')
     parser.add_argument('--picture-size', type=int, metavar='ROWS',
-                        help='average pictures down to so many rows before they are compared')
+                        help='average images down to so many rows before they are compared')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)
     samplers = [name for name in options.samplers.split(',') if name]
