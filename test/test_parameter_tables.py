@@ -7,7 +7,7 @@ import yaml
 
 from worldmodel_ros.control.ladder import Settings
 from worldmodel_ros.inputs import executed
-from worldmodel_ros.inputs.frames import FrameSettings
+from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.nodes.command_gate.output import TWIST_OUTPUTS
 from worldmodel_ros.nodes.command_gate.parameters import inconsistency, make_limits, make_policy
 from worldmodel_ros.nodes.world_model import parameters as world_model
