@@ -1,7 +1,9 @@
 """The command gate trusts no field of a message: a real process, and real messages from a hostile or broken publisher."""
 
 import math
+import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -241,3 +243,33 @@ def test_a_flood_of_10_mb_chunks_does_not_keep_the_watchdog_from_stopping_in_tim
 
 def _begun(process) -> bool:
     return bool(select.select([process.stdout], [], [], 0.0)[0])
+
+
+def test_the_robot_is_stopped_and_driven_again_while_nobody_reads_the_gates_output(rig):
+    """As of a launcher that hangs: a line that the gate logs must not wait for it."""
+    with gate_process(rig) as process:
+        rig.drive(1)
+        for stream in (1, 2):
+            fill(f'/proc/{process.pid}/fd/{stream}')
+        for _ in range(2):
+            passed = rig.status.passed
+            rig.drive(2, v=0.3)
+            rig.send(values=[math.nan, 0.0])  # which is logged
+            wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')
+            assert rig.status.passed > passed
+        os.kill(process.pid, signal.SIGTERM)
+        wait_for(lambda: rig.statuses[-1][1].first_reason and rig.commands[-1][1].twist.linear.x == 0.0, 'the farewell')
+
+
+def fill(pipe: str) -> None:
+    """Fill a pipe, and those that a process hands its contents on to, until nothing more goes in for a while."""
+    descriptor, end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), time.monotonic() + 0.5
+    try:
+        while time.monotonic() < end:
+            try:
+                os.write(descriptor, b'.' * 65536)
+                end = time.monotonic() + 0.5
+            except BlockingIOError:
+                time.sleep(0.01)
+    finally:
+        os.close(descriptor)

@@ -384,8 +384,8 @@ def test_a_load_that_nobody_waits_for_any_more_does_not_come_late(engine, saved,
         asked.append(function)
         return promise
     with unharmed(engine) as session:
-        with pytest.raises(SessionFileError, match='it has begun, and was not finished within 0.01 s'):
-            Transfer(engine, never, patience=0.01).load(SessionFolder(tmp_path), NAME)
+        with pytest.raises(SessionFileError, match='it has begun, and was not finished within 0.2 s'):
+            Transfer(engine, never, patience=0.2).load(SessionFolder(tmp_path), NAME)
         with pytest.raises(SessionFileError, match='given up'):
             asked[0](session)
 

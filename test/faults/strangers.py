@@ -34,7 +34,7 @@ def stranger(running: Running, kind: str, seconds: float = SECONDS) -> Iterator[
 
 def _sent(process: subprocess.Popen) -> int:
     sent, _ = process.communicate(timeout=SECONDS + 30.0)
-    return int(sent)
+    return int(sent.split()[-1])  # DDS may have had something to say before
 
 
 def _floods(process: subprocess.Popen) -> None:

@@ -118,12 +118,12 @@ class Running:
         self.disk.close()
 
     def restore(self) -> None:
-        """Undo what a case has set: parameters, stopped processes, faults of the shim, what fills the disk."""
+        """Undo what a case has set: parameters, stopped processes, faults of the shim; clear the disk."""
         for pid in filter(None, self.pids().values()):
             _send(pid, signal.SIGCONT)
         for shim in self._shims.values():
             shim.clear()
-        self.disk.empty()
+        self.disk.clear()  # what earlier cases have left there would fill it in a long run
         for rig in self.rigs:
             rig.restore()
         remove_segments(self._segments)

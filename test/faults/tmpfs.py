@@ -1,6 +1,7 @@
 """A small disk that can be full."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,14 @@ class SmallDisk:
     def empty(self) -> None:
         """Give the room back."""
         (self.path / _FILLER).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Leave nothing on it."""
+        for path in self.path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def close(self) -> None:
         """Unmount it."""

@@ -10,6 +10,7 @@ subscriptions are raw, and the length is looked at first.
 """
 
 import gc
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from worldmodel_ros.nodes.common.messages import NS, nanoseconds
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.common.unblocked_output import unblock_output
 from worldmodel_ros.parameters.command_gate import PARAMETERS
 from worldmodel_ros.safety.chunk import MAX_ROWS, Chunk, Fault, Refusal
 from worldmodel_ros.safety.gate import Command, Gate, State
@@ -224,4 +226,6 @@ def _deserialise(data: bytes, kind: type, max_bytes: int) -> Any:
 
 def main() -> int:
     """Run the gate until it is told to end."""
-    return run(CommandGate)
+    unblock_output()
+    # Nor does it wait for a disk: what it says goes to standard output and /rosout, which launch and recorder write down.
+    return run(CommandGate, args=[*sys.argv, '--ros-args', '--disable-external-lib-logs'])
