@@ -43,10 +43,12 @@ class Intrinsics:
 def video_size(height: int, width: int, area: int = 480 * 832) -> tuple[int, int]:
     """The size of the video that the published models make of an image: its shape, at most ``area`` pixels, whole tokens.
 
-    480x832 gives 464x832, since both sides are cut down; other sizes may be asked for as they are.
+    480x832 gives 464x832, as there: both sides are cut down, and rounding leaves a little less than 480. Any size of whole
+    tokens can be sampled without asking here.
     """
     token = VAE_STRIDE * PATCH
-    sides = math.sqrt(area * height / width), math.sqrt(area * width / height)
+    ratio = height / width
+    sides = math.sqrt(area * ratio), math.sqrt(area / ratio)
     return tuple(int(side // VAE_STRIDE // PATCH * token) for side in sides)
 
 

@@ -76,16 +76,18 @@ class PagedSequences:
     """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
 
     ``grid``: rows and columns of tokens in a frame. ``heads``: how many of the network's this process holds, all unless given.
-    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
+    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head. ``compiled``: torch
+    compiles what comes between a layer's product and its pages.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
                  device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
-                 heads: int | None = None):
+                 heads: int | None = None, compiled: bool = False):
         if precision is Precision.FP4:
             raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
         self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
         self.layout = FlatLayout(window.slab, grid[0] * grid[1], page_tokens)
+        self.prepare = torch.compile(prepare, dynamic=False) if compiled else prepare
         # While sinks are moved, both copies are held.
         self._slabs = (window.frames + window.sinks) // window.slab
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
@@ -154,7 +156,7 @@ class PagedAttention:
     """`dit.SelfAttention` over pages, of one chunk's passes."""
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
-        layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
+        layout, self._storage, self._eps, self._prepare = owner.layout, owner.pool.storage, owner.config.eps, owner.prepare
         self._slabs, self._page_tokens, self._rotary = len(own), layout.page_tokens, rotary
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
         whole = layout.valid(layout.frames)
@@ -165,7 +167,8 @@ class PagedAttention:
 
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
         pool = self._storage.layer(layer)
-        q, parts = prepare(qkv, self._rotary, q_weight, k_weight, self._eps, pool.precision, self._slabs, self._page_tokens)
+        q, parts = self._prepare(qkv, self._rotary, q_weight, k_weight, self._eps, pool.precision, self._slabs,
+                                 self._page_tokens)
         self._places.write(pool, parts)
         return paged_attention(q, [pool], [self._lists])[:len(qkv)].flatten(1)
 
