@@ -73,7 +73,8 @@ class Run:
     def preset(self, name: str) -> WanPreset:
         preset = replace(PRESETS[name], chunk_frames=CHUNK, window_frames=WINDOW)
         if self.tiny:
-            config = WanConfig(256, 2, 2, 512, preset.config.in_channels, camera_width=preset.config.camera_width, text_width=32)
+            config = WanConfig(256, 2, 2, 512, preset.config.in_channels, camera_width=preset.config.camera_width,
+                               text_width=32)
             preset = replace(preset, config=config, window_frames=9, sink_frames=3)
         return preset
 
@@ -122,6 +123,7 @@ class Model:
     """A network with a prompt, and inputs for its chunks, all of them drawn."""
 
     def __init__(self, run: Run, name: str, fp8: bool):
+        torch.compiler.reset()
         self.run, self.preset = run, run.preset(name)
         self.config = self.preset.config
         self.dtype = 'fp8' if fp8 else 'bf16'
@@ -182,7 +184,9 @@ class MovedWindow:
     def chunk(self, frames: int, observed: bool = False) -> Iterator[MovedWindow]:
         self._rotary = rotation(self.model.config.head_dim, self.frame + np.arange(frames), self.model.run.grid,
                                 self.model.run.device)
-        self._moves = set(range(self.model.config.layers))  # in the first pass of a chunk alone
+        end = self.frame * math.prod(self.model.run.grid) + self.own
+        self._end, full = min(end, self.k[0].shape[1]), end > self.k[0].shape[1]
+        self._moves = set(range(self.model.config.layers)) if full else set()  # in the first pass of a chunk alone
         yield self
         self.frame += frames
 
@@ -191,9 +195,10 @@ class MovedWindow:
         for cache, new in ((self.k[layer], k), (self.v[layer], v)):
             if layer in self._moves:
                 cache[:, self.sinks:-self.own] = cache[:, self.sinks + self.own:].clone()
-            cache[:, -self.own:] = new
+            cache[:, self._end - self.own:self._end] = new
         self._moves.discard(layer)
-        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q[None], self.k[layer], self.v[layer])))
+        seen = (cache[layer][:, :self._end] for cache in (self.k, self.v))
+        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q[None], *seen)))
         return out[0].transpose(0, 1).flatten(1)
 
 
@@ -204,7 +209,7 @@ def reference_ms(model: Model) -> dict[str, float]:
 
     def chunk() -> None:
         sampler.chunk(sequence, model.padded, lambda step: model.noise, model.condition)
-    for _ in range(2):
+    for _ in range(model.preset.window_frames // CHUNK + 1):
         chunk()
     return summary([model.run.ms(chunk) for _ in range(max(2, model.run.chunks // 5))])
 
@@ -273,46 +278,47 @@ def measure_model(run: Run, name: str, fp8: bool, peers: dict[str, dict]) -> Non
     """A row of one model; ``peers`` keeps, by name, what the bf16 run has measured beside it."""
     start = time.perf_counter()
     model = Model(run, name, fp8)
-    sequence, vae = model.pages().open(), decoder(run)
-    model.fill(sequence)
-    ready, times, dit, decoded = time.perf_counter() - start, [], [], []
-    state = None
-    if vae is not None:
-        for _ in range(2):
-            _, state = vae.decode(model.noise, state or vae.start())
-    for _ in range(run.chunks):
-        latents: list[Tensor] = []
-        dit.append(run.ms(lambda: latents.append(model.chunk(sequence))))
-        if vae is not None:
-            states: list = []
-            decoded.append(run.ms(lambda: states.append(vae.decode(latents[0], state)[1])))
-            state = states[0]
-        times.append(dit[-1] + (decoded[-1] if decoded else 0.0))
-    if not latents[0].isfinite().all():
-        raise RuntimeError('latents are not finite: the times mean nothing')
+    own = chunks_ms(model, start)
     tflop, row = model.tflop(), {}
     if not fp8:
         with run.part(f'{name} reference'):
             peers.setdefault(name, {})['reference'] = reference_ms(model)
-    rate = sum(tflop.values()) / (1e-3 * float(np.median(dit)))
-    beside = peers.get(name, {})
-    if 'reference' in beside:
-        row |= {'reference_ms': beside['reference'], 'ratio_reference': round(beside['reference']['p50'] / np.median(dit), 3)}
-    gib, tokens = run.allocated_gib(), math.prod(run.grid)
-    del sequence, vae, state
-    if not fp8:
         model.dit.to('meta')  # diffusers' network needs the room
         with run.part(f'{name} diffusers'):
             peers.setdefault(name, {})['diffusers'] = diffusers_ms(model)
-    other = (peers.get(name) or {}).get('diffusers')
+    beside, p50 = peers.get(name, {}), own['dit_ms']['p50']
+    if 'reference' in beside:
+        row |= {'reference_ms': beside['reference'], 'ratio_reference': round(beside['reference']['p50'] / p50, 3)}
+    other = beside.get('diffusers')
     if other and 'window_pass_ms' in other:
         passes = len(model.preset.schedule.timesteps)
-        row |= {'diffusers': other, 'ratio_diffusers': round(passes * other['window_pass_ms']['p50'] / float(np.median(dit)), 3)}
-    run.row(model=name, dtype=model.dtype, parameters=model.config.parameters, chunk_ms=summary(times), dit_ms=summary(dit),
-            vae_ms=summary(decoded) if decoded else None, vae='random weights, bf16' if decoded else 'absent: no diffusers',
-            chunks=len(times), passes=len(model.preset.schedule.timesteps), tokens_a_frame=tokens, chunk_frames=CHUNK,
-            window_frames=model.preset.window_frames, tflop=tflop, tflop_per_s=round(rate, 1), ready_s=round(ready, 1),
-            allocated_gib=gib, **row)
+        row |= {'diffusers': other, 'ratio_diffusers': round(passes * other['window_pass_ms']['p50'] / p50, 3)}
+    run.row(model=name, dtype=model.dtype, parameters=model.config.parameters, **own, chunks=run.chunks,
+            passes=len(model.preset.schedule.timesteps), tokens_a_frame=math.prod(run.grid), chunk_frames=CHUNK,
+            window_frames=model.preset.window_frames, tflop=tflop, tflop_per_s=round(1e3 * sum(tflop.values()) / p50, 1), **row)
+
+
+def chunks_ms(model: Model, start: float) -> dict[str, object]:
+    """Chunks of a sequence whose window is full, each decoded; what began at ``start`` is told as start-up."""
+    run, sequence, vae, state = model.run, model.pages().open(), decoder(model.run), None
+    model.fill(sequence)
+    if vae is not None:
+        state = vae.decode(model.noise, vae.decode(model.noise, vae.start())[1])[1]
+    ready, dit, decoded, latents, states = time.perf_counter() - start, [], [], [model.noise], [state]
+    for _ in range(run.chunks):
+        dit.append(run.ms(lambda: latents.append(model.chunk(sequence))))
+        if vae is not None:
+            decoded.append(run.ms(lambda: states.append(vae.decode(latents[-1], states[-1])[1])))
+        del latents[:-1], states[:-1]
+    if not latents[-1].isfinite().all():
+        raise RuntimeError('latents are not finite: the times mean nothing')
+    return {'chunk_ms': summary([sum(times) for times in zip(dit, decoded)] or dit), 'dit_ms': summary(dit),
+            'vae_ms': summary(decoded) if decoded else None, 'vae': vae_note(vae), 'ready_s': round(ready, 1),
+            'allocated_gib': run.allocated_gib()}
+
+
+def vae_note(vae: object | None) -> str:
+    return 'absent: no diffusers' if vae is None else 'random weights, bf16'
 
 
 def measure_branches(run: Run) -> None:
@@ -335,7 +341,7 @@ def measure_branches(run: Run) -> None:
     futures()
     ms = [run.ms(futures) for _ in range(run.chunks)]
     run.row(model='lingbot_world_v2_1.3b', dtype='fp8', branches=BRANCHES, branches_ms=summary(ms), chunks=len(ms),
-            vae='random weights, bf16' if vae is not None else 'absent: no diffusers',
+            vae=vae_note(vae),
             pages_copied_at_fork=max(forked) - used, page_bytes=owner.pool.storage.page_bytes,
             vae_state_gib=None if state is None else round(state.nbytes / 2 ** 30, 3),
             vae_state='shared by the forks; each has its own after its chunk', allocated_gib=run.allocated_gib())
