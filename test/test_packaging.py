@@ -27,6 +27,7 @@ PACKAGE = parse_package(str(ROOT / 'package.xml'))
 THIRD_PARTY = {
     'PIL': ('pillow', 'python3-pil'),
     'cv2': ('opencv-python-headless', 'python3-opencv'),
+    'diffusers': ('diffusers', None),
     'lz4': ('lz4', None),
     'matplotlib': ('matplotlib', 'python3-matplotlib'),
     'mcap': ('mcap', None),
@@ -47,8 +48,9 @@ THIRD_PARTY = {
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
-# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, and what shows a training's progress.
-EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train'}
+# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, and the
+# VAE of open world models.
+EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'diffusers': 'wan'}
 
 
 def requirements(lines):

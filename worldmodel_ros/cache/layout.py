@@ -1,4 +1,4 @@
-"""Where the tokens of a frame lie: tiles of space and time, in Z-order, one page for each."""
+"""Where the tokens of a frame lie: tiles of space and time, in Z-order, one page for each; or one after the other."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -98,6 +98,42 @@ class TileLayout:
     def valid(self, frames: int) -> np.ndarray:
         """Tokens in each page, int64 (tiles,), when the first ``frames`` frames of the slab are written."""
         return self.tokens_per_frame * frames
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """A slab is ``frames`` frames of ``tokens`` tokens, one after the other in pages of ``page_tokens``: for models whose
+    tokens all attend to each other, so that only the last page of a slab has places to spare. What it shares with
+    `TileLayout` has the same names; a page counts as a tile.
+    """
+
+    frames: int
+    tokens: int
+    page_tokens: int = 128
+
+    def __post_init__(self):
+        if min(self.frames, self.tokens, self.page_tokens) < 1:
+            raise ValueError(f'{self}: each must be at least 1')
+
+    @property
+    def tiles(self) -> int:
+        """Pages of a slab."""
+        return -(-self.frames * self.tokens // self.page_tokens)
+
+    @cached_property
+    def token_index(self) -> np.ndarray:
+        """As `TileLayout.token_index`."""
+        return np.arange(self.frames * self.tokens).reshape(self.frames, self.tokens)
+
+    @cached_property
+    def frame_index(self) -> np.ndarray:
+        """As `TileLayout.frame_index`."""
+        frame = np.arange(self.tiles * self.page_tokens) // self.tokens
+        return np.minimum(frame, self.frames).reshape(self.tiles, self.page_tokens)
+
+    def valid(self, frames: int) -> np.ndarray:
+        """As `TileLayout.valid`."""
+        return np.clip(frames * self.tokens - np.arange(self.tiles) * self.page_tokens, 0, self.page_tokens)
 
 
 def _spread(values: np.ndarray) -> np.ndarray:

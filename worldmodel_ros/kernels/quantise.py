@@ -86,18 +86,24 @@ def from_e2m1(packed: Tensor, exponent: Tensor) -> Tensor:
 
 def write_pages(pool: Pool, pages: Tensor, k: Tensor, v: Tensor) -> None:
     """Fills whole pages (n,) of a pool with k and v (n, H, T, D), rounded to the pool's precision."""
-    if not pool.precision.quantised:
-        pool.k[pages], pool.v[pages] = k.to(pool.k.dtype), v.to(pool.v.dtype)
-        return
+    tensors = pool.tensors()
+    for name, values in page_form(pool.precision, k, v).items():
+        whole = tensors[name]
+        if whole.dtype is torch.float8_e4m3fn:
+            # float8 tensors have no indexed assignment on every device; their bytes do.
+            whole, values = whole.view(torch.uint8), values.view(torch.uint8)
+        whole[pages] = values
+
+
+def page_form(precision: Precision, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """What the tensors of a `Pool` hold, by name, for n pages of k and v (n, H, T, D)."""
+    if not precision.quantised:
+        dtype = torch.float32 if precision is Precision.FP32 else torch.bfloat16
+        return {'k': k.to(dtype), 'v': v.to(dtype)}
     v = v[:, :, token_order(v.shape[2], v.device)].transpose(-1, -2)
-    if pool.precision is Precision.FP8:
-        # float8 tensors have no indexed assignment on every device; their bytes do.
-        k8, pool.k_scale[pages] = to_e4m3(k)
-        v8, pool.v_scale[pages] = to_e4m3(v)
-        pool.k.view(torch.uint8)[pages], pool.v.view(torch.uint8)[pages] = k8.view(torch.uint8), v8.view(torch.uint8)
-    else:
-        pool.k[pages], pool.k_exponent[pages], pool.k_scale[pages] = to_e2m1(k)
-        pool.v[pages], pool.v_exponent[pages], pool.v_scale[pages] = to_e2m1(v)
+    names = ('{}', '{}_scale') if precision is Precision.FP8 else ('{}', '{}_exponent', '{}_scale')
+    encode = to_e4m3 if precision is Precision.FP8 else to_e2m1
+    return {name.format(part): tensor for part, values in (('k', k), ('v', v)) for name, tensor in zip(names, encode(values))}
 
 
 def read_pages(pool: Pool, pages: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,10 @@
 """
-Keeps a process from waiting for whoever reads its output.
+Keeps a process from being blocked by the reader of its output.
 
-A log line is written by the thread that logs, under Python's lock: where the reader of a pipe has stopped (a launcher that hangs,
-a terminal on hold) and the pipe is full, the whole process stands still with it. A node whose work is to stop the robot in
-time cannot have that. Here standard output and error go into pipes of the process's own, which are never waited for, and a
-thread hands on what comes out; what no longer fits is dropped.
+A log line is written by the thread that logs, under Python's lock: where the reader of a pipe has stopped (a launcher that
+hangs, a terminal on hold) and the pipe is full, the whole process blocks. A node whose work is to stop the robot in time must
+not. Here standard output and error go into non-blocking pipes of the process's own, and a thread hands on what comes out; what
+does not fit is dropped.
 """
 
 from __future__ import annotations

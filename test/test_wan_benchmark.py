@@ -1,0 +1,54 @@
+"""What benchmarks/wan.py compares with computes what this package computes, and its rows are what they say."""
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / 'benchmarks'
+
+
+@pytest.fixture
+def wan(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module('wan')
+
+
+@pytest.fixture
+def options(wan, tmp_path):
+    return wan.argparse.Namespace(tiny=True, eager=True, folder=tmp_path, chunks=2, long=2)
+
+
+@torch.inference_mode()
+def test_the_published_loop_beside_ours_gives_the_same_latents(wan, options):
+    model = wan.Model(wan.Run(options), 'lingbot_world_fast', fp8=False)
+    ours, theirs = model.pages().open(), wan.MovedWindow(model)
+    sampler = wan.Sampler(wan.WithCamera(model), model.preset.schedule)
+    for _ in range(5):  # the window is full after three
+        found = model.chunk(ours)
+        wanted = sampler.chunk(theirs, model.padded, lambda step: model.noise, model.condition)
+        assert float((found - wanted).norm() / wanted.norm()) < 0.01
+
+
+def test_counted_work_is_that_of_the_real_sizes(wan, options):
+    run = wan.Run(options)
+    run.grid, run.tiny = (30, 52), False
+    model = object.__new__(wan.Model)
+    model.run, model.preset = run, run.preset('lingbot_world_fast')
+    model.config, model.prompt = model.preset.config, wan.Prompt(None, None, torch.zeros(512))
+    tflop = model.tflop()
+    assert [round(tflop[part] / 5, 1) for part in ('linear', 'attention', 'cross')] == [111.9, 107.7, 2.0]
+    assert tflop['camera'] == pytest.approx(39.8, abs=0.1)
+
+
+def test_a_tiny_run_writes_rows_as_they_come_and_names_what_failed(wan, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['wan.py', '--tiny', '--eager', '--parts', 'long', '--folder', str(tmp_path)])
+    assert wan.main() == 0
+    line, = (tmp_path / 'wan_tiny.jsonl').read_text().splitlines()
+    result = json.loads((tmp_path / 'wan_tiny.json').read_text())
+    assert result['rows'] == [json.loads(line)] and result['weights'] == 'random' and not result['failed']
+    monkeypatch.setattr(wan, 'measure_long', lambda run: 1 / 0)
+    assert wan.main() == 1
+    assert 'ZeroDivisionError' in json.loads((tmp_path / 'wan_tiny.json').read_text())['failed']['long']

@@ -1,0 +1,148 @@
+"""What a checkpoint says of its network, and how each published model is sampled."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint_description import ModelError
+from .schedule import Schedule
+
+PATCH = 2  # rows and columns of latents in a token
+VAE_STRIDE = 8  # pixels a latent, along rows and columns
+VAE_FRAMES = 4  # pixel frames a latent frame, but for the first one, which is one
+
+
+@dataclass(frozen=True)
+class WanConfig:
+    """The network of a checkpoint.
+
+    ``in_channels``: 16 of noise and, where an image is given, 4 of mask and 16 of its latents. ``camera_width``: numbers that
+    describe the camera's rays in a token, 0 where there is no camera. ``text_tokens``: rows of text that the network was
+    trained with; what a prompt lacks is zeros, which count.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    ffn: int
+    in_channels: int
+    out_channels: int = 16
+    camera_width: int = 0
+    text_width: int = 4096
+    text_tokens: int = 512
+    time_width: int = 256
+    eps: float = 1e-6
+
+    def __post_init__(self):
+        sizes = self.width, self.layers, self.heads, self.ffn, self.in_channels, self.out_channels, self.text_width
+        if min(sizes) < 1 or self.width % self.heads or self.head_dim % 2 or self.head_dim < 6 or self.time_width % 2:
+            raise ValueError(f'no network has {self}: width must be a multiple of heads, heads of even width')
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels of what the first image says, 0 for a model of text alone."""
+        return self.in_channels - self.out_channels
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all weights and biases."""
+        d, f = self.width, self.ffn
+        block = 8 * (d * d + d) + 4 * d + 2 * d + 2 * d * f + f + d + 6 * d
+        ends = (self.in_channels * PATCH ** 2 + 1) * d + (self.text_width + 1) * d + (d + 1) * d \
+            + (self.time_width + 1) * d + (d + 1) * d + (d + 1) * 6 * d + 2 * d + (d + 1) * self.out_channels * PATCH ** 2
+        if self.camera_width:
+            block += 4 * (d * d + d)
+            ends += (self.camera_width + 1) * d + 2 * (d + 1) * d
+        return self.layers * block + ends
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], camera_width: int = 0) -> WanConfig:
+        """The network of a ``config.json``, in the original names or in diffusers'.
+
+        ``camera_width`` is that of the weights: no config tells it. Raises ModelError for what this package cannot run: CLIP
+        features of an image, other patches, no norms.
+        """
+        try:
+            for key, wanted in (('image_dim', None), ('added_kv_proj_dim', None), ('qk_norm', (True, 'rms_norm_across_heads')),
+                                ('cross_attn_norm', (True,)), ('patch_size', ([1, PATCH, PATCH], (1, PATCH, PATCH)))):
+                given = content.get(key, wanted if wanted is None else wanted[0])
+                if given != wanted and given not in (wanted or ()):
+                    raise ModelError(f'{key} is {given!r} in config.json: this network is not supported')
+            common = {'eps': float(content.get('eps', 1e-6)), 'camera_width': camera_width,
+                      'text_width': int(content.get('text_dim', 4096)), 'text_tokens': int(content.get('text_len', 512)),
+                      'time_width': int(content.get('freq_dim', 256)), 'ffn': int(content['ffn_dim']),
+                      'layers': int(content['num_layers'])}
+            if 'dim' in content:
+                return cls(width=int(content['dim']), heads=int(content['num_heads']), in_channels=int(content['in_dim']),
+                           out_channels=int(content['out_dim']), **common)
+            heads = int(content['num_attention_heads'])
+            return cls(width=heads * int(content['attention_head_dim']), heads=heads, in_channels=int(content['in_channels']),
+                       out_channels=int(content['out_channels'] or content['in_channels']), **common)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f'config.json describes no network of the Wan family: {error!r}') from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; raises ModelError where there is none."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f'{file} cannot be read: {error}') from error
+    if not isinstance(content, dict):
+        raise ModelError(f'{file} holds no JSON object')
+    return content
+
+
+@dataclass(frozen=True)
+class WanPreset:
+    """How a model is sampled: latent frames of a chunk, of the window (the chunk that is denoised is part of it) and of the
+    sinks, which are the first frames and never leave it.
+
+    ``licence`` is that of the published weights, of which this package holds none.
+    """
+
+    name: str
+    config: WanConfig
+    schedule: Schedule
+    chunk_frames: int
+    window_frames: int
+    sink_frames: int
+    licence: str
+
+    def __post_init__(self):
+        if not 0 < self.chunk_frames <= self.window_frames - self.sink_frames or self.sink_frames < 0:
+            raise ValueError(f'{self.name}: a window of {self.window_frames} frames has no room for {self.sink_frames} sinks '
+                             f'and a chunk of {self.chunk_frames}')
+
+    @property
+    def slab_frames(self) -> int:
+        """Frames that are evicted together: the largest number of which chunk, window and sinks are multiples."""
+        return math.gcd(self.chunk_frames, self.window_frames, self.sink_frames)
+
+    def check(self, config: WanConfig) -> None:
+        """Raises ModelError where a checkpoint's network is not the one that this preset was published for."""
+        if config != self.config:
+            raise ModelError(f'the checkpoint has {config}, and {self.name} is {self.config}: choose another preset')
+
+
+CAMERA = 6 * VAE_STRIDE ** 2 * PATCH ** 2  # six numbers a ray, a ray a pixel
+FAST_14B = WanConfig(width=5120, layers=40, heads=40, ffn=13824, in_channels=36, camera_width=CAMERA)
+CAUSAL_1_3B = WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=36, camera_width=CAMERA)
+
+PRESETS = {preset.name: preset for preset in (
+    WanPreset('lingbot_world_fast', FAST_14B, Schedule.unipc((0, 179, 358, 679), shift=10.0),
+              chunk_frames=3, window_frames=18, sink_frames=9, licence='Apache-2.0'),
+    WanPreset('lingbot_world_v2_14b', FAST_14B, Schedule.unipc((0, 250, 500, 750), shift=10.0),
+              chunk_frames=4, window_frames=18, sink_frames=6, licence='CC BY-NC-SA 4.0'),
+    WanPreset('lingbot_world_v2_1.3b', CAUSAL_1_3B, Schedule.unipc((0, 250, 500, 750), shift=5.0),
+              chunk_frames=4, window_frames=18, sink_frames=6, licence='CC BY-NC-SA 4.0'),
+    WanPreset('self_forcing_1.3b', WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=16),
+              Schedule.self_forcing((1000, 750, 500, 250), shift=5.0),
+              chunk_frames=3, window_frames=21, sink_frames=0, licence='Apache-2.0'))}

@@ -1,0 +1,60 @@
+"""Chunk after chunk: denoised in the steps of a schedule, then passed once more, clean, for the chunks to come."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .dit import CameraControl, Prompt, SelfAttention, WanDiT
+from .schedule import Schedule
+
+
+class Sequence(Protocol):
+    """What a chunk is appended to: `sequence.PagedSequence` or `dense.DenseSequence`."""
+
+    frame: int
+
+    def chunk(self, frames: int, observed: bool = False) -> AbstractContextManager[SelfAttention]: ...
+
+
+class Sampler:
+    """Samples and commits chunks of one network by one schedule; holds nothing of a sequence."""
+
+    def __init__(self, dit: WanDiT, schedule: Schedule):
+        self.dit, self.schedule = dit, schedule
+        with torch.inference_mode():
+            self._modulation = {timestep: dit.modulation(timestep) for timestep in schedule.timesteps}
+
+    @torch.inference_mode()
+    def chunk(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
+              camera: CameraControl | None = None) -> Tensor:
+        """The next chunk's clean latents, float32 (C, F, h, w), appended to the sequence.
+
+        ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
+        (condition_channels, F, h, w) as `condition` makes it, for networks that take one.
+        """
+        latents, clean = noise(0), None
+        with sequence.chunk(latents.shape[1]) as attention:
+            for index, step in enumerate(self.schedule.steps):
+                if index:
+                    latents = (1.0 - step.entry) * clean + step.entry * noise(index)
+                velocity = self._pass(latents, step.timestep, prompt, condition, camera, attention)
+                # What is left of rounding here would be amplified by the steps to come.
+                clean = (latents.double() - step.sigma * velocity.double()).float()
+            self._pass(clean, self.schedule.commit, prompt, condition, camera, attention)
+        return clean
+
+    @torch.inference_mode()
+    def commit(self, sequence: Sequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
+               camera: CameraControl | None = None) -> None:
+        """Appends observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
+        with sequence.chunk(latents.shape[1], observed=True) as attention:
+            self._pass(latents, self.schedule.commit, prompt, condition, camera, attention)
+
+    def _pass(self, latents: Tensor, timestep: float, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
+              attention: SelfAttention) -> Tensor:
+        inputs = latents if condition is None else torch.cat([latents, condition.to(latents)])
+        return self.dit(inputs, self._modulation[timestep], prompt, camera, attention)

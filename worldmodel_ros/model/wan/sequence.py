@@ -1,0 +1,223 @@
+"""The keys and values of one sequence of latent frames, in flat pages: window, sinks, positions, forks.
+
+The window is that of the published models: the chunk that is denoised is part of it, the first frames (sinks) stay in it, and
+what does not fit leaves it, oldest first. Their reference rotates by a table of 1,024 frames and ends there; here phases are
+exact at any distance, and sinks, the only keys from which a chunk moves away, follow it in steps (`Window.limit`).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...cache.layout import FlatLayout
+from ...cache.pool import PagePool
+from ...cache.sequence import SequenceCache
+from ...cache.table import OBSERVED, PAGES, Table
+from ...cache.torch_storage import TorchStorage
+from ...kernels.attention import paged_attention
+from ...kernels.pages import Pool, Precision, TileLists
+from ...kernels.quantise import page_form
+from .config import WanConfig, WanPreset
+from .dit import normalise_and_rotate
+from .rotary import rotate, rotation, time_shift
+
+QUERY_BLOCK = 128  # the attention kernels take blocks of queries
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which frames a chunk sees, and at which positions.
+
+    ``frames`` of a window, the chunk's own among them, ``sinks`` of them the first of the sequence; all are multiples of
+    ``slab``, the frames that are evicted together. A chunk is never ``limit`` frames or more behind the first sink: before
+    that, sinks are moved after it by a multiple of ``step`` frames, as if they had been seen so much later.
+    """
+
+    frames: int
+    sinks: int
+    slab: int
+    limit: int = 1024
+    step: int = 64
+
+    def __post_init__(self):
+        if self.slab < 1 or self.frames % self.slab or self.sinks % self.slab or not 0 <= self.sinks < self.frames:
+            raise ValueError(f'a window of {self.frames} frames with {self.sinks} sinks must be slabs of {self.slab}')
+        if not 0 < self.step <= self.limit - self.frames:
+            raise ValueError(f'positions up to {self.limit} with a window of {self.frames} leave no room for steps of '
+                             f'{self.step}')
+
+    @classmethod
+    def of(cls, preset: WanPreset) -> Window:
+        return cls(preset.window_frames, preset.sink_frames, preset.slab_frames)
+
+    def oldest(self, end: int) -> int:
+        """The first frame, but for sinks, that a chunk sees which ends before the frame ``end``."""
+        return max(0, end - (self.frames - self.sinks))
+
+    def shift(self, end: int, before: int) -> int:
+        """By how much sinks are moved for a chunk which ends before ``end``; ``before`` is what they were moved already."""
+        beyond = end - before - self.limit if self.sinks else 0
+        return before + max(0, -(-beyond // self.step)) * self.step
+
+    def check(self, first: int, count: int) -> None:
+        """Raises ValueError for a chunk that is no slabs, or larger than what is left beside the sinks."""
+        if count < 1 or count % self.slab or first % self.slab or count > self.frames - self.sinks:
+            raise ValueError(f'{count} frames from {first} on: a chunk is slabs of {self.slab} frames, at most '
+                             f'{self.frames - self.sinks} frames')
+
+
+class PagedSequences:
+    """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
+
+    ``grid``: rows and columns of tokens in a frame. ``heads``: how many of the network's this process holds, all unless given.
+    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head. ``compiled``: torch
+    compiles what comes between a layer's product and its pages.
+    """
+
+    def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
+                 device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
+                 heads: int | None = None, compiled: bool = False):
+        if precision is Precision.FP4:
+            raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
+        self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
+        self.layout = FlatLayout(window.slab, grid[0] * grid[1], page_tokens)
+        self.prepare = torch.compile(prepare, dynamic=False) if compiled else prepare
+        # While sinks are moved, both copies are held.
+        self._slabs = (window.frames + window.sinks) // window.slab
+        branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
+        pages = (sequences * self._slabs + branches * branch) * self.layout.tiles
+        storage = TorchStorage(self.layout, config.layers, heads or config.heads, config.head_dim, pages, precision, device)
+        self.pool = PagePool.of('pages', storage)
+
+    def open(self) -> PagedSequence:
+        """A new sequence. Raises OutOfPages where no window can be guaranteed any more."""
+        cache = SequenceCache(self.layout, [self.pool], self._slabs, self.window.sinks // self.window.slab)
+        return PagedSequence(self, cache)
+
+
+class PagedSequence:
+    """One sequence: ``frame`` is the number of the frame that comes next. Not safe for two threads at once."""
+
+    def __init__(self, owner: PagedSequences, cache: SequenceCache, frame: int = 0, shift: int = 0,
+                 first_keys: _SinkKeys | None = None):
+        self._owner, self._cache, self.frame = owner, cache, frame
+        self._shift, self._first_keys = shift, first_keys
+
+    def fork(self) -> PagedSequence:
+        """A branch of this sequence. No key and no value is copied: both have the same pages, and never write to them."""
+        return PagedSequence(self._owner, self._cache.fork(), self.frame, self._shift, self._first_keys)
+
+    def close(self) -> None:
+        """Gives all pages back."""
+        self._cache.close()
+
+    @contextmanager
+    def chunk(self, frames: int, observed: bool = False) -> Iterator[PagedAttention]:
+        """The attention of all passes over the next frames. What the last of them has kept becomes part of the sequence when
+        the context ends, and nothing does if it ends with an exception. Raises ValueError and OutOfPages."""
+        owner, end = self._owner, self.frame + frames
+        owner.window.check(self.frame, frames)
+        self._cache.evict(owner.window.oldest(end))
+        self._move_sinks(owner.window.shift(end, self._shift))
+        with self._cache.stage() as stage:
+            own = np.stack(stage.claim(self.frame, frames, observed))
+            rotary = rotation(owner.config.head_dim, self.frame + np.arange(frames), owner.grid, owner.device)
+            yield PagedAttention(owner, self._cache.table, own, rotary)
+        self.frame = end
+
+    def _move_sinks(self, shift: int) -> None:
+        """Writes the sinks anew, moved by so many frames, each time from the keys as they were first: else they would be
+        rounded again and again."""
+        if shift == self._shift:
+            return
+        storage, sinks = self._owner.pool.storage, len(self._cache.table.select(self._sink_rows()))
+        rows = self._cache.table.rows[:sinks]
+        if self._first_keys is None:
+            self._first_keys = _SinkKeys.of(storage, rows[:, PAGES:].ravel())
+        with self._cache.stage() as stage:
+            frames = self._owner.layout.frames
+            new = [stage.claim(int(row[0]) * frames, frames, bool(row[OBSERVED]))[0] for row in rows]
+            ids = np.concatenate(new)
+            storage.copy(ids, storage, rows[:, PAGES:].ravel())
+            self._first_keys.write(storage, ids, time_shift(self._owner.config.head_dim, shift, self._owner.device))
+        self._shift = shift
+
+    def _sink_rows(self) -> np.ndarray:
+        return self._cache.table.slabs < self._owner.window.sinks // self._owner.window.slab
+
+
+class PagedAttention:
+    """`dit.SelfAttention` over pages, of one chunk's passes."""
+
+    def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
+        layout, self._storage, self._eps, self._prepare = owner.layout, owner.pool.storage, owner.config.eps, owner.prepare
+        self._slabs, self._page_tokens, self._rotary = len(own), layout.page_tokens, rotary
+        rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
+        whole = layout.valid(layout.frames)
+        entries = [(int(page), int(count)) for pages, counts in (*rows, *((pages, whole) for pages in own))
+                   for page, count in zip(pages, counts) if count]
+        self._lists = TileLists.from_rows([entries], layout.page_tokens, owner.device)
+        self._places = _Places(own.ravel(), owner.device)
+
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+        pool = self._storage.layer(layer)
+        q, parts = self._prepare(qkv, self._rotary, q_weight, k_weight, self._eps, pool.precision, self._slabs,
+                                 self._page_tokens)
+        self._places.write(pool, parts)
+        return paged_attention(q, [pool], [self._lists])[:len(qkv)].flatten(1)
+
+
+def prepare(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, precision: Precision, slabs: int,
+            page_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Queries (a multiple of ``QUERY_BLOCK``, H, d), normalised and rotated, and what pages of keys and values hold, as
+    `kernels.quantise.page_form` has it, of a chunk's products (N, 3, H, d)."""
+    q, *kv = normalise_and_rotate(qkv, rotary, q_weight, k_weight, eps)
+    q = F.pad(q, (0, 0, 0, 0, 0, -len(q) % QUERY_BLOCK)).to(torch.float32 if precision is Precision.FP32 else torch.bfloat16)
+    kv = (part.unflatten(0, (slabs, -1)) for part in kv)
+    kv = (F.pad(part, (0, 0, 0, 0, 0, -part.shape[1] % page_tokens)) for part in kv)
+    return q, page_form(precision, *(part.reshape(-1, page_tokens, *part.shape[2:]).transpose(1, 2) for part in kv))
+
+
+class _Places:
+    """Pages to be written, as runs of neighbours where they are some."""
+
+    def __init__(self, ids: np.ndarray, device: torch.device):
+        edges = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+        self._runs = [(slice(begin, end), slice(int(ids[begin]), int(ids[begin]) + end - begin))
+                      for begin, end in zip(edges, edges[1:])]
+
+    def write(self, pool: Pool, parts: dict[str, Tensor]) -> None:
+        tensors = pool.tensors()
+        for name, values in parts.items():
+            for of, to in self._runs:
+                tensors[name][to].copy_(values[of])
+
+
+@dataclass(frozen=True)
+class _SinkKeys:
+    """Keys of sinks as they were first written, in the pool's own form: (layers, n, H, T, d), and scales (layers, n, H)."""
+
+    k: Tensor
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, storage: TorchStorage, ids: np.ndarray) -> _SinkKeys:
+        index, pool = torch.from_numpy(ids).to(storage.device), storage.pool
+        if pool.k_scale is None:
+            return cls(pool.k[:, index], None)
+        return cls(pool.k.view(torch.uint8)[:, index].view(pool.k.dtype), pool.k_scale[:, index])
+
+    def write(self, storage: TorchStorage, ids: np.ndarray, rotary: Tensor) -> None:
+        """Writes them to pages, rotated by rotary (2, d / 2)."""
+        places = _Places(ids, storage.device)
+        for layer in range(len(self.k)):
+            k = self.k[layer].float()
+            k = k if self.scale is None else k * self.scale[layer][..., None, None]
+            form = page_form(storage.precision, rotate(k, *rotary), k)
+            places.write(storage.layer(layer), {name: form[name] for name in form if name.startswith('k')})

@@ -1,0 +1,155 @@
+"""The Wan VAE as a stream, by ``diffusers.AutoencoderKLWan`` (extra ``[wan]``).
+
+It is causal: each latent frame needs what its convolutions kept of the frames before, which here is a state of the caller's.
+Nothing writes to what a state holds, so that keeping a state is a fork that copies nothing.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint_description import ModelError
+from .config import VAE_FRAMES
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLWan
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What the convolutions kept of a stream: of each, in order, a tensor, or a mark or None where it is at its start."""
+
+    features: tuple[Tensor | str | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.features if isinstance(part, Tensor))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file; `of_tensors` is the inverse."""
+        marks = {str(at): torch.zeros(0) for at, part in enumerate(self.features) if isinstance(part, str)}
+        return marks | {str(at): part for at, part in enumerate(self.features) if isinstance(part, Tensor)}
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor], count: int, mark: str) -> StreamState:
+        """A state of ``count`` convolutions; ``mark`` is what the VAE notes instead of a tensor (`WanVae.MARK`)."""
+        held = (tensors.get(str(at)) for at in range(count))
+        return cls(tuple(mark if part is not None and not part.numel() else part for part in held))
+
+
+class WanVae:
+    """Images float32 (3, n, height, width) from -1 to 1, and latents float32 (16, F, height / 8, width / 8), normalised as the
+    networks take them."""
+
+    MARK = 'Rep'  # diffusers' sign for "has seen one frame"
+
+    def __init__(self, model: AutoencoderKLWan):
+        self.model = model.eval().requires_grad_(False)
+        shape = 1, -1, 1, 1, 1
+        parameter = next(model.parameters())
+        self._mean = torch.tensor(model.config.latents_mean, device=parameter.device).view(shape)
+        self._std = torch.tensor(model.config.latents_std, device=parameter.device).view(shape)
+        self.dtype, self.device = parameter.dtype, parameter.device
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device | str = 'cpu', dtype: torch.dtype = torch.float32) -> WanVae:
+        """From a folder in diffusers' layout, or the file of the original weights (``Wan2.1_VAE.pth``). Raises ModelError."""
+        try:
+            from diffusers import AutoencoderKLWan
+            from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
+        except ImportError as error:
+            raise ModelError(f'the VAE needs diffusers ({error}): pip install "worldmodel-ros[wan]"') from error
+        try:
+            if path.is_dir():
+                model = AutoencoderKLWan.from_pretrained(path, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
+            else:
+                model = AutoencoderKLWan()
+                weights = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+                model.load_state_dict(convert_wan_vae_to_diffusers(weights), strict=True)
+        except Exception as error:  # diffusers, safetensors and torch raise each their own
+            raise ModelError(f'no VAE can be read from {path}: {error}') from error
+        return cls(model.to(device, dtype))
+
+    def start(self, encoder: bool = False) -> StreamState:
+        """The state before the first frame."""
+        return StreamState((None,) * self._count(encoder))
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+        """Images of the next latent frames (16, F, h, w), four of each, one of the first of a stream; and the state after."""
+        z = latents[None].to(self.device, torch.float32) * self._std + self._mean
+        z, features, out = self.model.post_quant_conv(z.to(self.dtype)), list(state.features), []
+        for at in range(z.shape[2]):
+            first = all(part is None for part in features)
+            out.append(self.model.decoder(z[:, :, at:at + 1], feat_cache=features, feat_idx=[0], first_chunk=first))
+        return torch.cat(out, 2)[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
+
+    @torch.inference_mode()
+    def encode(self, images: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+        """Latents of the next images: of one at the start of a stream, of four each from then on. Raises ValueError for
+        others."""
+        count, features, out = images.shape[1], list(state.features), []
+        head = 1 if all(part is None for part in features) else 0
+        if count < head or (count - head) % VAE_FRAMES:
+            raise ValueError(f'{count} images are no latent frames: a stream takes one first, then {VAE_FRAMES} each')
+        edges = [*([0] if head else []), *range(head, count + 1, VAE_FRAMES)]
+        x = images[None].to(self.device, self.dtype)
+        for begin, end in zip(edges, edges[1:]):
+            out.append(self.model.encoder(x[:, :, begin:end], feat_cache=features, feat_idx=[0]))
+        mean = self.model.quant_conv(torch.cat(out, 2)).float().chunk(2, 1)[0]
+        return ((mean - self._mean) / self._std)[0], StreamState(tuple(features))
+
+    def _count(self, encoder: bool) -> int:
+        return self.model._cached_conv_counts['encoder' if encoder else 'decoder']
+
+
+class ImageCondition:
+    """What networks with image condition see of the first image: float32 (20, F, h, w), chunk after chunk.
+
+    Four channels of mask, one on the first latent frame, and the latents of the image followed by grey ones. Far from the
+    image these no longer change; from then on nothing is encoded.
+    """
+
+    def __init__(self, vae: WanVae, image: Tensor):
+        """``image`` float32 (3, height, width), from -1 to 1."""
+        self._vae, self._image, self._state = vae, image, vae.start(encoder=True)
+        self._newest: Tensor | None = None
+        self._settled = False
+
+    def next(self, frames: int) -> Tensor:
+        """Of the next latent frames."""
+        first = self._newest is None
+        latents = [self._next_frame() for _ in range(frames)]
+        condition = torch.cat(latents, 1)
+        mask = torch.zeros(VAE_FRAMES, *condition.shape[1:], device=condition.device)
+        if first:
+            mask[:, 0] = 1.0
+        return torch.cat([mask, condition])
+
+    def fork(self) -> ImageCondition:
+        """One for a branch."""
+        other: Any = object.__new__(ImageCondition)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def _next_frame(self) -> Tensor:
+        if self._settled:
+            return self._newest
+        if self._newest is None:
+            images = self._image[:, None]
+        else:
+            images = torch.zeros(3, VAE_FRAMES, *self._image.shape[1:])
+        before = self._newest, self._state.features
+        self._newest, self._state = self._vae.encode(images, self._state)
+        self._settled = (before[0] is not None and torch.equal(before[0], self._newest)
+                         and _same(before[1], self._state.features))
+        return self._newest
+
+
+def _same(one: tuple, other: tuple) -> bool:
+    return all(torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape else a is b
+               for a, b in zip(one, other))
