@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.msg import ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture
 from worldmodel_ros.nodes.common.qos import LATCHED
 
@@ -25,7 +25,6 @@ from worldmodel_ros.nodes.common.qos import LATCHED
 _ALL = QoSProfile(depth=1000)
 _ALL_BEST_EFFORT = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
 _KEPT = 20_000  # messages of a topic
-_SAME_INSTANT = 200_000  # ns, between two looks at the clocks
 _PRIORITY = 35  # above all nodes: a late onlooker would take their commands for late ones
 
 TOPICS = {
@@ -96,7 +95,7 @@ class Observer:
     def _recorder(self, topic: str) -> Callable[[Any, dict], None]:
         def record(message: Any, info: dict) -> None:
             # When DDS had it; when this thread comes to it is another thing on a busy machine.
-            at = _steady(info['received_timestamp'])
+            at = (info['received_timestamp'] - wall_minus_steady()) * 1e-9
             if topic == '/diagnostics' and not self._is_own(message):
                 return
             with self.changed:
@@ -114,15 +113,6 @@ class Observer:
         _raise([threading.get_native_id()])  # or what it has not come to yet would be taken for missing
         while not self._over:
             self._executor.spin_once(timeout_sec=0.05)
-
-
-def _steady(stamp: int) -> float:
-    """Return the steady time [s] of a time of the wall clock [ns]."""
-    while True:
-        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        # Another thread may hold the interpreter's lock between the clocks, for as long as this machine keeps it waiting.
-        if after - before < _SAME_INSTANT:
-            return (before + after) / 2 * 1e-9 - (wall - stamp) * 1e-9
 
 
 def _raise_receiving_threads() -> None:

@@ -16,6 +16,7 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.nodes.common.parameters import ParameterError
 
@@ -23,7 +24,7 @@ EXECUTOR_VARIABLE = 'WORLDMODEL_EXECUTOR'
 EXECUTORS = ('events', 'single')
 _LOG_INTERVAL = 5.0  # s, between two reports of the same exception
 _GUARD_PERIOD = 0.02  # s, between two looks at the wall clock
-_SET_BACK = 0.005  # s; a clock that is slewed differs by less between two looks
+_SET_BACK = 5_000_000  # ns; a clock that is slewed differs by less between two looks
 _POLL_PERIOD = 0.1  # s, upper bound for noticing a signal while no callback runs
 
 
@@ -93,10 +94,10 @@ class _ClockGuard:
         self._thread.join()
 
     def _watch(self) -> None:
-        before = time.time() - time.monotonic()
+        before = wall_minus_steady()
         while not self._over:
             time.sleep(_GUARD_PERIOD)
-            now = time.time() - time.monotonic()
+            now = wall_minus_steady()
             if now < before - _SET_BACK:
                 self.set_back = True
             if self.set_back:  # until it is heeded

@@ -19,6 +19,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros import realtime
+from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.nodes.common import diagnostics, qos
 from worldmodel_ros.nodes.common.images import to_jpeg
 from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
@@ -192,7 +193,7 @@ class SimRobot(Node):
             return CLOCK_START + round(self._steps * SLICE * 1e9) + offset
         # As of when the state was due, not of when this thread came to it: the delay is part of the camera's
         # latency.
-        return self.get_clock().now().nanoseconds - round((time.monotonic() - due) * 1e9) + offset
+        return round(due * 1e9) + wall_minus_steady() + offset
 
     def _take_picture(self, stamp: int, due: float) -> None:
         settings = self._settings

@@ -1,0 +1,44 @@
+"""The two clocks of the machine, read by a thread that may have to wait between them."""
+import time
+
+import pytest
+
+from worldmodel_ros import clocks
+from worldmodel_ros.nodes.common import spin
+
+
+class Clocks:
+    """A wall clock 1000 s ahead of the steady one; each reading takes a microsecond, and some a `pause` [ns] besides."""
+
+    def __init__(self, pauses):
+        self.now, self.pauses = 5_000_000_000, list(pauses)
+
+    def _read(self):
+        self.now += 1000 + (self.pauses.pop(0) if self.pauses else 0)
+        return self.now
+
+    monotonic_ns = _read
+
+    def time_ns(self):
+        return self._read() + 1_000_000_000_000
+
+
+@pytest.mark.parametrize('pauses', [
+    [], [0, 50_000_000], [0, 0, 50_000_000], [50_000_000], [0, 3_000_000, 3_000_000, 0, 0, 9_000_000]])
+def test_a_thread_that_waits_between_the_clocks_is_not_misled(monkeypatch, pauses):
+    monkeypatch.setattr(clocks, 'time', Clocks(pauses))
+    assert clocks.wall_minus_steady() == pytest.approx(1_000_000_000_000, abs=2000)
+
+
+class Woken:
+    def wake(self):
+        pass
+
+
+def test_the_guard_takes_no_pause_of_its_own_for_a_clock_that_was_set_back(monkeypatch):
+    monkeypatch.setattr(clocks, 'time', Clocks([0, 0, 0, 0, 20_000_000] * 50))
+    monkeypatch.setattr(spin, '_GUARD_PERIOD', 0.001)
+    guard = spin._ClockGuard(Woken())
+    time.sleep(0.3)
+    guard.stop()
+    assert not guard.set_back
