@@ -26,6 +26,7 @@ demo: setup
 
 test:
 	@PYTHON='$(PYTHON)' tools/setup.sh --tests
+	-@tools/openpi_env.sh
 	.venv/bin/python tools/run_tests.py $(ARGS)
 
 test-gpu:

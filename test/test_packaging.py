@@ -33,6 +33,7 @@ THIRD_PARTY = {
     'mcap': ('mcap', None),
     'mujoco': ('mujoco', None),
     'numpy': ('numpy', 'python3-numpy'),
+    'msgspec': ('msgspec', None),
     'onnx': ('onnx', None),
     'onnxruntime': ('onnxruntime', None),
     'onnxscript': ('onnxscript', None),
@@ -43,14 +44,15 @@ THIRD_PARTY = {
     'torch': ('torch', None),
     'tqdm': ('tqdm', None),
     'triton': ('triton', None),
+    'websockets': ('websockets', None),
     'yaml': ('pyyaml', 'python3-yaml'),
     'zstandard': ('zstandard', None),
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
-# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, and the
-# VAE of open world models.
-EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'diffusers': 'wan'}
+# What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
+# gateway, and the VAE of open world models.
+EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'diffusers': 'wan'}
 
 
 def requirements(lines):

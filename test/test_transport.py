@@ -22,13 +22,13 @@ from worldmodel_ros.serving.transport.codec import MAX_MESSAGE, MessageError, Ve
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
 
-TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]))
+TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]), np.ones((2, 2), np.float32))
 QUESTION = messages.Question(9, 'blue', 1.5, 0, (
     messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)), messages.Branch('policy', 8, np.zeros((0, 0)))), 2)
 EXAMPLES = [
     messages.Hello('/robot1/world_model_node'), TICK, QUESTION, messages.SessionFile(1, True, 'größe.safetensors'),
     messages.StatusRequest(), messages.Welcome('tiny', 'onnx-int8', '{}', SLOTS), messages.Rejected('full'),
-    messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2))), messages.Refused(7, 1.0, 'no time'),
+    messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2)), 0.25), messages.Refused(7, 1.0, 'no time'),
     messages.Failed(7, 'NaN'), messages.Imagined(7, 1, np.ones((4, 2)), np.ones(4), np.ones(4), np.ones(8)),
     messages.ImaginedBranch(9, 'left', np.ones((3, 2)), np.ones(3), np.ones(4)), messages.Answered(9, 5, True, ''),
     messages.Done(1, ''), messages.Status('{}')]
@@ -91,7 +91,7 @@ def test_sizes_that_lie_are_refused_before_memory_is_taken_for_them():
     header = pack(messages.Failed(1, ''))[:16]
     with pytest.raises(MessageError, match='truncated'):
         unpack(header + struct.pack('<I', 2 ** 32 - 1))  # a text of 4 GB
-    planned = pack(messages.Planned(1, 1, 0.0, 0.0, '', np.zeros((1, 1))))
+    planned = pack(messages.Planned(1, 1, 0.0, 0.0, '', np.zeros((1, 1))))[:-8]  # up to the plan
     for shape in ((2 ** 31, 2 ** 31), (2 ** 32 - 1, 2 ** 32 - 1)):  # whose product is zero in 64 bits, or nearly
         with pytest.raises(MessageError, match='truncated'):
             unpack(planned[:-12] + struct.pack('<2I', *shape))
@@ -100,6 +100,11 @@ def test_sizes_that_lie_are_refused_before_memory_is_taken_for_them():
     # No values at all, and yet a shape that numpy refuses.
     with pytest.raises(MessageError, match='no size can be above'):
         unpack(planned[:-13] + b'\x03' + struct.pack('<3I', 0, 2 ** 32 - 1, 2 ** 32 - 1))
+
+
+def test_a_field_with_a_default_may_be_left_out():
+    left_out = unpack(pack(messages.Tick(7, 3, 5, 1, 'red', 12.5, True, np.zeros(2))))
+    assert left_out.prefix.shape == (0, 0) and unpack(pack(messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2))))).queue == 0.0
 
 
 def test_another_version_is_told_from_nonsense():

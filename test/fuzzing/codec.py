@@ -23,7 +23,7 @@ def seeds() -> list[bytes]:
     rows, empty = np.ones((4, 2), np.float32), np.zeros((0, 0), np.float32)
     found = [
         messages.Hello('/robot1/world_model_node'),
-        messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0])),
+        messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]), rows[:2]),
         messages.Question(9, 'blue', 1.5, 0, (messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)),
                                               messages.Branch('policy', 8, empty)), 2),
         messages.Question(10, '', 0.0, -1, (), 1), messages.SessionFile(1, True, 'größe.safetensors'),

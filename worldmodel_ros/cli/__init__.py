@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from importlib import import_module, metadata
 
-SUBCOMMANDS = ('demo', 'up', 'serve', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate', 'export',
-               'doctor')
+SUBCOMMANDS = ('demo', 'up', 'serve', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
+               'export', 'doctor')
 
 _EPILOG = """\
 start here:

@@ -33,9 +33,10 @@ class Link:
     backend: str
 
 
-def open_link(server: Path, robot: str, own: Preset) -> Link:
+def open_link(server: Path, robot: str, own: Preset | None) -> Link:
     """
-    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`.
+    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`; None: it has
+    none, and takes a server of any robot.
 
     Raises Unavailable.
     """
@@ -89,7 +90,7 @@ def _said(connection: Connection, message: object) -> tuple[Any, int | None] | N
         return connection.receive(HANDSHAKE_TIMEOUT)  # the kernel tells first that it was closed, then what was said
 
 
-def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset) -> Link:
+def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset | None) -> Link:
     if not isinstance(message, messages.Welcome) or descriptor is None:
         if descriptor is not None:
             os.close(descriptor)
@@ -97,7 +98,7 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
                           else f'it answered with {type(message).__name__}')
     try:
         spec = Preset.from_dict(json.loads(message.spec))
-        for name in _OF_THE_ROBOT:
+        for name in _OF_THE_ROBOT if own else ():
             if getattr(spec, name) != getattr(own, name):
                 raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
                                   f'and of this robot\'s own model {own.name} {getattr(own, name)}')

@@ -105,7 +105,7 @@ class Robot:
             self._send(messages.Refused(reply.sequence, predicted, reply.reason))
         else:
             self._send(messages.Planned(
-                reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan))
+                reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan, reply.queue))
 
     def pictured(self, picture: Picture) -> None:
         """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
@@ -124,7 +124,7 @@ class Robot:
         # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
         self._service.tick(self._number, Tick(
             self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
-            tick.goal, answer=tick.answer))
+            tick.goal, tick.prefix if tick.prefix.size else None, tick.answer))
 
     def _on_question(self, question: messages.Question) -> None:
         if len(self._questions) >= _QUESTIONS:

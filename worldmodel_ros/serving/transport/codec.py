@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 MAGIC = 0x31524D57  # 'WMR1'
-VERSION = 3         # of the protocol; both sides must have the same
+VERSION = 4         # of the protocol; both sides must have the same
 MAX_MESSAGE = 192 * 1024  # bytes
 MAX_DIMENSIONS = 4
 _HEADER = struct.Struct('<IHH')  # magic, version, kind
 _COUNT = struct.Struct('<I')
+_NO_ROWS = np.zeros((0, 0), np.float32)
 
 T = TypeVar('T')
 _KINDS: dict[int, type] = {}
@@ -70,9 +71,13 @@ class _Text:
 
 
 class _Floats:
-    """An array of float32 of any shape; the bytes are those of the number of dimensions, the shape, the values."""
+    """
+    An array of float32 of any shape, or None, which is read as one of (0, 0); the bytes are those of the number of
+    dimensions, the shape, the values.
+    """
 
-    def write(self, value: np.ndarray, out: bytearray) -> None:
+    def write(self, value: np.ndarray | None, out: bytearray) -> None:
+        value = _NO_ROWS if value is None else value
         array = np.ascontiguousarray(value, '<f4').reshape(np.shape(value))
         out += bytes([array.ndim]) + struct.pack(f'<{array.ndim}I', *array.shape) + array.tobytes()
 
@@ -115,8 +120,8 @@ class _Many:
         return tuple(items), at
 
 
-def _codec(codec: Codec) -> Callable[[], Any]:
-    return lambda: field(metadata={'codec': codec})
+def _codec(codec: Codec) -> Callable[..., Any]:
+    return lambda default=MISSING: field(default=default, metadata={'codec': codec})
 
 
 u8, u32, u64 = (_codec(_Number(form)) for form in ('<B', '<I', '<Q'))

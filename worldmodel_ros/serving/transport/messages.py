@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 3.
+What the front end of a robot and the engine's server say to each other, version 4.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -36,6 +36,7 @@ class Tick:
     due: float = f64()       # by when the front end must have the answer, s
     answer: bool = flag()    # False: the frame is only to be taken in
     executed: np.ndarray = floats()  # (A,), mean since the previous tick, SI units
+    prefix: np.ndarray | None = floats(default=None)  # (n, A), executed before the answer can take over; None: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,7 @@ class Planned:
     finish: float = f64()          # real one, s
     reason: str = text()           # why not the best tier
     plan: np.ndarray = floats()    # (T, A), the first action is for now
+    queue: float = f64(default=0.0)  # from the tick's arrival to the beginning of its first network call, s
 
 
 @message(68)

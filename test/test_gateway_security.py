@@ -1,0 +1,260 @@
+"""Who may connect to the gateway, how often, and to which sessions; TLS; what its log says."""
+import contextlib
+import hmac
+import json
+import os
+import socket
+import ssl
+
+import pytest
+import trustme
+from fake_service import FakeService, wait_for
+from gateway_rig import TIMEOUT, client, gateway, get, heard, infer, robot
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
+from worldmodel_ros.serving.gateway.process import GatewayError, Options
+from worldmodel_ros.serving.gateway.security import AuditLog, is_loopback, server_context
+from worldmodel_ros.serving.gateway.server import Limits
+
+ARM, BASE, CERTIFIED = (new_token() for _ in range(3))
+ACCOUNTS = Accounts((
+    Account('arm', digest(ARM), sessions=2), Account('base', digest(BASE), messages=2.0, openings=0.5),
+    Account('certified', digest(CERTIFIED), certificate='cell 7'), Account('only_certified', certificate='cell 8')))
+
+
+@pytest.fixture(scope='module')
+def audit_file(tmp_path_factory):
+    return tmp_path_factory.mktemp('audit') / 'audit.jsonl'
+
+
+@pytest.fixture(scope='module')
+def running(tmp_path_factory, audit_file):
+    audit = AuditLog(audit_file)
+    with gateway(tmp_path_factory.mktemp('run'), FakeService(sessions=40), accounts=ACCOUNTS, audit=audit,
+                 origins=('https://cell.example',), limits=Limits(linger=60.0)) as started:
+        yield started
+    audit.close()
+
+
+def status_of(running, **options):
+    with pytest.raises(InvalidStatus) as refused, client(running, **options):
+        pass
+    return refused.value.response.status_code
+
+
+@pytest.mark.parametrize('header', [
+    '', 'Bearer', 'Bearer ', f'Bearer {ARM}x', f'Bearer {ARM[:-1]}', f'Basic {ARM}', f'Token {ARM}', 'Bearer ' + 'x' * 3000,
+    f'Bearer {digest(ARM)}', f'Bearer {CERTIFIED}', 'Bearer \x7f'])
+def test_only_a_known_token_opens_anything(running, header):
+    assert ACCOUNTS.find(header, '') is None
+    with contextlib.closing(socket.create_connection(('127.0.0.1', running.port), TIMEOUT)) as connected:
+        connected.sendall(f'GET /v1/sessions HTTP/1.1\r\nHost: x\r\nAuthorization: {header}\r\n\r\n'.encode('latin-1'))
+        answer = b''.join(iter(lambda: connected.recv(4096), b''))
+    assert b'sessions":' not in answer and (answer == b'' or answer.split()[1] in (b'401', b'400'))
+
+
+def test_both_schemes_are_taken_in_any_case(running):
+    for scheme in ('Bearer', 'bearer', 'Api-Key', 'API-KEY'):
+        assert ACCOUNTS.find(f'{scheme} {ARM}', '').name == 'arm'
+    assert ACCOUNTS.find(f'Bearer {CERTIFIED}', 'cell 7').name == 'certified'
+    assert ACCOUNTS.find(f'Bearer {CERTIFIED}', 'cell 8').name == 'only_certified'
+    assert ACCOUNTS.find('', 'cell 7') is None
+
+
+@pytest.mark.parametrize('path', ['/', '/v1/realtime/robot/openpi', '/metrics', '/v1/models', '/v1/sessions', '/readyz', '/x'])
+def test_every_path_but_one_wants_a_token(running, path):
+    status, headers, _ = get(running, path)
+    assert status == 401 and headers['WWW-Authenticate'] == 'Bearer'
+    assert status_of(running, path=path) == 401
+    assert get(running, '/healthz')[::2] == (200, 'OK\n')
+
+
+def test_tools_get_their_answers(running):
+    with robot(running, token=ARM) as connection:
+        infer(connection, session_id='seen')
+        infer(connection, session_id='seen', **{'observation/image': 3})
+        assert get(running, '/readyz', ARM)[0] == 200
+        assert json.loads(get(running, '/v1/models', ARM)[2])['data'][0]['id'] == 'tiny'
+        status, headers, text = get(running, '/metrics', ARM)
+        assert status == 200 and headers['Content-Type'].startswith('text/plain; version=0.0.4')
+        values = dict(line.rsplit(' ', 1) for line in text.splitlines() if not line.startswith('#'))
+        assert values['worldmodel_gateway_ticks_total{tier="two_step"}'] == '1' and values['worldmodel_engine_up'] == '1'
+        assert values['worldmodel_gateway_refused_total{kind="observation"}'] == '1'
+        assert values['worldmodel_gateway_connections'] == '1' and float(values['worldmodel_gateway_tick_seconds_count']) == 1
+        seen, = json.loads(get(running, '/v1/sessions', ARM)[2])['sessions']
+        assert (seen['session_id'], seen['connected'], seen['ticks'], seen['tier_two_step']) == ('seen', True, 1, 1)
+        assert json.loads(get(running, '/v1/sessions', BASE)[2]) == {'sessions': []}
+        assert get(running, '/v1/other', ARM)[0] == 404
+
+
+def test_no_session_is_reached_with_another_token(running):
+    with robot(running, token=ARM) as owner, robot(running, token=BASE) as other:
+        assert infer(owner, session_id='shared', step_id=7)['step_id'] == 7
+        ticks = len(running.service.ticks)
+        stranger = infer(other, session_id='shared', step_id=7)  # its own session of that name
+        assert stranger['step_id'] == 7 and len(running.service.ticks) == ticks + 1
+        assert infer(owner, session_id='shared', step_id=8)['episode'] == 1
+    names = [(each.account.name, each.name) for each in running.gateway.sessions.all()]
+    assert {('arm', 'shared'), ('base', 'shared')} <= set(names)
+
+
+def test_an_account_has_so_many_sessions_messages_and_openings(running):
+    with robot(running, token=ARM) as one, robot(running, token=ARM) as two, robot(running, token=ARM) as three:
+        assert infer(one, session_id='a')['valid_steps'] and infer(two, session_id='b')['valid_steps']
+        assert 'refused: sessions: 2 sessions are open' in infer(three, session_id='c')
+    with robot(running, token=BASE) as connection:
+        replies = [infer(connection, session_id=f's{k}') for k in range(12)]
+    refusals = [reply for reply in replies if isinstance(reply, str)]
+    assert any('base sends too much' in each for each in refusals)
+    assert all('refused: rate' in each or 'refused: sessions' in each for each in refusals)
+
+
+def test_pages_of_other_origins_are_refused(running):
+    assert status_of(running, token=ARM, origin='https://evil.example') == 403
+    with client(running, token=ARM, origin='https://cell.example') as connection:
+        assert connection.recv(TIMEOUT)
+
+
+def test_an_account_that_is_taken_away_loses_its_connections(running):
+    try:
+        with robot(running, token=ARM) as connection, robot(running, token=BASE) as other:
+            rest = Accounts((Account('base', digest(BASE), messages=2.0, openings=0.5),))
+            running.call(running.gateway.replace_accounts, rest)
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(TIMEOUT)
+            assert closed.value.rcvd.code == 1008 and other.ping().wait(TIMEOUT)
+        assert status_of(running, token=ARM) == 401
+    finally:
+        running.call(running.gateway.replace_accounts, ACCOUNTS)
+
+
+def test_the_audit_log_names_who_did_what_and_no_token(running, audit_file):
+    with robot(running, token=ARM) as connection:
+        infer(connection, session_id='audited')
+    status_of(running, token='guessed')
+    lines = wait_for(lambda: [each for each in map(json.loads, audit_file.read_text().splitlines())
+                              if each['event'] == 'unauthorized'] and audit_file.read_text())
+    events = [json.loads(line) for line in lines.splitlines()]
+    assert {'connected', 'session_begins', 'disconnected', 'unauthorized'} <= {each['event'] for each in events}
+    assert any(each.get('session') == 'audited' and each['account'] == 'arm' for each in events)
+    assert not any(secret in lines for secret in (ARM, BASE, CERTIFIED, 'guessed', 'red ball'))
+    assert os.stat(audit_file).st_mode & 0o077 == 0
+
+
+def test_connections_that_come_too_fast_are_dropped_before_a_byte_is_read(tmp_path):
+    with gateway(tmp_path, connects=2.0) as running:
+        with robot(running) as connection:
+            dropped = 0
+            for _ in range(20):
+                try:
+                    with contextlib.closing(socket.create_connection(('127.0.0.1', running.port), TIMEOUT)) as knocking:
+                        knocking.sendall(b'GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n')
+                        dropped += knocking.recv(100) == b''
+                except ConnectionError:
+                    dropped += 1
+            assert dropped >= 10 and wait_for(lambda: running.listening.refused == dropped)
+            assert infer(connection)['valid_steps'] == 4
+
+
+# --- TLS ---
+
+
+@pytest.fixture(scope='module')
+def authority():
+    return trustme.CA()
+
+
+def write(issued, folder, name):
+    certificate, key = folder / f'{name}.pem', folder / f'{name}.key'
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
+    return certificate, key
+
+
+def trusting(authority, *pair):
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    if pair:
+        context.load_cert_chain(*pair)
+    return context
+
+
+def test_tls_is_of_version_1_3_and_a_stranger_certificate_is_refused_by_clients(tmp_path, authority):
+    tls = server_context(*write(authority.issue_cert('127.0.0.1'), tmp_path, 'host'), None)
+    with gateway(tmp_path, tls=tls, accounts=ACCOUNTS) as running:
+        context = trusting(authority)
+        with robot(running, token=ARM, ssl=context) as connection:
+            assert connection.socket.version() == 'TLSv1.3' and infer(connection)['valid_steps'] == 4
+        assert get(running, '/healthz', context=context)[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError), client(running, token=ARM, ssl=ssl.create_default_context()):
+            pass
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)), client(running, token=ARM, ssl=context):
+            pass
+        # A renewed certificate is what the next client sees.
+        tls.load_cert_chain(*write(authority.issue_cert('127.0.0.1', common_name='renewed'), tmp_path, 'renewed'))
+        with robot(running, token=ARM, ssl=trusting(authority)) as connection:
+            assert 'renewed' in str(connection.socket.getpeercert()['subject'])
+
+
+def test_a_client_certificate_is_a_robot(tmp_path, authority):
+    clients = trustme.CA()
+    clients.cert_pem.write_to_path(tmp_path / 'clients.pem')
+    tls = server_context(*write(authority.issue_cert('127.0.0.1'), tmp_path, 'host'), tmp_path / 'clients.pem')
+    pairs = {name: write(clients.issue_cert('robot@cell', common_name=name), tmp_path, name) for name in ('cell 7', 'cell 8')}
+    with gateway(tmp_path, tls=tls, accounts=ACCOUNTS) as running:
+        with robot(running, ssl=trusting(authority, *pairs['cell 8'])) as connection:
+            assert infer(connection)['valid_steps'] == 4
+        assert status_of(running, ssl=trusting(authority, *pairs['cell 7'])) == 401  # this one needs its token, too
+        with robot(running, token=CERTIFIED, ssl=trusting(authority, *pairs['cell 7'])) as connection:
+            assert infer(connection)['valid_steps'] == 4
+        for context in (trusting(authority), trusting(authority, *write(authority.issue_cert('x'), tmp_path, 'other'))):
+            with pytest.raises((ssl.SSLError, ConnectionError, EOFError, ConnectionClosed, Exception)) as refused:
+                with client(running, token=ARM, ssl=context) as connection:
+                    heard(connection)
+            assert not isinstance(refused.value, InvalidStatus)
+
+
+# --- what is refused before anything listens ---
+
+
+@pytest.mark.parametrize('changes, reason', [
+    ({'host': '0.0.0.0'}, 'without TLS'), ({'host': '0.0.0.0', 'plaintext': True}, 'give --accounts'),
+    ({'host': '0.0.0.0', 'certificate': 'c', 'key': 'k'}, 'give --accounts'), ({'host': ''}, 'without TLS'),
+    ({'certificate': 'c'}, 'needs both'), ({'client_ca': 'c'}, 'needs them'), ({'port': 70000}, 'port is'),
+    ({'message_mb': 0}, 'message_mb is'), ({'linger': -1}, 'linger is'), ({'idle': float('nan')}, 'idle is')])
+def test_options_that_are_not_safe_or_make_no_sense_are_refused(changes, reason):
+    with pytest.raises(GatewayError, match=reason):
+        Options(**changes)
+
+
+def test_this_machine_alone_needs_neither_tokens_nor_tls():
+    Options()
+    Options(host='0.0.0.0', accounts='a', plaintext=True)
+    assert is_loopback('::1') and is_loopback('localhost') and not is_loopback('0.0.0.0') and not is_loopback('::')
+
+
+@pytest.mark.parametrize('text, reason', [
+    ('', 'no file of accounts'), ('accounts: 3', 'no file of accounts'), ('accounts: [{sha256: x}]', 'has a name'),
+    ('accounts: [{name: a, token: b}]', 'has a name'), ('accounts: [{name: a}]', 'neither sha256 nor certificate'),
+    ('accounts: [{name: a, sha256: abc}]', '64 hexadecimal digits'), ('accounts: [{name: "a b", certificate: c}]', 'no name'),
+    ('accounts: [{name: a, certificate: c}, {name: a, certificate: d}]', 'the same name'),
+    ('accounts: [{name: a, certificate: c, messages: -1}]', 'messages is -1'),
+    ('accounts: [{name: a, certificate: c, sessions: 1.5}]', 'whole number')])
+def test_a_file_of_accounts_that_makes_no_sense_is_refused(tmp_path, text, reason):
+    file = tmp_path / 'accounts.yaml'
+    file.write_text(text)
+    with pytest.raises(AccountError, match=reason):
+        Accounts.read(file)
+
+
+def test_every_account_is_compared_whether_the_token_is_known_or_not(monkeypatch):
+    calls = []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, 'compare_digest', lambda *pair: calls.append(pair) or compare(*pair))
+    accounts = Accounts(tuple(Account(f'a{k}', digest(str(k))) for k in range(5)))
+    for token, name in (('0', 'a0'), ('4', 'a4'), ('x', None)):
+        calls.clear()
+        found = accounts.find(f'Bearer {token}', '')
+        assert (found and found.name) == name and len(calls) == 5

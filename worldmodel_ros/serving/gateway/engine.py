@@ -1,0 +1,159 @@
+"""A session of the engine's server, for asyncio: what is sent is answered by a future, and nothing waits."""
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.client.link import Link, Unavailable, open_link
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import ConnectionLost
+
+_OVERDUE = 1.0     # s after it is due, after which an answer is not waited for any more: the engine hangs
+_PATIENCE = 60.0   # s for the answer to a question, besides
+_QUESTION = 0      # stamp: branch from the newest observation
+
+Answer = messages.Planned | messages.Refused | messages.Failed
+
+
+class EngineAway(RuntimeError):
+    """There is no engine, or not for this session; the text says why."""
+
+
+class EngineSession:
+    """One session on the server. Everything of it belongs to the event loop's thread."""
+
+    def __init__(self, link: Link) -> None:
+        self.spec: Preset = link.spec
+        self.backend = link.backend
+        self.gone = ''  # why it is of no use any more
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._free = list(range(len(link.slots)))
+        self._ticks: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
+        self._questions: dict[int, tuple[asyncio.Future, list]] = {}
+        self._asked = 0
+        self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # who wants to see predictions
+        self._loop.add_reader(link.connection.fileno(), self._read)
+
+    @classmethod
+    async def open(cls, path: Path, name: str) -> EngineSession:
+        """Open a session for a robot of a name on the server at a socket. Raises EngineAway."""
+        try:
+            return cls(await asyncio.to_thread(open_link, path, name, None))  # it may wait, up to half a second
+        except Unavailable as error:
+            raise EngineAway(str(error)) from error
+
+    async def tick(self, number: int, frame: np.ndarray, goal: str, executed: np.ndarray, due: float, stamp: int,
+                   episode: int, prefix: np.ndarray | None = None, answer: bool = True) -> Answer:
+        """
+        Send an observation, as `messages.Tick`, with a frame of the model's size; return the answer. `number` must rise.
+
+        Raises EngineAway.
+        """
+        self._require()
+        if not self._free:
+            raise EngineAway(f'{len(self._ticks)} observations are not answered yet')
+        slot = self._free.pop()
+        self._link.slots.write(slot, number, frame)
+        future = self._loop.create_future()
+        self._ticks[number] = slot, future
+        self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix))
+        return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
+
+    async def imagine(self, actions: np.ndarray, due: float) -> tuple[messages.ImaginedBranch, np.ndarray]:
+        """
+        Ask what comes of actions (T, A) from the newest observation on; return it with the frames, uint8 (T, H, W, 3).
+
+        Raises EngineAway, and ValueError for what is refused.
+        """
+        self._require()
+        self._asked += 1
+        future = self._loop.create_future()
+        self._questions[self._asked] = future, []
+        branch = messages.Branch('camera', len(actions), actions)
+        self._send(messages.Question(self._asked, '', due, _QUESTION, (branch,), 2))
+        branches = await self._wait(future, max(0.0, due - time.monotonic()) + _PATIENCE)
+        if len(branches) != 1:
+            raise ValueError('the time was over before it was imagined')
+        return branches[0]
+
+    def close(self, reason: str = 'closed') -> None:
+        """End the session; what is not answered raises EngineAway."""
+        if self.gone:
+            return
+        self.gone = reason
+        self._loop.remove_reader(self._link.connection.fileno())
+        self._link.connection.close()
+        for future in [future for _, future in (*self._ticks.values(), )] + [
+                future for future, _ in self._questions.values()]:
+            if not future.done():
+                future.set_exception(EngineAway(reason))
+        self._ticks.clear()
+        self._questions.clear()
+
+    def _require(self) -> None:
+        if self.gone:
+            raise EngineAway(self.gone)
+
+    async def _wait(self, future: asyncio.Future, patience: float) -> Any:
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), patience)
+        except (asyncio.TimeoutError, TimeoutError):
+            self.close(f'the engine has not answered for {patience:.1f} s')
+            future.exception()  # it has been told to the caller
+            raise EngineAway(self.gone) from None
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._link.connection.send(message)
+        except (ConnectionLost, MessageError) as error:
+            self.close(f'the engine was lost: {error}')
+
+    def _read(self) -> None:
+        try:
+            while not self.gone and (received := self._link.connection.receive(0.0)):
+                self._take(*received)
+        except (ConnectionLost, MessageError, ValueError) as error:
+            self.close(f'the engine was lost: {error}')
+
+    def _take(self, message: Any, descriptor: int | None) -> None:
+        if isinstance(message, (messages.Imagined, messages.ImaginedBranch)) and descriptor is not None:
+            self._picture(message, descriptor)
+            return
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(message, Answer):
+            slot, future = self._ticks.pop(message.number, (None, None))
+            if future is None:
+                raise MessageError(f'an answer to tick {message.number}, which waits for none')
+            self._free.append(slot)
+            if not future.done():
+                future.set_result(message)
+        elif isinstance(message, messages.Answered):
+            future, branches = self._questions.pop(message.number, (None, []))
+            if future is None or future.done():
+                return
+            if message.refusal:
+                future.set_exception(ValueError(message.refusal))
+            else:
+                future.set_result(branches)
+        elif isinstance(message, (messages.Rejected, messages.Idle)):
+            self.close(message.reason)
+        else:
+            raise MessageError(f'{type(message).__name__} is no message of a server')
+
+    def _picture(self, message: Any, descriptor: int) -> None:
+        if isinstance(message, messages.ImaginedBranch) and message.number in self._questions:
+            self._questions[message.number][1].append((message, pictures.take(descriptor)))
+        elif isinstance(message, messages.Imagined) and self.pictured:
+            self.pictured(message, pictures.take(descriptor))
+        else:
+            os.close(descriptor)

@@ -1,0 +1,150 @@
+"""The gateway as a process: reads its files, serves until a signal comes, takes renewed certificates and accounts."""
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import ssl
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldmodel_ros.serving.transport.address import AUTO, AddressError, socket_path
+from .accounts import AccountError, Accounts
+from .contract import Contract
+from .security import AuditLog, LimitedSocket, is_loopback, server_context
+from .server import Gateway, Limits
+
+_log = logging.getLogger(__name__)
+_LOOK = 2.0  # s, between two looks at whether a file has changed
+PORT = 8000
+
+
+class GatewayError(ValueError):
+    """A configuration that is refused; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    host: str = '127.0.0.1'
+    port: int = PORT            # 0: any free one
+    socket: str = AUTO          # of the engine
+    contract: str = ''          # file; empty: the defaults of Contract
+    accounts: str = ''          # file; empty: nobody is asked, on loopback alone
+    certificate: str = ''
+    key: str = ''
+    client_ca: str = ''
+    plaintext: bool = False     # permitted off loopback
+    origins: tuple[str, ...] = ()
+    message_mb: float = 8.0
+    connects: float = 20.0      # a second, of one address; 0: any number
+    idle: float = 300.0         # s
+    linger: float = 30.0        # s
+    audit: str = ''             # file; empty: none
+
+    def __post_init__(self) -> None:
+        """Raise GatewayError for what makes no sense or is not safe."""
+        numbers = {'message_mb': self.message_mb, 'idle': self.idle}
+        for name, value in {**numbers, 'connects': self.connects, 'linger': self.linger}.items():
+            if not 0.0 <= value < math.inf or (name in numbers and not value):
+                raise GatewayError(f'{name} is {value}')
+        if not 0 <= self.port < 65536:
+            raise GatewayError(f'port is {self.port}')
+        if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
+            raise GatewayError('TLS needs both --certificate and --key, and --client-ca needs them')
+        if is_loopback(self.host):
+            return
+        if not self.certificate and not self.plaintext:
+            raise GatewayError(f'{self.host} is not this machine alone, and without TLS everybody on the way can read and '
+                               'change what is said: give --certificate and --key, or --plaintext')
+        if not self.accounts:
+            raise GatewayError(f'{self.host} is not this machine alone: give --accounts, or anybody could drive the robots')
+
+
+def run(options: Options) -> int:
+    """
+    Serve until SIGINT or SIGTERM; return the exit code. SIGHUP has the files read again at once.
+
+    Raises GatewayError, AccountError, ContractError for what is refused, AddressError, OSError.
+    """
+    logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
+    logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
+    path = socket_path(options.socket)
+    contract = Contract.read(Path(options.contract)) if options.contract else Contract()
+    accounts = Accounts.read(Path(options.accounts)) if options.accounts else None
+    try:
+        tls = server_context(Path(options.certificate), Path(options.key),
+                             Path(options.client_ca) if options.client_ca else None) if options.certificate else None
+    except (OSError, ssl.SSLError) as error:
+        raise GatewayError(f'the certificate, its key or the client CA cannot be used: {error}') from error
+    try:
+        listening = LimitedSocket(options.host, options.port, options.connects)
+    except OSError as error:
+        raise AddressError(f'{options.host}:{options.port} cannot be listened at: {error.strerror}') from error
+    audit = AuditLog(Path(options.audit) if options.audit else None)
+    try:
+        asyncio.run(_serve(options, Gateway(
+            path, listening, contract, accounts, Limits(int(options.message_mb * (1 << 20)), options.idle, options.linger),
+            tls, options.origins, audit), listening, tls))
+    finally:
+        audit.close()
+    return 0
+
+
+async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, tls: ssl.SSLContext | None) -> None:
+    stop, changed = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
+    renewing = asyncio.create_task(_renew(options, gateway, tls, changed))
+
+    def ready() -> None:
+        host, port = listening.getsockname()[:2]
+        _log.info('process %d is the gateway at %s://%s:%d before the engine', os.getpid(), 'wss' if tls else 'ws', host, port)
+
+    try:
+        await gateway.run(stop, ready)
+    finally:
+        renewing.cancel()
+
+
+async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None, changed: asyncio.Event) -> None:
+    """Take the certificate and the accounts anew when their files change; what cannot be used is said and not taken."""
+    files = [Path(name) for name in (options.certificate, options.key, options.accounts) if name]
+    known = _stamps(files)
+    while True:
+        try:
+            await asyncio.wait_for(changed.wait(), _LOOK)
+        except (asyncio.TimeoutError, TimeoutError):
+            pass
+        stamps = _stamps(files)
+        if stamps == known and not changed.is_set():
+            continue
+        known = stamps
+        changed.clear()
+        try:
+            if tls:
+                # Tried elsewhere first: a key that does not fit would leave the context without a pair.
+                server_context(Path(options.certificate), Path(options.key), None)
+                tls.load_cert_chain(options.certificate, options.key)
+            if options.accounts:
+                gateway.replace_accounts(Accounts.read(Path(options.accounts)))
+            _log.info('certificate and accounts were read again')
+        except (OSError, ssl.SSLError, AccountError) as error:
+            _log.error('the former certificate and accounts stay: %s', error)
+
+
+def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
+    stamps = []
+    for file in files:
+        try:
+            about = file.stat()
+            stamps.append((about.st_mtime_ns, about.st_ino))
+        except OSError:
+            stamps.append(None)
+    return stamps

@@ -1,0 +1,83 @@
+"""What tools ask over HTTP: is it alive and ready, its numbers, its model, one's own sessions."""
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.serving.client.link import Unavailable, ask_status
+
+_FRESH = 1.0  # s, for which an answer of the engine is good
+_BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)  # s
+
+
+class EngineStatus:
+    """The state of the engine's server, asked for at most once a second however often it is wanted."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._asked = -_FRESH
+        self._known: dict[str, Any] | None = None
+        self._asking = asyncio.Lock()
+
+    async def get(self) -> dict[str, Any] | None:
+        """Return it; None: the engine does not answer."""
+        async with self._asking:
+            if time.monotonic() - self._asked >= _FRESH:
+                try:
+                    self._known = await asyncio.to_thread(ask_status, self._socket)
+                except Unavailable:
+                    self._known = None
+                self._asked = time.monotonic()
+            return self._known
+
+
+class Histogram:
+    """Times by buckets, as Prometheus counts them."""
+
+    def __init__(self) -> None:
+        self._counts, self._sum = [0] * (len(_BUCKETS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of a metric."""
+        total, out = 0, [f'# TYPE {name} histogram']
+        for bound, count in zip((*_BUCKETS, '+Inf'), self._counts, strict=True):
+            total += count
+            out.append(f'{name}_bucket{{le="{bound}"}} {total}')
+        return [*out, f'{name}_sum {self._sum:.6f}', f'{name}_count {total}']
+
+
+def metrics(counts: Mapping[str, int], refusals: Counter[str], gauges: Mapping[str, float], times: Histogram,
+            engine: Mapping[str, Any] | None) -> str:
+    """Return the text of /metrics: counts of the sessions, of refusals by kind, of the engine where it answers."""
+    lines = ['# TYPE worldmodel_gateway_ticks_total counter']
+    tiers = {name.removeprefix('tier_'): n for name, n in counts.items() if name.startswith('tier_')}
+    lines += [f'worldmodel_gateway_ticks_total{{tier="{tier}"}} {n}' for tier, n in sorted(tiers.items())]
+    for name in ('late', 'repeated'):
+        lines += [f'# TYPE worldmodel_gateway_{name}_total counter',
+                  f'worldmodel_gateway_{name}_total {counts.get(name, 0)}']
+    lines.append('# TYPE worldmodel_gateway_refused_total counter')
+    lines += [f'worldmodel_gateway_refused_total{{kind="{kind}"}} {n}' for kind, n in sorted(refusals.items())]
+    for name, value in gauges.items():
+        lines += [f'# TYPE worldmodel_gateway_{name} gauge', f'worldmodel_gateway_{name} {value:g}']
+    lines += times.lines('worldmodel_gateway_tick_seconds')
+    lines += ['# TYPE worldmodel_engine_up gauge', f'worldmodel_engine_up {int(engine is not None)}']
+    service = (engine or {}).get('service', {})
+    for tier, n in (service.get('tiers') or {}).items():
+        lines.append(f'worldmodel_engine_ticks_total{{tier="{tier.lower()}"}} {n}')
+    for name in ('late', 'failed', 'refused_at_arrival', 'given_up'):
+        if name in service:
+            lines.append(f'worldmodel_engine_{name}_total {service[name]}')
+    for name in ('sessions', 'busy'):
+        if name in service:
+            lines.append(f'worldmodel_engine_{name} {service[name]}')
+    return '\n'.join(lines) + '\n'

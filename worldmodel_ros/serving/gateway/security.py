@@ -1,0 +1,118 @@
+"""TLS, the limits before it, and the log of who did what."""
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import logging.handlers
+import queue
+import socket
+import ssl
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.serving.service.quotas import TokenBuckets
+
+_RESET = struct.pack('ii', 1, 0)  # SO_LINGER: nothing is kept of a connection that is refused
+_AT_ONCE = 64                     # connections that are dropped before others have their turn
+_SAVED = 2.0                      # s of connects that may come at once
+_ALL = 10.0                       # times as many connects as of one address, of all together
+_LOG_QUEUE = 10_000               # lines that wait for the disk; what does not fit is dropped
+
+
+def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """
+    Return the settings of TLS 1.3; with `client_ca`, clients need a certificate that it has signed.
+
+    Raises OSError, ssl.SSLError for files that cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(certificate, key)
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address or name."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)}
+    except socket.gaierror:
+        return False
+    return bool(found) and all(ipaddress.ip_address(each.partition('%')[0]).is_loopback for each in found)
+
+
+class LimitedSocket(socket.socket):
+    """
+    A listening socket that takes so many connections a second of an address, and drops the others before a byte is read:
+    a TLS handshake costs the server a hundred times what it costs who asks for it.
+    """
+
+    def __init__(self, host: str, port: int, rate: float) -> None:
+        """`rate`: connections a second of one address, 0 for no limit; of all, ten times that."""
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        super().__init__(family, kind, protocol)
+        self.refused = 0
+        self._of_one, self._of_all = TokenBuckets(rate, _SAVED), TokenBuckets(_ALL * rate, _SAVED)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(address)
+        self.setblocking(False)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As of any socket."""
+        for _ in range(_AT_ONCE):
+            accepted, address = super().accept()
+            now = time.monotonic()
+            if not self._of_one.take(_neighbourhood(address[0]), now) and not self._of_all.take('', now):
+                return accepted, address
+            self.refused += 1
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            accepted.close()
+        raise BlockingIOError  # what is left is accepted in the next turn of the loop
+
+
+def _neighbourhood(address: str) -> str:
+    """One address of IPv4, or the 2^64 of IPv6 that one host can have."""
+    if ':' not in address:
+        return address
+    return str(ipaddress.ip_network((address.partition('%')[0], 64), strict=False))
+
+
+class AuditLog:
+    """
+    Who connected, was refused, began and ended a session: one JSON object a line, without tokens and payloads.
+
+    Written by a thread of its own: the event loop does not wait for a disk.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """`path`: appended to, mode 0600; None: nothing is written. Raises OSError."""
+        self._listener = None
+        if path is None:
+            return
+        path.touch(mode=0o600)
+        self._queue: queue.Queue = queue.Queue(_LOG_QUEUE)
+        self._file = logging.FileHandler(path)
+        self._listener = logging.handlers.QueueListener(self._queue, self._file)
+        self._listener.start()
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        """Note an event."""
+        if self._listener is None:
+            return
+        line = json.dumps({'time': round(time.time(), 3), 'event': event, **facts})
+        try:
+            self._queue.put_nowait(logging.makeLogRecord({'msg': line}))
+        except queue.Full:
+            pass  # a flood; the counts of /metrics have it
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._listener:
+            self._listener.stop()
+            self._file.close()

@@ -1,0 +1,298 @@
+"""The gateway's loop: takes connections, asks who they are, and hands them to the dialect of their path."""
+from __future__ import annotations
+
+import asyncio
+import http
+import json
+import logging
+import ssl
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.service.quotas import TokenBuckets
+from . import openpi, rest
+from .accounts import ANYBODY, Account, Accounts, certificate_name
+from .contract import Contract, ObservationError
+from .engine import EngineAway, EngineSession
+from .msgpack import WireError, decode
+from .security import AuditLog, LimitedSocket
+from .sessions import Refusal, Session, Sessions
+
+_log = logging.getLogger(__name__)
+_CONNECTIONS = 256     # at most
+_HANDSHAKE = 5.0       # s, for TLS and for the request of a connection
+_PING = 20.0           # s, between two pings
+_SILENT = 60.0         # s without an answer to one, after which the other side has gone
+_SEND = 5.0            # s for a reply to go out, after which the other side does not read
+_EXPIRE = 1.0          # s, between two looks at what is over
+_SAVED = 2.0           # s of messages and bytes that may come at once
+_UNREAD = 2            # messages of a connection that wait here; the rest waits in its own buffers
+_PROTOCOL_ERROR = 1011
+_POLICY = 1008
+
+Handler = Callable[['Client'], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`message` [bytes]: the longest one. `idle` [s]: a connection from which nothing comes for so long is closed."""
+
+    message: int = 8 << 20
+    idle: float = 300.0
+    linger: float = 30.0
+
+
+class Client:
+    """One connection, and whose it is."""
+
+    def __init__(self, gateway: Gateway, connection: ServerConnection, account: Account) -> None:
+        self.gateway, self.connection, self.account = gateway, connection, account
+        self.address = (connection.remote_address or ('?',))[0]
+
+    async def receive(self) -> bytes:
+        """
+        Return the next message that may be looked at. Those that come too fast are refused unread.
+
+        Raises WireError for a text, ConnectionClosed, TimeoutError after the idle time.
+        """
+        while True:
+            message = await asyncio.wait_for(self.connection.recv(), self.gateway.limits.idle)
+            wait = self.gateway.wait(self.account, len(message))
+            if not wait:
+                break
+            await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
+        if isinstance(message, str):
+            raise WireError('a text: messages are MessagePack')
+        return message
+
+    async def send(self, message: bytes | str) -> None:
+        """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
+        await asyncio.wait_for(self.connection.send(message), _SEND)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Say that something is not done."""
+        self.gateway.refused(refusal.kind)
+        await self.send(str(refusal))
+
+
+class Gateway:
+    """Serves until it is told to stop. Belongs to one event loop, and never blocks it."""
+
+    def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
+                 accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
+                 origins: tuple[str, ...] = (), audit: AuditLog | None = None) -> None:
+        """`socket`: the engine's. Without `accounts` nobody is asked who they are. `origins`: of browsers' pages."""
+        self.limits, self.contract = limits, contract
+        self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
+        self._accounts = accounts
+        self._audit = audit or AuditLog(None)
+        self.sessions = Sessions(socket, limits.linger, self._audit)
+        self._status = rest.EngineStatus(socket)
+        self._clients: dict[ServerConnection, Client] = {}
+        self._refusals: Counter[str] = Counter()
+        self._times = rest.Histogram()
+        self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
+        self._about: tuple[Preset, str] | None = None  # the engine's model and back end
+        self._handlers: dict[str, Handler] = {'/': self._openpi, '/v1/realtime/robot/openpi': self._openpi}
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop` is set; `ready` is called when clients can connect."""
+        quiet = logging.getLogger('worldmodel_ros.gateway.websockets')
+        quiet.setLevel(logging.CRITICAL)  # it has a traceback for each connection that is no WebSocket
+        async with serve(
+                self._serve, sock=self._listening, ssl=self._tls, origins=[None, *self._origins], compression=None,
+                process_request=self._process, open_timeout=_HANDSHAKE, ping_interval=_PING, ping_timeout=_SILENT,
+                close_timeout=1.0, max_size=self.limits.message, max_queue=_UNREAD, server_header=None, logger=quiet):
+            ready()
+            expiring = asyncio.create_task(self._expire())
+            try:
+                await stop.wait()
+            finally:
+                expiring.cancel()
+                self.sessions.close()
+
+    def wait(self, account: Account, size: int) -> float:
+        """Return 0 where an account may send a message of so many bytes, else in how many s it may."""
+        buckets = self._messages.setdefault(account.name, (
+            TokenBuckets(account.messages, _SAVED), TokenBuckets(account.megabytes, _SAVED)))
+        now = time.monotonic()
+        wait = buckets[0].take(account.name, now)
+        for _ in range(-(-size // 1_000_000)):  # one token a megabyte, begun ones too
+            wait = max(wait, buckets[1].take(account.name, now))
+        return wait
+
+    def refused(self, kind: str) -> None:
+        """Count a refusal."""
+        self._refusals[kind] += 1
+        if kind == 'engine':
+            self._about = None  # what comes back may be another one
+
+    def replace_accounts(self, accounts: Accounts) -> None:
+        """Take other accounts; connections of those that are not among them are closed."""
+        self._accounts = accounts
+        for connection, client in list(self._clients.items()):
+            if client.account not in accounts:
+                asyncio.get_running_loop().create_task(connection.close(_POLICY, 'the account has ended'))
+
+    # --- who connects, and for what ---
+
+    async def _process(self, connection: ServerConnection, request: Request) -> Response | None:
+        path = request.path.partition('?')[0].rstrip('/') or '/'
+        if path == '/healthz':
+            return connection.respond(http.HTTPStatus.OK, 'OK\n')
+        account = self._account(connection, request)
+        if account is None:
+            self.refused('authorization')
+            self._audit('unauthorized', address=(connection.remote_address or ('?',))[0], path=path[:100])
+            response = connection.respond(http.HTTPStatus.UNAUTHORIZED, 'a token is needed: Authorization: Bearer ...\n')
+            response.headers['WWW-Authenticate'] = 'Bearer'
+            return response
+        answers = {'/readyz': self._ready, '/metrics': self._metrics, '/v1/models': self._models,
+                   '/v1/sessions': self._own_sessions}
+        if path in answers:
+            return await answers[path](connection, account)
+        if path not in self._handlers:
+            return connection.respond(http.HTTPStatus.NOT_FOUND, 'there is no such path\n')
+        if len(self._clients) >= _CONNECTIONS:
+            self.refused('connections')
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{_CONNECTIONS} connections are open\n')
+        try:
+            await self.about()
+        except EngineAway as error:
+            self.refused('engine')
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
+        connection.client = Client(self, connection, account)
+        connection.handle = self._handlers[path]
+        return None
+
+    def _account(self, connection: ServerConnection, request: Request) -> Account | None:
+        if self._accounts is None:
+            return ANYBODY
+        secured = connection.transport.get_extra_info('ssl_object')
+        headers = request.headers.get_all('Authorization')
+        return self._accounts.find(headers[0] if len(headers) == 1 else '',
+                                   certificate_name(secured.getpeercert() if secured else None))
+
+    async def about(self) -> tuple[Preset, str]:
+        """Return the engine's model and what runs it. Raises EngineAway."""
+        if self._about is None:
+            session = await EngineSession.open(self._socket, 'gateway')
+            self._about = session.spec, session.backend
+            session.close()
+        return self._about
+
+    async def _ready(self, connection: ServerConnection, _: Account) -> Response:
+        if await self._status.get() is None:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, 'the engine does not answer\n')
+        return connection.respond(http.HTTPStatus.OK, 'OK\n')
+
+    async def _metrics(self, connection: ServerConnection, _: Account) -> Response:
+        gauges = {'sessions': len(self.sessions.all()), 'connections': len(self._clients)}
+        refusals = self._refusals + Counter({'connect_rate': self._listening.refused})
+        text = rest.metrics(self.sessions.counts(), refusals, gauges, self._times, await self._status.get())
+        return _typed(connection.respond(http.HTTPStatus.OK, text), 'text/plain; version=0.0.4')
+
+    async def _models(self, connection: ServerConnection, _: Account) -> Response:
+        try:
+            spec, backend = await self.about()
+        except EngineAway as error:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
+        return _json(connection, {'object': 'list', 'data': [{
+            'id': spec.name, 'object': 'model', 'owned_by': 'worldmodel_ros', 'backend': backend,
+            'image_size': spec.image_size, 'action_names': spec.action_names, 'action_horizon': spec.chunk_frames,
+            'step_period': spec.step_period, 'goals': spec.goals}]})
+
+    async def _own_sessions(self, connection: ServerConnection, account: Account) -> Response:
+        return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)]})
+
+    # --- what a connection says ---
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        client: Client = connection.client
+        self._clients[connection] = client
+        self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
+        reason = 'it has closed'
+        try:
+            await connection.handle(client)
+        except ConnectionClosed:
+            pass
+        except (asyncio.TimeoutError, TimeoutError):
+            reason = 'it was silent, or did not read'
+        except WireError as error:
+            reason = f'malformed: {error}'
+            self.refused('malformed')
+            await self._end(client, f'fatal: malformed message: {error}')
+        except Exception as error:  # the others go on
+            reason = f'{type(error).__name__}'
+            _log.exception('a connection of %s failed', client.account.name)
+            await self._end(client, 'fatal: an error of the gateway: see its log')
+        finally:
+            del self._clients[connection]
+            self._audit('disconnected', account=client.account.name, address=client.address, reason=reason)
+
+    async def _end(self, client: Client, text: str) -> None:
+        """Say why, and close: as openpi's server does, a text and then 1011."""
+        try:
+            await client.send(text)
+            await client.connection.close(_PROTOCOL_ERROR, text.partition(':')[0])
+        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+            pass
+
+    async def _openpi(self, client: Client) -> None:
+        spec, backend = await self.about()
+        await client.send(openpi.metadata(spec, backend, self.contract))
+        session: Session | None = None
+        try:
+            while True:
+                message = await client.receive()
+                arrival = time.monotonic()
+                observation = decode(message)
+                try:
+                    request = openpi.Request.of(observation, self.contract)
+                    if session is None or session.holder is not client or (
+                            request.session_id and request.session_id != session.name):
+                        session = self._claim(client, request.session_id, session)
+                    reply = await openpi.answer(session, request, observation, self.contract, arrival)
+                    self._times.add(time.monotonic() - arrival)
+                except ObservationError as error:
+                    await client.refuse(Refusal('observation', str(error)))
+                except Refusal as refusal:
+                    await client.refuse(refusal)
+                else:
+                    await client.send(reply)
+        finally:
+            if session:
+                self.sessions.release(session, client)
+
+    def _claim(self, client: Client, name: str, before: Session | None) -> Session:
+        """The session of a name, instead of the one before. Raises Refusal."""
+        if before is not None and before.holder is not client and (not name or name == before.name):
+            raise Refusal('session', f'{before.name} goes on over a newer connection')
+        session = self.sessions.claim(client.account, name, openpi.DIALECT, client)
+        if before is not None:
+            self.sessions.release(before, client)
+        return session
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE)
+            self.sessions.expire()
+
+
+def _json(connection: ServerConnection, value: Any) -> Response:
+    return _typed(connection.respond(http.HTTPStatus.OK, json.dumps(value) + '\n'), 'application/json')
+
+
+def _typed(response: Response, kind: str) -> Response:
+    del response.headers['Content-Type']
+    response.headers['Content-Type'] = kind
+    return response

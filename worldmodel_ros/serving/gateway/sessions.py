@@ -1,0 +1,257 @@
+"""
+Sessions of clients. They outlast connections: a client that comes back goes on where it was, and no step is done twice.
+"""
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
+from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.service.quotas import TokenBuckets
+from worldmodel_ros.serving.transport import messages
+from .accounts import Account
+from .engine import EngineAway, EngineSession
+
+_NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
+_REPLIES = 8       # that are kept for a client which asks again
+_TIMES = 512       # ticks that the median and the 99th percentile are of
+_SAVED = 4.0       # s of openings that may come at once
+_RETRY = 0.5       # s, between two attempts to reach an engine that is away
+
+
+class Refusal(Exception):
+    """Something is not done, and the connection stays. `kind` is one word, to be counted; the text says why."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f'refused: {kind}: {text}')
+        self.kind = kind
+
+
+class Session:
+    """One client's session, of whichever dialect. Everything of it belongs to the event loop's thread."""
+
+    def __init__(self, account: Account, name: str, dialect: str, socket: Path, kept: bool) -> None:
+        """`kept`: whether it outlasts its connection."""
+        self.account, self.name, self.dialect, self.kept = account, name, dialect, kept
+        self.lock = asyncio.Lock()        # one request at a time
+        self.holder: object | None = None  # the connection that it belongs to at present
+        self.left = time.monotonic()      # since when it belongs to none
+        self.episode = 1                  # rises whenever the session begins from nothing
+        self.step: int | None = None      # newest one that was done
+        self.counts: Counter[str] = Counter()
+        self.seconds: deque[float] = deque(maxlen=_TIMES)
+        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3)
+        self._socket = socket
+        self._engine: EngineSession | None = None
+        self._retry = 0.0
+        self._number = 0
+        self._replies: OrderedDict[int, bytes | str] = OrderedDict()
+        self._plan: tuple[np.ndarray, float] | None = None  # the newest one, and when its observation came
+
+    async def engine(self) -> EngineSession:
+        """Return the session's engine, connected anew where it was lost. Raises Refusal."""
+        if self._engine and not self._engine.gone:
+            return self._engine
+        now = time.monotonic()
+        if now < self._retry:
+            raise Refusal('engine', 'it is away')
+        if self._engine:
+            self._engine = None
+            self.begin_anew()
+        try:
+            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.name}'[:200])
+        except EngineAway as error:
+            self._retry = time.monotonic() + _RETRY
+            raise Refusal('engine', str(error)) from error
+        self._engine.pictured = self._pictured
+        return self._engine
+
+    @property
+    def spec(self) -> Preset | None:
+        """The model's preset; None before the engine was reached."""
+        return self._engine.spec if self._engine else None
+
+    def stored(self, step: int | None) -> bytes | str | None:
+        """Return the reply to a step that was done already; None: it was not. Raises Refusal for one that is over."""
+        if step is None:
+            return None
+        if step in self._replies:
+            self.counts['repeated'] += 1
+            return self._replies[step]
+        if self.step is not None and step <= self.step:
+            raise Refusal('step', f'step {step} came after {self.step}, and its reply is not kept any more')
+        return None
+
+    def store(self, step: int | None, reply: bytes | str) -> None:
+        """Keep the reply to a step."""
+        if step is None:
+            return
+        self.step = step
+        self._replies[step] = reply
+        while len(self._replies) > _REPLIES:
+            self._replies.popitem(last=False)
+
+    async def tick(self, frame: np.ndarray, goal: str, executed: np.ndarray | None, due: float, arrival: float,
+                   delay: int = 0, count: int | None = None) -> tuple[messages.Planned, float, int]:
+        """
+        Have a frame of the model's size, uint8 (H, W, 3), answered by `due`, steady time in s, by a plan.
+
+        `executed` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. `delay`: so
+        many of the last plan's actions will be executed before the answer can take over; `count` of it were already
+        (None: as many as fit into the time that has passed). Returns the plan, the seconds that the engine took, and with
+        how many committed actions the plan begins. Raises Refusal.
+        """
+        engine = await self.engine()
+        done, committed = self._committed(delay, count, arrival, engine.spec)
+        if executed is None:
+            executed = done.mean(0) if len(done) else np.zeros(engine.spec.actions, np.float32)
+        self._number += 1
+        asked = time.monotonic()
+        try:
+            answer = await engine.tick(self._number, frame, goal, executed, due, int(arrival * 1e9), self.episode,
+                                       committed if len(committed) else None)
+        except EngineAway as error:
+            raise self._refused('engine', str(error)) from error
+        now = time.monotonic()
+        if isinstance(answer, messages.Refused):
+            raise self._refused('deadline', answer.reason)
+        if isinstance(answer, messages.Failed):
+            self.begin_anew()
+            raise self._refused('model', answer.reason)
+        if answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all():
+            raise self._refused('model', 'it gave no plan')
+        self._plan = answer.plan, arrival
+        self.counts[f'tier_{Tier(answer.tier).name.lower()}'] += 1
+        self.counts['ticks'] += 1
+        if now > due:
+            self.counts['late'] += 1
+        self.seconds.append(now - arrival)
+        return answer, now - asked, len(committed)
+
+    def begin_anew(self) -> None:
+        """Forget what was seen: the next frame begins an episode."""
+        self.episode += 1
+        self.step, self._plan = None, None
+        self._replies.clear()
+
+    def status(self) -> dict[str, Any]:
+        """Return what /v1/sessions tells of it."""
+        times = np.array(self.seconds or [np.nan]) * 1e3
+        median, slow = (None if np.isnan(each) else round(float(each), 2) for each in np.quantile(times, (0.5, 0.99)))
+        return {'session_id': self.name, 'dialect': self.dialect, 'connected': self.holder is not None,
+                'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, **self.counts}
+
+    def close(self) -> None:
+        """End it on the engine, too."""
+        if self._engine:
+            self._engine.close()
+
+    def _refused(self, kind: str, text: str) -> Refusal:
+        self.counts['ticks'] += 1
+        self.counts['refused'] += 1
+        return Refusal(kind, text)
+
+    def _committed(self, delay: int, count: int | None, arrival: float, spec: Preset) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the last plan that were executed since, and those that will be until the answer takes over."""
+        if self._plan is None:
+            return (np.zeros((0, spec.actions), np.float32),) * 2
+        plan, at = self._plan
+        passed = round((arrival - at) / spec.step_period) if count is None else count
+        if delay >= spec.chunk_frames:
+            raise Refusal('observation', f'inference_delay is {delay}, and the model plans {spec.chunk_frames} actions')
+        return plan[:max(1, passed)], plan[passed:passed + delay]
+
+    def _pictured(self, _: messages.Imagined, frames: np.ndarray) -> None:
+        self.newest = frames
+
+
+class Sessions:
+    """All sessions, by account and name: no name reaches a session of another account."""
+
+    def __init__(self, socket: Path, linger: float, say: Callable[..., None]) -> None:
+        """`linger` [s]: for so long a session without a connection is kept. `say(event, **facts)`: is told of each."""
+        self._socket, self._linger, self._say = socket, linger, say
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._ended: Counter[str] = Counter()
+        self._opened: dict[str, TokenBuckets] = {}
+        self._numbers = itertools.count(1)
+
+    def claim(self, account: Account, name: str, dialect: str, holder: object) -> Session:
+        """
+        Return the session of a name for a connection, new or as it was left; empty: one for this connection alone.
+
+        It is taken from a connection that has it: that one is mostly dead, and not known to be. Raises Refusal.
+        """
+        kept = bool(name)
+        if kept and not _NAME.fullmatch(name):
+            raise Refusal('session', 'session_id must be 1 to 128 letters, digits or ._:@/-')
+        name = name or f'#{next(self._numbers)}'
+        key = account.name, name
+        session = self._sessions.get(key)
+        if session is not None and session.dialect != dialect:
+            raise Refusal('session', f'{name} is a session of {session.dialect}')
+        if session is None:
+            taken = sum(owner == account.name for owner, _ in self._sessions)
+            if taken >= account.sessions:
+                # Who has connections only, and comes back under another name, is not shut out by what it left.
+                free = [(each.left, k) for k, each in self._sessions.items() if k[0] == account.name and not each.holder]
+                if not free:
+                    raise Refusal('sessions', f'{taken} sessions are open, which is the limit of {account.name}')
+                self._end(min(free)[1], 'replaced')
+            opened = self._opened.setdefault(account.name, TokenBuckets(account.openings, _SAVED))
+            wait = opened.take(account.name, time.monotonic())
+            if wait:  # the engine takes few of a process, and those of other accounts come over the same one
+                raise Refusal('sessions', f'{account.name} opens sessions too often: again in {wait:.2f} s')
+            session = self._sessions[key] = Session(account, name, dialect, self._socket, kept)
+            self._say('session_begins', account=account.name, session=name, dialect=dialect)
+        elif session.holder is not holder:
+            self._say('session_goes_on', account=account.name, session=name, dialect=dialect)
+        session.holder = holder
+        return session
+
+    def release(self, session: Session, holder: object) -> None:
+        """Note that a connection has ended."""
+        if session.holder is not holder:
+            return
+        session.holder, session.left = None, time.monotonic()
+        if not session.kept:
+            self._end((session.account.name, session.name), 'its connection has ended')
+
+    def expire(self) -> None:
+        """End the sessions to which nobody has come back."""
+        now = time.monotonic()
+        for key, session in list(self._sessions.items()):
+            if session.holder is None and now - session.left > self._linger:
+                self._end(key, f'nobody came back within {self._linger:g} s')
+
+    def of(self, account: Account) -> list[Session]:
+        """Return the sessions of an account."""
+        return [session for (owner, _), session in self._sessions.items() if owner == account.name]
+
+    def all(self) -> list[Session]:
+        """Return all sessions."""
+        return list(self._sessions.values())
+
+    def counts(self) -> Counter[str]:
+        """Return what was counted in all sessions, those that have ended too."""
+        return sum((session.counts for session in self._sessions.values()), Counter(self._ended))
+
+    def close(self) -> None:
+        """End all."""
+        for key in list(self._sessions):
+            self._end(key, 'the gateway ends')
+
+    def _end(self, key: tuple[str, str], reason: str) -> None:
+        session = self._sessions.pop(key)
+        session.close()
+        self._ended += session.counts
+        self._say('session_ends', account=key[0], session=key[1], reason=reason)
