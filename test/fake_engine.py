@@ -49,7 +49,7 @@ class FakeEngine:
         self.failure = RuntimeError  # what it raises
         self.plan_value = (0.4, 0.1)
         self.warmed_up = 0
-        self.trouble = ''
+        self.degraded_reason = ''
         self.closed = 0
         self.backend = FakeBackend(self)
 

@@ -227,12 +227,12 @@ def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(fold
         pid, = engine.backend.processes.pids
         with compiling_now_and_then(pid, 1.0):
             engine.warm_up(ticks=3)
-        assert engine.backend.epoch == 0 and not engine.trouble and engine.backend.processes.pids == [pid]
+        assert engine.backend.epoch == 0 and not engine.degraded_reason and engine.backend.processes.pids == [pid]
         service = Service(engine, settings=ServiceSettings(sessions=1))
         monkeypatch.setattr(service_calibration, 'RUNS', 2)
         with compiling_now_and_then(pid, 1.0):
             service.calibrate()
-        assert engine.backend.epoch == 0 and not engine.trouble
+        assert engine.backend.epoch == 0 and not engine.degraded_reason
         engine.backend._patience = 2.0  # which a busy machine keeps
         session = driven(engine, images(3))
         session.imagine(CHUNK)
@@ -250,7 +250,7 @@ def test_a_process_that_never_comes_out_of_its_warm_up_is_noticed_too(folder):
         os.kill(engine.backend.processes.pids[0], signal.SIGSTOP)
         with pytest.raises(RankFailure, match='within 1 s|processes of the model were missing'):
             engine.warm_up(ticks=3)
-        assert engine.backend.epoch or engine.trouble
+        assert engine.backend.epoch or engine.degraded_reason
 
 
 def test_fp8_is_rounded_in_the_same_places_by_two_processes_as_by_one(folder):

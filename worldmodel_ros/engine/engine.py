@@ -59,7 +59,7 @@ class Engine:
         return read(file, size, self.spec, self.fingerprint, self.memory)
 
     @property
-    def trouble(self) -> str:
+    def degraded_reason(self) -> str:
         """Why it cannot look ahead at present; empty: it can."""
         return self.backend.degraded_reason
 

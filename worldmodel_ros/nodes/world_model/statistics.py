@@ -132,8 +132,8 @@ def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
     warnings = []
     if activation.worker.degraded_reason:
         warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
-    if engine.trouble:
-        warnings.append(f'the model is being restored: {engine.trouble}')
+    if engine.degraded_reason:
+        warnings.append(f'the model is being restored: {engine.degraded_reason}')
     if unheard := activation.executed.degraded_reason(time.monotonic()):
         warnings.append(unheard)
     if misfit := activation.statistics.misfit(engine.spec.step_period):
