@@ -188,7 +188,10 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         _spin(node, make_executor(executor), signals)
         return 0
     except _Interrupted:
-        return 0
+        # What has been built by half, in rclpy's C++ too, must not be taken down by half: that has ended in SIGSEGV.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     except ParameterError as error:
         print(f'cannot start: {error}', file=sys.stderr)
         return BAD_CONFIGURATION
