@@ -45,7 +45,7 @@ def status_of(running, **options):
 
 @pytest.mark.parametrize('header', [
     '', 'Bearer', 'Bearer ', f'Bearer {ARM}x', f'Bearer {ARM[:-1]}', f'Basic {ARM}', f'Token {ARM}', 'Bearer ' + 'x' * 3000,
-    f'Bearer {digest(ARM)}', f'Bearer {CERTIFIED}', 'Bearer \x7f'])
+    f'Bearer {digest(ARM)}', f'Bearer {CERTIFIED}', 'Bearer \x7f'], ids=range(11))  # tokens are drawn by each process
 def test_only_a_known_token_opens_anything(running, header):
     assert ACCOUNTS.find(header, '') is None
     with contextlib.closing(socket.create_connection(('127.0.0.1', running.port), TIMEOUT)) as connected:
