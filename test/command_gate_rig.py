@@ -23,6 +23,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
+from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 from worldmodel_ros.nodes.common.qos import COMMAND
 
@@ -56,13 +57,19 @@ class Rig:
                 (command_type, command_topic, self.commands),
                 (CommandStatus, 'command_status', self.statuses),
                 (DiagnosticArray, '/diagnostics', self.diagnostics)):
-            self.node.create_subscription(
-                type_, topic, lambda m, messages=messages: messages.append((time.monotonic(), m)), keep)
+            self.node.create_subscription(type_, topic, self._recorder(messages), keep)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self.thread = threading.Thread(target=self._spin)
         self.running = True
         self.thread.start()
+
+    @staticmethod
+    def _recorder(messages):
+        def record(message, info) -> None:
+            # When DDS had it: this process may pause, to collect its garbage for one, before it comes to it.
+            messages.append(((info['received_timestamp'] - wall_minus_steady()) * 1e-9, message))
+        return record
 
     def _measure(self) -> None:
         measured = dict(self.measured)
