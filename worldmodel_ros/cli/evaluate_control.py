@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
+
+from worldmodel_ros.cli import simulated
 
 EXAMPLES = """\
 examples:
@@ -39,8 +40,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
     parser.add_argument('--episodes', type=Path, metavar='FILE',
                         help='JSON lines, one for each episode; those in it are not driven again')
-    parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
-                        help='file for the result; none, or -: standard output (default)')
+    simulated.add_json(parser)
     parser.set_defaults(run=_run)
 
 
@@ -54,29 +54,11 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    import contextlib
-    import json
-    import shlex
-    import time
-
     from worldmodel_ros.evaluate.control.run import Question, evaluate
     from worldmodel_ros.evaluate.control.tasks import expand
-    from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-    from worldmodel_ros.machine import machine, versions
     question = Question(parse_seeds(chosen.seeds), expand(chosen.tasks), tuple(chosen.controllers), tuple(chosen.rungs),
                         tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
-    if chosen.json != '-':
-        Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    # What exporters and the like have to say must not get into the JSON.
-    with contextlib.redirect_stdout(sys.stderr), Progress('control', sys.stderr) as progress:
-        report = evaluate(question, max(1, chosen.workers or len(os.sched_getaffinity(0))), progress, chosen.episodes)
-    report |= {'wall_s': round(time.monotonic() - began, 1), 'machine': machine(), 'versions': versions(),
-               'command': shlex.join(['worldmodel', *sys.argv[1:]])}
-    text = json.dumps(report, indent=1, allow_nan=False)
-    if chosen.json == '-':
-        print(text)
-    else:
-        Path(chosen.json).write_text(text + '\n')
+    simulated.report('control', chosen,
+                     lambda workers, progress: evaluate(question, workers, progress, chosen.episodes))
     return 0

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from worldmodel_ros.cli import arguments
+from worldmodel_ros.cli import arguments, simulated
 
 EXAMPLES = """\
 examples:
@@ -35,8 +35,7 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
                         help='length of a long rollout (default: 600)')
     parser.add_argument('--dreams', type=int, default=4, metavar='N',
                         help='rooms with a long rollout, the first ones (default: 4)')
-    parser.add_argument('--json', nargs='?', default='-', const='-', metavar='FILE',
-                        help='file for the result; none, or -: standard output (default)')
+    simulated.add_json(parser)
     parser.add_argument('--pictures', type=Path, metavar='DIR',
                         help='folder for strips of images, true and predicted')
     parser.set_defaults(run=_run)
@@ -53,35 +52,22 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _evaluate(chosen: argparse.Namespace) -> int:
-    import contextlib
-    import json
-    import shlex
-    import time
-
-    from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.evaluate.quality.run import evaluate
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     from worldmodel_ros.evaluate.quality.task import Task
-    from worldmodel_ros.machine import machine, versions
     parts = tuple(part.strip() for part in chosen.parts.split(',') if part.strip())
     task = Task(parse_seeds(chosen.seeds), chosen.model, chosen.teacher, chosen.backend, parts,
                 drift_seconds=chosen.drift_seconds, dreams=chosen.dreams)
-    if chosen.json != '-':
-        Path(chosen.json).parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    # What exporters and the like have to say must not get into the JSON.
-    with contextlib.redirect_stdout(sys.stderr), Progress('quality', sys.stderr) as progress:
-        report, strips = evaluate(task, max(1, chosen.workers or len(os.sched_getaffinity(0))), progress)
-    report |= {'wall_s': round(time.monotonic() - began, 1), 'machine': machine(), 'versions': versions(),
-               'command': shlex.join(['worldmodel', *sys.argv[1:]])}
-    text = json.dumps(report, indent=1, allow_nan=False)
-    if chosen.json == '-':
-        print(text)
-    else:
-        Path(chosen.json).write_text(text + '\n')
+    strips = {}
+
+    def judge(workers: int, progress: Callable[[float], None]) -> dict:
+        result, found = evaluate(task, workers, progress)
+        strips.update(found)
+        return result
+    result = simulated.report('quality', chosen, judge)
     if chosen.pictures:
         _write_strips(chosen.pictures, strips)
-    return 1 if report['failed'] else 0
+    return 1 if result['failed'] else 0
 
 
 def _write_strips(folder: Path, strips: dict) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.model.scene_forecast import SceneForecast
 
-PASSES = ('still', 'none', 'one_step', 'two_step')  # controllers with a learned forecast
+PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}  # of controllers with a learned forecast
 
 
 class Controller(Protocol):
@@ -112,5 +112,5 @@ def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None
     """A controller for an episode; `b1` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
     if name in PASSES:
         from .learned import Learned
-        return Learned(forecast, name)
+        return Learned(forecast, PASSES[name], still=name == 'still')
     return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()

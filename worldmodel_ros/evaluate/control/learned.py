@@ -6,7 +6,7 @@ be, the network says. The walls are the network's, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from .motion import PERIOD
 from .planner import Planner
 
 BALLS = ('magenta', 'cyan', 'red')  # colours of the slots after the goal objects'
-_PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}
 _LIKELY = 0.5
 _OBJECT_RADIUS, _SHUTTLE_RADIUS = 0.16, 0.135  # m, the middle of what the scenes have
 _TIMES = np.array([0.0, *(PERIOD * frames for frames in HORIZONS)])
@@ -41,10 +40,10 @@ def slots(scene: Scene) -> list[str | None]:
 
 
 class Learned:
-    """Plans on the forecast of a network, with its rung's number of passes; `still` takes everything to stay where it is."""
+    """Plans on the forecast of a network, by so many `passes`; `still`: as if everything stayed where it is."""
 
-    def __init__(self, forecast: SceneForecast, rung: str) -> None:
-        self._stream, self._still, self._planner = ForecastStream(forecast, _PASSES[rung]), rung == 'still', Planner()
+    def __init__(self, forecast: SceneForecast, passes: int, still: bool = False) -> None:
+        self._stream, self._still, self._planner = ForecastStream(forecast, passes), still, Planner()
         self._size = forecast.preset.image_size
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],

@@ -5,14 +5,13 @@ An episode depends on its seed, task, variant, controller and delay alone, never
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.sim.task_scenes import Variant
 from worldmodel_ros.sim.world import World
 from . import controllers
@@ -99,8 +98,8 @@ def evaluate(question: Question, workers: int = 1, progress: Callable[[float], N
     jobs = question.jobs()
     done = _read(kept, question)
     todo = [job for job in jobs if job not in done]
-    for job, episode in _run(question, todo, workers):
-        done[job] = episode
+    for job, ended in each(partial(_drive, question), todo, workers):
+        done[job] = episode = ended.result()
         if kept:
             with kept.open('a') as stream:
                 stream.write(json.dumps({**_key(question), **asdict(job), 'episode': asdict(episode)}) + '\n')
@@ -139,19 +138,6 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
             episode = Episode(**row.pop('episode'))
             found[Job(**row)] = episode
     return found
-
-
-def _run(question: Question, jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Episode]]:
-    if workers == 1 or len(jobs) < 2:
-        yield from ((job, _drive(question, job)) for job in jobs)
-        return
-    with ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context('spawn')) as pool:
-        running = {pool.submit(_drive, question, job): job for job in jobs}
-        try:
-            for done in as_completed(running):
-                yield running[done], done.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _drive(question: Question, job: Job) -> Episode:

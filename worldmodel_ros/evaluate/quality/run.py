@@ -4,16 +4,15 @@ A job's result depends on its seed, the model and the machine alone, never on ho
 """
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
+from worldmodel_ros.evaluate.processes import each
 from . import summary
 from .horizons import gain
 from .seeds import QualityError
@@ -87,19 +86,11 @@ def _jobs(task: Task) -> list[Job]:
 
 
 def _run(task: Task, jobs: list[Job], workers: int) -> Iterator[tuple[Job, Result | Exception]]:
-    if workers == 1:
-        yield from ((job, _attempt(task, job)) for job in jobs)
-        return
-    with ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context('spawn')) as pool:
-        running = {pool.submit(_attempt, task, job): job for job in jobs}
+    for job, done in each(partial(_attempt, task), jobs, workers):
         try:
-            for done in as_completed(running):
-                try:
-                    yield running[done], done.result()
-                except BrokenProcessPool as error:  # a process was killed, for its memory perhaps
-                    yield running[done], error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            yield job, done.result()
+        except BrokenProcessPool as error:  # a process was killed, for its memory perhaps
+            yield job, error
 
 
 def _attempt(task: Task, job: Job) -> Result | Exception:
