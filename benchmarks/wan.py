@@ -1,4 +1,4 @@
-"""Open world models of the Wan family: a chunk of video on one GPU, random weights, beside what a user would take instead.
+"""Open world models of the Wan family: a chunk of video on one GPU, random weights, compared with what a user would take instead.
 
     python benchmarks/wan.py --folder benchmarks/results              # everything
     python benchmarks/wan.py --folder benchmarks/results --parts small branches long
@@ -7,7 +7,7 @@
 480x832 (30x52 tokens a latent frame), chunks of 3 latent frames (12 images), a window of 18 frames that is full, five passes.
 One row for each model and precision, written as it is measured (`wan_<gpu>.jsonl`), and all of a run (`wan_<gpu>.json`).
 
-Beside it, with the same weights, in the same run:
+Compared with it, with the same weights, in the same run:
 
 * reference: the published loop, its linear layers compiled: keys and values in one tensor that is moved by a clone, PyTorch's
   attention, the prompt's padding attended to, camera layers computed in each pass;
@@ -275,7 +275,7 @@ def decoder(run: Run) -> object | None:
 
 
 def measure_model(run: Run, name: str, fp8: bool, peers: dict[str, dict]) -> None:
-    """A row of one model; ``peers`` keeps, by name, what the bf16 run has measured beside it."""
+    """A row of one model; ``peers`` keeps, by name, what the bf16 run has measured next to it."""
     start = time.perf_counter()
     model = Model(run, name, fp8)
     own = chunks_ms(model, start)

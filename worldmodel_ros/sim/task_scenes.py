@@ -1,7 +1,7 @@
 """Rooms with movers for the tasks of `evaluate.control`: what a seed decides in each kind of scene.
 
-Looks, size and dynamics are those of `sample_scene`; where something moves, objects, start and movers are placed anew. Movers
-begin ahead of the robot: a camera of 90 degrees cannot foresee what comes from behind. The scenes of some seeds are pinned
+Looks, size and dynamics are those of `sample_scene`; where something moves, objects, start and movers are placed again. Movers
+begin ahead of the robot: a camera of 90 degrees cannot predict what comes from behind. The scenes of some seeds are pinned
 by their SHA-256 (`task_scenes.json`), so that what a model was trained on can be told later.
 """
 from collections.abc import Callable, Mapping

@@ -151,7 +151,7 @@ class Tracker:
 
 
 class _Future:
-    """Where everything will be if the robot is not there: simulated once, and again when something was not as foreseen."""
+    """Where everything will be if the robot is not there: simulated once, and again when something was not as predicted."""
 
     STEP = 0.05        # s, between samples
     TOLERANCE = 0.02   # m, of a deviation after which it is simulated again

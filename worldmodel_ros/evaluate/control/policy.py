@@ -18,7 +18,7 @@ _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
 _STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
 _FULL_TURN = math.radians(60.0)
 _KEEP_VIEW = math.radians(36.0)
-_MARGIN, _WALL_MARGIN = 0.10, 0.08       # m, beside an object or a wall on a detour
+_MARGIN, _WALL_MARGIN = 0.10, 0.08       # m, to an object or a wall on a detour
 _BRAKE = 1.5                    # m/s for each metre of free way
 
 

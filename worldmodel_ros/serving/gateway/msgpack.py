@@ -1,5 +1,5 @@
 """
-MessagePack with NumPy arrays, as openpi's clients write it, from senders that nobody trusts.
+MessagePack with NumPy arrays, as openpi's clients write it, from untrusted senders.
 
 An array is a map {__ndarray__, data, dtype, shape} and a NumPy scalar a map {__npgeneric__, data, dtype}, with keys of
 bytes (openpi_client.msgpack_numpy 0.1.2). Nothing is ever unpickled. The structure is walked before anything is
