@@ -22,7 +22,7 @@ from worldmodel_ros.serving.service.quotas import TokenBuckets
 from . import openpi, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract, ObservationError
-from .engine import EngineAway, EngineSession
+from .engine import EngineAway
 from .msgpack import WireError, decode
 from .security import AuditLog, LimitedSocket
 from .sessions import Refusal, Session, Sessions
@@ -135,6 +135,7 @@ class Gateway:
         self._refusals[kind] += 1
         if kind == 'engine':
             self._about = None  # what comes back may be another one
+            self._status.forget()
 
     def replace_accounts(self, accounts: Accounts) -> None:
         """Take other accounts; connections of those that are not among them are closed."""
@@ -183,11 +184,15 @@ class Gateway:
                                    certificate_name(secured.getpeercert() if secured else None))
 
     async def about(self) -> tuple[Preset, str]:
-        """Return the engine's model and what runs it. Raises EngineAway."""
+        """Return the engine's model and what runs it; takes no place for a session. Raises EngineAway."""
         if self._about is None:
-            session = await EngineSession.open(self._socket, 'gateway')
-            self._about = session.spec, session.backend
-            session.close()
+            status = await self._status.get()
+            if status is None:
+                raise EngineAway('it does not answer')
+            try:
+                self._about = Preset.from_dict(status['preset']), status['service']['backend']
+            except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+                raise EngineAway(f'its model cannot be understood: {error}') from error
         return self._about
 
     async def _ready(self, connection: ServerConnection, _: Account) -> Response:
