@@ -7,11 +7,17 @@ import time
 import numpy as np
 import pytest
 from fake_service import wait_for
-from gateway_rig import TIMEOUT, Running, infer, robot
+from camera_paths import camera, commands, path as camera_path
+from gateway_rig import TIMEOUT, Running, client, infer, robot
 from small_model import SMALL, small_checkpoint
+from test_gateway_camera import World
 
 from worldmodel_ros.engine import load
+from worldmodel_ros.engine.calls import run
+from worldmodel_ros.evaluate.drive.pictures import ssim
+from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
+from worldmodel_ros.serving.gateway.camera import PATH
 from worldmodel_ros.serving.gateway.server import Limits
 
 START = 120.0  # s, for a model to load on a busy machine
@@ -148,3 +154,56 @@ def test_an_engine_that_is_killed_and_started_again_serves_the_same_connections(
             assert 'refused: engine' in reply and time.monotonic() < end
             time.sleep(0.1)
         assert reply['episode'] == 2
+
+
+def filmed(running, image, poses, parts):
+    """Frames, uint8, of requests for so many poses each."""
+    frames, first = [], 0
+    with client(running, PATH) as connection:
+        world = World(connection)
+        for count in parts:
+            replies = world.infer(0, 0, camera=camera(poses[first:first + count]), extensions={'frames': 'uint8'},
+                                  **({} if first else {'image': image}))
+            frames += [reply['video'] for reply in replies]
+            first += count
+        connection.send(b'\x81\xa8endpoint\xa5reset')
+    return np.concatenate(frames)
+
+
+def imagined(model, backend, image, actions):
+    """What a session in this process makes of the same."""
+    engine = load(str(model), backend, sessions=1)
+    session = engine.open_session()
+    image = fit(image, session.spec.image_size)
+    session.observe(image, np.zeros(2, np.float32))
+    future, _ = run(session.extending(np.float32(actions)), engine.backend)
+    return np.concatenate([image[None], future.frames])
+
+
+def test_the_frames_of_a_camera_are_bit_for_bit_those_of_a_session_in_process(running, model):
+    image, given = frames(1)[0], commands(24)
+    actions = np.float32(given)
+    poses = camera_path(given)
+    shown = filmed(running, image, poses, (9, 4, 12))
+    # The float32 actions that the poses mean differ from those given in the last digits: take them as they are served.
+    from worldmodel_ros.serving.gateway import poses as reader
+    mount = reader.mount_pose((0.10, 0.0, 0.25, 0.0, 0.1396, 0.0))
+    served, _ = reader.follow(reader.base_of(poses[0], mount), poses[1:], mount, SMALL)
+    assert np.allclose(served, actions, atol=1e-5)
+    assert np.array_equal(shown, imagined(model, 'torch', image, served))
+
+
+@pytest.mark.slow
+def test_the_shipped_models_frames_agree_across_back_ends(tmp_path):
+    from worldmodel_ros.sim.world import World as Room
+    image, given = Room(7).render((64, 64)), np.tile([0.3, 0.6], (24, 1))
+    engine = Engine(tmp_path / 'engine.sock', 'tiny', '--backend', 'onnx', '--sessions', '1')
+    running = Running(engine.path)
+    try:
+        shown = filmed(running, image, camera_path(given), (25,))
+    finally:
+        running.stop()
+        engine.kill()
+    reference = imagined('tiny', 'torch', image, given)
+    assert np.array_equal(shown[0], reference[0]) and ssim(shown[-1], reference[-1]) >= 0.99
+    assert ssim(shown[0], shown[-1]) < 0.9, 'the camera has not moved'

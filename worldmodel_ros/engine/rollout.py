@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.model.sampling import adain
 from .calls import Boundary, Calls
 from .futures import Future, Moment

@@ -27,6 +27,14 @@ class EngineAway(RuntimeError):
     """There is no engine, or not for this session; the text says why."""
 
 
+class NotAnswered(RuntimeError):
+    """A question that is refused; the text says why. `again` [s]: it may be asked again after so long; 0: as it is, never."""
+
+    def __init__(self, text: str, again: float = 0.0) -> None:
+        super().__init__(text)
+        self.again = again
+
+
 class EngineSession:
     """One session on the server. Everything of it belongs to the event loop's thread."""
 
@@ -68,22 +76,28 @@ class EngineSession:
         self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix))
         return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
 
-    async def imagine(self, actions: np.ndarray, due: float) -> tuple[messages.ImaginedBranch, np.ndarray]:
+    async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Ask what comes of actions (T, A) from the newest observation on; return it with the frames, uint8 (T, H, W, 3).
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A) from the newest observation on, or `onward` from
+        the end of what was kept last; `keep`: they can be gone on from.
 
-        Raises EngineAway, and ValueError for what is refused.
+        Raises EngineAway, NotAnswered.
         """
         self._require()
         self._asked += 1
         future = self._loop.create_future()
         self._questions[self._asked] = future, []
         branch = messages.Branch('camera', len(actions), actions)
-        self._send(messages.Question(self._asked, '', due, _QUESTION, (branch,), 2))
+        self._send(messages.Question(self._asked, '', due, _QUESTION, (branch,), 2, keep, onward))
         branches = await self._wait(future, max(0.0, due - time.monotonic()) + _PATIENCE)
         if len(branches) != 1:
-            raise ValueError('the time was over before it was imagined')
-        return branches[0]
+            raise NotAnswered('the time was over before it was imagined')
+        return branches[0][1]
+
+    def stay(self) -> None:
+        """Say something, so that the session does not end for nothing being said."""
+        if not self.gone:
+            self._send(messages.StatusRequest())
 
     def close(self, reason: str = 'closed') -> None:
         """End the session; what is not answered raises EngineAway."""
@@ -142,9 +156,11 @@ class EngineSession:
             if future is None or future.done():
                 return
             if message.refusal:
-                future.set_exception(ValueError(message.refusal))
+                future.set_exception(NotAnswered(message.refusal, message.again))
             else:
                 future.set_result(branches)
+        elif isinstance(message, messages.Status):
+            pass  # the answer to `stay`
         elif isinstance(message, (messages.Rejected, messages.Idle)):
             self.close(message.reason)
         else:

@@ -8,7 +8,8 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,17 @@ from websockets.http11 import Request, Response
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
-from . import openpi, rest
+from . import camera, openpi, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
-from .contract import Contract, ObservationError
+from .contract import Contract
 from .engine import EngineAway
-from .msgpack import WireError, decode
+from .msgpack import WireError
 from .security import AuditLog, LimitedSocket
 from .sessions import Refusal, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
-_HANDSHAKE = 5.0       # s, for TLS and for the request of a connection
+_HANDSHAKE = 10.0      # s, for TLS and for the request of a connection
 _PING = 20.0           # s, between two pings
 _SILENT = 60.0         # s without an answer to one, after which the other side has gone
 _SEND = 5.0            # s for a reply to go out, after which the other side does not read
@@ -39,7 +40,7 @@ _UNREAD = 2            # messages of a connection that wait here; the rest waits
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
-Handler = Callable[['Client'], Awaitable[None]]
+Dialect = openpi.Dialect | camera.Dialect
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,21 @@ class Client:
     def __init__(self, gateway: Gateway, connection: ServerConnection, account: Account) -> None:
         self.gateway, self.connection, self.account = gateway, connection, account
         self.address = (connection.remote_address or ('?',))[0]
+        self.dialect: Dialect = connection.dialect
+        self.extensions: Any = None  # of the dialect, as the client has asked for them
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> bytes | str:
         """
         Return the next message that may be looked at. Those that come too fast are refused unread.
 
-        Raises WireError for a text, ConnectionClosed, TimeoutError after the idle time.
+        Raises ConnectionClosed, TimeoutError after the idle time.
         """
         while True:
             message = await asyncio.wait_for(self.connection.recv(), self.gateway.limits.idle)
             wait = self.gateway.wait(self.account, len(message))
             if not wait:
-                break
+                return message
             await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
-        if isinstance(message, str):
-            raise WireError('a text: messages are MessagePack')
-        return message
 
     async def send(self, message: bytes | str) -> None:
         """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
@@ -81,7 +81,7 @@ class Client:
     async def refuse(self, refusal: Refusal) -> None:
         """Say that something is not done."""
         self.gateway.refused(refusal.kind)
-        await self.send(str(refusal))
+        await self.send(self.dialect.refusal(refusal))
 
 
 class Gateway:
@@ -102,7 +102,8 @@ class Gateway:
         self._times = rest.Histogram()
         self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
-        self._handlers: dict[str, Handler] = {'/': self._openpi, '/v1/realtime/robot/openpi': self._openpi}
+        self._dialects: dict[str, Dialect] = {
+            **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount)}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when clients can connect."""
@@ -161,7 +162,7 @@ class Gateway:
                    '/v1/sessions': self._own_sessions}
         if path in answers:
             return await answers[path](connection, account)
-        if path not in self._handlers:
+        if path not in self._dialects:
             return connection.respond(http.HTTPStatus.NOT_FOUND, 'there is no such path\n')
         if len(self._clients) >= _CONNECTIONS:
             self.refused('connections')
@@ -171,8 +172,8 @@ class Gateway:
         except EngineAway as error:
             self.refused('engine')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
+        connection.dialect = self._dialects[path]
         connection.client = Client(self, connection, account)
-        connection.handle = self._handlers[path]
         return None
 
     def _account(self, connection: ServerConnection, request: Request) -> Account | None:
@@ -227,7 +228,7 @@ class Gateway:
         self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
         reason = 'it has closed'
         try:
-            await connection.handle(client)
+            await self._converse(client)
         except ConnectionClosed:
             pass
         except (asyncio.TimeoutError, TimeoutError):
@@ -252,28 +253,31 @@ class Gateway:
         except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
             pass
 
-    async def _openpi(self, client: Client) -> None:
+    async def _converse(self, client: Client) -> None:
         spec, backend = await self.about()
-        await client.send(openpi.metadata(spec, backend, self.contract))
+        dialect = client.dialect
+        if refusal := dialect.refuses(spec):
+            await client.send(refusal)
+            return
+        await client.send(dialect.greeting(spec, backend))
         session: Session | None = None
         try:
             while True:
                 message = await client.receive()
                 arrival = time.monotonic()
-                observation = decode(message)
                 try:
-                    request = openpi.Request.of(observation, self.contract)
+                    request = dialect.read(message)
+                    if request is None:
+                        continue
                     if session is None or session.holder is not client or (
                             request.session_id and request.session_id != session.name):
                         session = self._claim(client, request.session_id, session)
-                    reply = await openpi.answer(session, request, observation, self.contract, arrival)
+                    async with aclosing(dialect.answer(session, request, arrival, client)) as replies:
+                        async for reply in replies:
+                            await client.send(reply)
                     self._times.add(time.monotonic() - arrival)
-                except ObservationError as error:
-                    await client.refuse(Refusal('observation', str(error)))
                 except Refusal as refusal:
                     await client.refuse(refusal)
-                else:
-                    await client.send(reply)
         finally:
             if session:
                 self.sessions.release(session, client)
@@ -282,7 +286,7 @@ class Gateway:
         """The session of a name, instead of the one before. Raises Refusal."""
         if before is not None and before.holder is not client and (not name or name == before.name):
             raise Refusal('session', f'{before.name} goes on over a newer connection')
-        session = self.sessions.claim(client.account, name, openpi.DIALECT, client)
+        session = self.sessions.claim(client.account, name, client.dialect.name, client)
         if before is not None:
             self.sessions.release(before, client)
         return session

@@ -19,13 +19,14 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
-from .engine import EngineAway, EngineSession
+from .engine import EngineAway, EngineSession, NotAnswered
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
 _REPLIES = 8       # that are kept for a client which asks again
 _TIMES = 512       # ticks that the median and the 99th percentile are of
 _SAVED = 4.0       # s of openings that may come at once
 _RETRY = 0.5       # s, between two attempts to reach an engine that is away
+_STAY = 15.0       # s, between two signs of life of a world that nobody moves in
 
 
 class Refusal(Exception):
@@ -49,10 +50,11 @@ class Session:
         self.step: int | None = None      # newest one that was done
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
+        self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3)
         self._socket = socket
         self._engine: EngineSession | None = None
-        self._retry = 0.0
+        self._retry = self._stayed = 0.0
         self._number = 0
         self._replies: OrderedDict[int, bytes | str] = OrderedDict()
         self._plan: tuple[np.ndarray, float] | None = None  # the newest one, and when its observation came
@@ -137,10 +139,38 @@ class Session:
         self.seconds.append(now - arrival)
         return answer, now - asked, len(committed)
 
+    async def imagine(self, actions: np.ndarray, patience: float, keep: bool, onward: bool) -> np.ndarray:
+        """
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A), as `EngineSession.imagine`. Where the engine takes
+        questions more slowly, it is asked again, for `patience` s. Raises Refusal.
+        """
+        begun, end = time.monotonic(), time.monotonic() + patience
+        while True:
+            try:
+                frames = await (await self.engine()).imagine(actions, end, keep, onward)
+            except EngineAway as error:
+                raise self._refused('engine', str(error)) from error
+            except NotAnswered as error:
+                if not error.again or time.monotonic() + error.again > end:
+                    raise self._refused('model', str(error)) from error
+                await asyncio.sleep(error.again)
+            else:
+                self.newest = frames
+                self.counts['imagined'] += len(frames)
+                self.seconds.append(time.monotonic() - begun)
+                return frames
+
+    def stay(self) -> None:
+        """Keep the session on the engine while nothing is asked of it."""
+        now = time.monotonic()
+        if self.world is not None and self._engine and now - self._stayed > _STAY:
+            self._stayed = now
+            self._engine.stay()
+
     def begin_anew(self) -> None:
         """Forget what was seen: the next frame begins an episode."""
         self.episode += 1
-        self.step, self._plan = None, None
+        self.step, self._plan, self.world = None, None, None
         self._replies.clear()
 
     def status(self) -> dict[str, Any]:
@@ -230,6 +260,7 @@ class Sessions:
         """End the sessions to which nobody has come back."""
         now = time.monotonic()
         for key, session in list(self._sessions.items()):
+            session.stay()
             if session.holder is None and now - session.left > self._linger:
                 self._end(key, f'nobody came back within {self._linger:g} s')
 
