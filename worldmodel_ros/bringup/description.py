@@ -1,6 +1,7 @@
 """The description of what runs (config/bringup.yaml): reading, checking, and resolving it for one robot."""
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import yaml
 
+from worldmodel_ros import dds_security
 from worldmodel_ros.paths import config_directory
 
 TARGETS = ('sim', 'robot', 'replay')
@@ -40,6 +42,10 @@ class NodeDescription:
         """Return the node's name in the graph, such as /robot1/command_gate; a shared one is in no namespace."""
         return absolute_namespace('' if self.shared else namespace).rstrip('/') + '/' + self.name
 
+    def enclave(self, namespace: str = '') -> list[str]:
+        """Return the options that name the node's enclave, its full name, where nodes are told to be secure."""
+        return ['--enclave', self.full_name(namespace)] if dds_security.is_asked_for(os.environ) else []
+
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
         """Return this node's own variables that apply: those for which `inherited` has no value but the shared one."""
         return {name: value for name, value in self.environment.items()
@@ -53,7 +59,7 @@ class NodeDescription:
 
     def ros_arguments(self, namespace: str = '') -> list[str]:
         """Return the command line, from --ros-args on, that configures a process as this node."""
-        arguments = ['--ros-args', '-r', f'__node:={self.name}']
+        arguments = ['--ros-args', *self.enclave(namespace), '-r', f'__node:={self.name}']
         if namespace:
             arguments += ['-r', f'__ns:={absolute_namespace(namespace)}']
         for source, target in self.remappings.items():
