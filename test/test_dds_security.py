@@ -66,8 +66,8 @@ def test_a_file_that_is_missing_is_named(keystore):
 @pytest.mark.parametrize('node', NODES)
 def test_each_node_refuses_to_start(node, tmp_path):
     program = f'from worldmodel_ros.nodes.{FOLDERS.get(node, node)}.node import main; raise SystemExit(main())'
-    done = subprocess.run([sys.executable, '-c', program, '--ros-args', '--enclave', f'/{node}'], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, **SECURE, 'ROS_SECURITY_KEYSTORE': str(tmp_path)})
+    done = subprocess.run([sys.executable, '-c', program, '--ros-args', '--enclave', f'/{node}'], capture_output=True,
+                          text=True, timeout=120, env={**os.environ, **SECURE, 'ROS_SECURITY_KEYSTORE': str(tmp_path)})
     assert done.returncode == BAD_CONFIGURATION, done.stderr
     assert 'cannot start: ROS_SECURITY_ENABLE is true, and' in done.stderr and 'Traceback' not in done.stderr
 

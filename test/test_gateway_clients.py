@@ -1,4 +1,4 @@
-"""The real client of openpi, unmodified, and the flow of a camera client, in an environment of their own (tools/openpi_env.sh)."""
+"""The real client of openpi, unmodified, and the flow of a camera client, in an environment made by tools/openpi_env.sh."""
 import json
 import subprocess
 from pathlib import Path

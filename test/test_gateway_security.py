@@ -84,7 +84,7 @@ def test_tools_get_their_answers(running):
         assert values['worldmodel_gateway_connections'] == '1' and float(values['worldmodel_gateway_tick_seconds_count']) == 1
         seen, = json.loads(get(running, '/v1/sessions', ARM)[2])['sessions']
         assert (seen['session_id'], seen['connected'], seen['ticks'], seen['tier_two_step']) == ('seen', True, 1, 1)
-        assert json.loads(get(running, '/v1/sessions', BASE)[2]) == {'sessions': []}
+        assert json.loads(get(running, '/v1/sessions', BASE)[2]) == {'sessions': [], 'engine': True}
         assert get(running, '/v1/other', ARM)[0] == 404
 
 

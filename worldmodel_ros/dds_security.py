@@ -49,15 +49,15 @@ def refusal(arguments: Sequence[str], environment: Mapping[str, str], library: P
         return ''
     strategy = environment.get('ROS_SECURITY_STRATEGY', '')
     if strategy != 'Enforce':
-        return f'ROS_SECURITY_ENABLE is true, and with ROS_SECURITY_STRATEGY={strategy or "Permissive"} nodes start without ' \
-               'security where it is missing: set it to Enforce'
+        return (f'ROS_SECURITY_ENABLE is true, and with ROS_SECURITY_STRATEGY={strategy or "Permissive"} nodes start without '
+                'security where it is missing: set it to Enforce')
     if library is not None and not has_security(library):
-        return f'ROS_SECURITY_ENABLE is true, and {library} was built without DDS security: use the ROS 2 of a distribution, ' \
-               'or set ROS_SECURITY_ENABLE=false to go without'
+        return (f'ROS_SECURITY_ENABLE is true, and {library} was built without DDS security: use the ROS 2 of a distribution, '
+                'or set ROS_SECURITY_ENABLE=false to go without')
     keystore = environment.get('ROS_SECURITY_KEYSTORE', '')
     folder = Path(keystore) / 'enclaves' / enclave(arguments, environment).strip('/')
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if not keystore or missing:
-        return f'ROS_SECURITY_ENABLE is true, and {folder if keystore else "ROS_SECURITY_KEYSTORE"} has no ' \
-               f'{", ".join(missing)}: make them by ros2 security create_enclave and create_permission (docs/security.md)'
+        return (f'ROS_SECURITY_ENABLE is true, and {folder if keystore else "ROS_SECURITY_KEYSTORE"} has no '
+                f'{", ".join(missing)}: make them by ros2 security generate_artifacts (docs/security.md)')
     return ''

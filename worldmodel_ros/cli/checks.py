@@ -140,7 +140,8 @@ def security(surroundings: dict[str, str]) -> Finding:
     """DDS security: whether it is there, and whether nodes are told to use it."""
     code, output = _child(_SECURITY, surroundings)
     if code:
-        return Finding(Level.FAIL, f'rclpy does not start: {output}', 'make setup, or source the setup.bash of your distribution')
+        return Finding(Level.FAIL, f'rclpy does not start: {output}',
+                       'make setup, or source the setup.bash of your distribution')
     there, _, library = output.partition(' ')
     if dds_security.is_asked_for(surroundings):
         path = Path(library) if library else None
@@ -150,11 +151,12 @@ def security(surroundings: dict[str, str]) -> Finding:
             return Finding(Level.FAIL, f'the nodes refuse to start: {refused[0]}', 'docs/security.md')
         return Finding(Level.OK, 'DDS security is asked for, and is there for all nodes')
     if there == 'other':
-        return Finding(Level.OK, 'another middleware than Fast DDS: whether it has DDS security is not known; nodes do not ask for it')
+        return Finding(Level.OK, 'nodes do not ask for DDS security; whether this middleware, which is not Fast DDS, has it is '
+                                 'not known')
     if there == 'True':
         return Finding(Level.OK, f'{library} has DDS security; nodes do not ask for it (ROS_SECURITY_ENABLE)')
-    return Finding(Level.OK, f'{library} has no DDS security: whoever is on the network of the nodes can hear and command them. '
-                             'That of a distribution has it (docs/security.md)')
+    return Finding(Level.OK, f'{library} has no DDS security: whoever is on the network of the nodes can hear and command '
+                             'them. That of a distribution has it (docs/security.md)')
 
 
 def simulator(surroundings: dict[str, str]) -> Finding:

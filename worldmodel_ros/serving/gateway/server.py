@@ -8,11 +8,13 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import parse_qs
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -20,7 +22,7 @@ from websockets.http11 import Request, Response
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
-from . import camera, openpi, rest
+from . import camera, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract
 from .engine import EngineAway
@@ -157,11 +159,14 @@ class Gateway:
             self._audit('unauthorized', address=(connection.remote_address or ('?',))[0], path=path[:100])
             response = connection.respond(http.HTTPStatus.UNAUTHORIZED, 'a token is needed: Authorization: Bearer ...\n')
             response.headers['WWW-Authenticate'] = 'Bearer'
+            response.headers['WWW-Authenticate'] = 'Basic realm="worldmodel gateway: the token as password"'  # besides
             return response
         answers = {'/readyz': self._ready, '/metrics': self._metrics, '/v1/models': self._models,
-                   '/v1/sessions': self._own_sessions}
+                   '/v1/sessions': self._own_sessions, '/v1/sessions/frames': self._frames}
         if path in answers:
             return await answers[path](connection, account)
+        if path == '/' and 'Upgrade' not in request.headers:
+            return _typed(connection.respond(http.HTTPStatus.OK, page.HTML), 'text/html; charset=utf-8', page.HEADERS)
         if path not in self._dialects:
             return connection.respond(http.HTTPStatus.NOT_FOUND, 'there is no such path\n')
         if len(self._clients) >= _CONNECTIONS:
@@ -218,7 +223,20 @@ class Gateway:
             'step_period': spec.step_period, 'goals': spec.goals}]})
 
     async def _own_sessions(self, connection: ServerConnection, account: Account) -> Response:
-        return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)]})
+        return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)],
+                                  'engine': await self._status.get() is not None})
+
+    async def _frames(self, connection: ServerConnection, account: Account) -> Response:
+        query = parse_qs(connection.request.path.partition('?')[2])
+        name, = query.get('session_id', ['']) if len(query.get('session_id', [])) < 2 else ['']
+        newest = next((session.newest for session in self.sessions.of(account) if session.name == name), None)
+        if newest is None:
+            return connection.respond(http.HTTPStatus.NOT_FOUND, 'no frames of such a session of yours\n')
+        response = _typed(connection.respond(http.HTTPStatus.OK, ''), 'image/jpeg', {'Cache-Control': 'private, max-age=60'})
+        response.body = await asyncio.to_thread(page.strip, newest)
+        del response.headers['Content-Length']
+        response.headers['Content-Length'] = str(len(response.body))
+        return response
 
     # --- what a connection says ---
 
@@ -301,7 +319,8 @@ def _json(connection: ServerConnection, value: Any) -> Response:
     return _typed(connection.respond(http.HTTPStatus.OK, json.dumps(value) + '\n'), 'application/json')
 
 
-def _typed(response: Response, kind: str) -> Response:
+def _typed(response: Response, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
     del response.headers['Content-Type']
     response.headers['Content-Type'] = kind
+    response.headers.update(headers)
     return response

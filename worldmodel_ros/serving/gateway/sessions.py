@@ -51,7 +51,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
         self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
-        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3)
+        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
+        self.pictures = 0
         self._socket = socket
         self._engine: EngineSession | None = None
         self._retry = self._stayed = 0.0
@@ -155,7 +156,7 @@ class Session:
                     raise self._refused('model', str(error)) from error
                 await asyncio.sleep(error.again)
             else:
-                self.newest = frames
+                self._show(frames)
                 self.counts['imagined'] += len(frames)
                 self.seconds.append(time.monotonic() - begun)
                 return frames
@@ -178,7 +179,8 @@ class Session:
         times = np.array(self.seconds or [np.nan]) * 1e3
         median, slow = (None if np.isnan(each) else round(float(each), 2) for each in np.quantile(times, (0.5, 0.99)))
         return {'session_id': self.name, 'dialect': self.dialect, 'connected': self.holder is not None,
-                'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, **self.counts}
+                'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, 'pictures': self.pictures,
+                **self.counts}
 
     def close(self) -> None:
         """End it on the engine, too."""
@@ -201,7 +203,11 @@ class Session:
         return plan[:max(1, passed)], plan[passed:passed + delay]
 
     def _pictured(self, _: messages.Imagined, frames: np.ndarray) -> None:
+        self._show(frames)
+
+    def _show(self, frames: np.ndarray) -> None:
         self.newest = frames
+        self.pictures += 1
 
 
 class Sessions:
