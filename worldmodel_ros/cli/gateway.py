@@ -4,6 +4,9 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
 
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
@@ -34,7 +37,33 @@ def main() -> int:
     return _run(parser.parse_args())
 
 
+class _File(argparse.Action):
+    """Takes options from a file; those that come after it on the command line win."""
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        if not value:
+            return
+        known = {action.dest: action for action in parser._actions if action.dest not in ('help', 'options', 'new_token')}
+        try:
+            given = yaml.safe_load(Path(value).read_text()) or {}
+            for name, option in given.items():
+                action = known[name]
+                read = action.type or str
+                if isinstance(action, argparse._StoreTrueAction):
+                    if not isinstance(option, bool):
+                        raise ValueError(f'{name} is true or false')
+                    setattr(namespace, name, option)
+                else:
+                    setattr(namespace, name, [read(each) for each in option] if action.nargs else read(option))
+        except KeyError as error:
+            parser.error(f'{value}: there is no option {error}: there are {", ".join(sorted(known))}')
+        except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+            parser.error(f'{value} is no file of options: {error}')
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--options', default='', metavar='FILE', action=_File, help='take these options from a YAML file, by '
+                        'their names with _ for -; those after it on the command line win')
     parser.add_argument('--host', default='127.0.0.1', help='address to listen at (default: 127.0.0.1, this machine alone)')
     parser.add_argument('--port', type=int, default=8000, metavar='N', help='0 for any free one (default: 8000)')
     parser.add_argument('--socket', default='auto', metavar='PATH', help='of the engine (default: auto, this user\'s own)')
@@ -74,7 +103,7 @@ def _run(chosen: argparse.Namespace) -> int:
                   f'accounts:\n  - name: {entry.name}\n    sha256: {entry.sha256}')
             return 0
         return run(Options(
-            chosen.host, chosen.port, chosen.socket, chosen.contract, chosen.accounts, chosen.certificate, chosen.key,
+            chosen.host, chosen.port, chosen.socket or 'auto', chosen.contract, chosen.accounts, chosen.certificate, chosen.key,
             chosen.client_ca, chosen.plaintext, tuple(chosen.origin), chosen.message_mb, chosen.connects, chosen.idle,
             chosen.linger, chosen.audit))
     except (GatewayError, AccountError, ContractError) as error:

@@ -15,7 +15,8 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums }
 th { font-weight: 600 } td.number, th.number { text-align: right } .scroll { overflow-x: auto }
 #state { font-weight: 600 } #state.away { color: #c33 }
-figure { margin: 1rem 0 } img { image-rendering: pixelated; height: 8rem; max-width: 100%; object-fit: contain; border: 1px solid var(--line) }
+figure { margin: 1rem 0 }
+img { image-rendering: pixelated; height: 8rem; max-width: 100%; object-fit: contain; border: 1px solid var(--line) }
 """
 
 _SCRIPT = """
@@ -88,7 +89,8 @@ def _source(text: str) -> str:
 # Nothing but what is written here runs, and nothing is fetched from elsewhere.
 HEADERS = {
     'Content-Security-Policy': f"default-src 'none'; script-src {_source(_SCRIPT)}; style-src {_source(_STYLE)}; "
-                               "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+                               "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+                               "frame-ancestors 'none'",
     'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer', 'Cache-Control': 'no-store'}
 
 
