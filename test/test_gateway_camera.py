@@ -140,10 +140,12 @@ def test_what_is_no_request_is_an_error_and_the_connection_stays(world, message)
     ({'camera': None}, 'camera must be a map'), ({'camera': {'poses': DRIVE[:2]}}, 'no intrinsics'),
     ({'image': IMAGE.astype(float)}, 'uint8 (H, W, 3)'), ({'extra_body': 3}, 'extra_body is a map'),
     ({'extra_body': {'frames_per_chunk': 0}}, 'frames_per_chunk'), ({'extra_body': {'num_frames': 3}}, 'more than num_frames'),
-    ({'extra_body': {'fps': float('nan')}}, 'fps'), ({'prompt': 3}, 'are texts'), ({'endpoint': 'train'}, 'endpoint'),
+    ({'extra_body': {'fps': float('nan')}}, 'fps'), ({'prompt': 3}, 'are texts'), ({'endpoint': 'train'}, 'endpoint is'),
     ({'session_id': 'a b'}, 'session_id must be'), ({'extensions': {'frames': 'gif'}}, 'extensions are a map'),
     ({'extensions': {'sound': True}}, 'extensions are a map'), ({'camera': camera(DRIVE[[0, 20]])}, 'is missed by'),
-    ({'event_id': 'e' * 129}, 'are texts')])
+    ({'event_id': 'e' * 129}, 'up to 128 characters'), ({'session_id': np.zeros(2)}, 'are texts'),
+    ({'extra_body': np.zeros(3)}, 'extra_body is a map'), ({'extensions': {'frames': np.zeros(2)}}, 'extensions are a map'),
+    ({'extensions': {'timings': 1}}, 'extensions are a map')])
 def test_what_makes_no_sense_is_refused_with_the_reason_and_the_connection_stays(world, changes, reason):
     error, = world.infer(0, 5, **{'image': IMAGE, **changes})
     assert error['type'] == 'error' and reason in error['message']

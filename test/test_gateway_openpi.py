@@ -63,6 +63,8 @@ def test_a_channel_first_image_and_a_nested_key_are_understood(running):
     ({'step_id': -1}, 'whole numbers'), ({'step_id': True}, 'whole numbers'), ({'deadline_ms': 0}, 'deadline_ms'),
     ({'deadline_ms': float('nan')}, 'deadline_ms'), ({'session_id': 7}, 'session_id is a text'),
     ({'session_id': 'a b'}, 'session_id must be'), ({'endpoint': 'train'}, 'endpoint'), ({'inference_delay': 'x'}, 'whole'),
+    ({'endpoint': np.zeros(2)}, 'endpoint'), ({'prompt': np.zeros(0)}, 'a text'),
+    ({'executed_actions': [[1], [1, 2]]}, 'executed_'), ({'executed_actions': np.zeros((1000, 65))}, 'executed_actions is'),
     ({'executed_actions': 'x'}, 'executed_actions is'), ({'executed_actions': np.zeros(3)}, 'finite numbers linear.x'),
     ({'executed_actions': np.array([[np.nan, 0]])}, 'finite numbers linear.x')])
 def test_an_observation_that_makes_no_sense_is_refused_and_the_next_one_is_answered(running, changes, reason):

@@ -79,7 +79,8 @@ def test_small_errors_of_a_path_are_made_up_for_later():
     ({'poses': np.eye(4)[None] * np.nan}, 'not finite'), ({'poses': np.diag([1, 1, -1, 1.0])[None]}, 'rigid'),
     ({'poses': np.diag([1.002, 1, 1, 1])[None]}, 'rigid'), ({'poses': np.diag([1, 1, 1, 2.0])[None]}, 'rigid'),
     ({'poses': np.zeros((0, 4, 4))}, 'N from 1'), ({'poses': np.tile(np.eye(4), (poses.MOST + 1, 1, 1))}, 'N from 1'),
-    ({'poses': np.array(['x'])}, 'array of numbers'), ({'intrinsics': np.ones((2, 4))}, r'must be \(1, 4\)'),
+    ({'poses': np.array(['x'])}, 'array of numbers'), ({'poses': np.eye(4)[None] * 1e200}, 'numbers up to'),
+    ({'intrinsics': np.ones((2, 4))}, r'must be \(1, 4\)'),
     ({'intrinsics': np.array([0.0, 1, 1, 1])}, 'focal'), ({'intrinsics': np.array([np.inf, 1, 1, 1])}, 'not finite')])
 def test_a_camera_that_makes_no_sense_is_refused(change, reason):
     with pytest.raises(poses.PoseError, match=reason):

@@ -234,8 +234,8 @@ class _Progress:
 
 
 # Whose branches guide atheris.
-_GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.evaluate', 'worldmodel_ros.inputs', 'worldmodel_ros.cache',
-           'worldmodel_ros.engine.session_file', 'worldmodel_ros.engine.what_if', 'worldmodel_ros.model',
+_GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.serving.gateway', 'worldmodel_ros.evaluate',
+           'worldmodel_ros.inputs', 'worldmodel_ros.cache', 'worldmodel_ros.engine.session_file', 'worldmodel_ros.engine.what_if', 'worldmodel_ros.model',
            'worldmodel_ros.nodes', 'worldmodel_ros.safety']
 
 

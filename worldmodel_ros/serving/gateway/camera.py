@@ -64,11 +64,12 @@ class Extensions:
         """Return these with what a request asks for. Raises Refusal."""
         if asked is None:
             return self
-        known = isinstance(asked, Mapping) and not set(asked) - set(vars(self))
-        if not known or asked.get('frames', self.frames) not in ENCODINGS or asked.get('rays', '') not in (
-                '', 'origin', 'moment') or not all(type(asked.get(name, False)) is bool for name in ('timings', 'poses')):
+        known = isinstance(asked, Mapping) and not set(asked) - set(vars(self)) and all(
+            type(value) is type(getattr(self, name)) for name, value in asked.items())
+        taken = replace(self, **asked) if known else None
+        if taken is None or taken.frames not in ENCODINGS or taken.rays not in ('', 'origin', 'moment'):
             raise Refusal('request', f'extensions are a map of {Extensions.offered()}')
-        return replace(self, **asked)
+        return taken
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,18 @@ class Request:
         """Read a message. Raises Refusal."""
         if not isinstance(message, Mapping):
             raise Refusal('request', 'Invalid request payload: a request is a map')
-        body = message.get('extra_body') or {}
+        body = message.get('extra_body')
+        body = {} if body is None else body
         if not isinstance(body, Mapping):
             raise Refusal('request', 'extra_body is a map')
-        named = message.get('session_id') or body.get('session_id') or _DEFAULT_SESSION
-        endpoint, event, prompt = (message.get(key, '') or '' for key in ('endpoint', 'event_id', 'prompt'))
-        if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in (named, endpoint, event, prompt)) \
-                or endpoint not in ('', 'infer', 'reset') or len(event) > _LONGEST_EVENT:
+        texts = [source.get(key) for source, key in (
+            (message, 'session_id'), (body, 'session_id'), (message, 'endpoint'), (message, 'event_id'), (message, 'prompt'))]
+        if not all(text is None or (isinstance(text, str) and len(text) <= _LONGEST_TEXT) for text in texts):
             raise Refusal('request', 'session_id, event_id and prompt are texts, endpoint is "infer" or "reset"')
+        own, inner, endpoint, event, _ = (text or '' for text in texts)
+        named = own or inner or _DEFAULT_SESSION
+        if endpoint not in ('', 'infer', 'reset') or len(event) > _LONGEST_EVENT:
+            raise Refusal('request', f'endpoint is "infer" or "reset", event_id has up to {_LONGEST_EVENT} characters')
         if endpoint == 'reset':
             return cls(named, endpoint, event, extensions=message.get('extensions'))
         together, fps = body.get('frames_per_chunk', _TOGETHER), body.get('fps')

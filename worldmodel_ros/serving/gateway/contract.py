@@ -91,10 +91,12 @@ class Contract:
     def goal_of(self, observation: Mapping[str, Any], spec: Preset) -> str:
         """Return the goal that the text of the observation names; empty: there is no text. Raises ObservationError."""
         text = _look_up(observation, self.goal)
-        if text is None or text == '':
+        if text is None:
             return ''
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
             raise ObservationError(f'{self.goal} must be a text of up to {_LONGEST_TEXT} characters')
+        if not text:
+            return ''
         named = [goal for goal in spec.goals
                  if any(re.search(rf'\b{re.escape(word)}\b', text, re.IGNORECASE)
                         for word in (goal, *self.goals.get(goal, ())))]

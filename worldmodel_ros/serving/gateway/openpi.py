@@ -26,7 +26,8 @@ NAME = 'openpi'
 PATHS = ('/', '/v1/realtime/robot/openpi')
 _LONGEST_DEADLINE = 60_000.0  # ms
 _MAX_STEP = 1 << 62
-_MAX_ACTIONS = 1000  # that a client may say it has executed
+_MAX_ACTIONS = 1000  # that a client may say it has executed,
+_MAX_NAMES = 64      # of so many numbers each
 _RETURN = 0.002      # s, from the engine's answer to the message on the socket
 
 
@@ -48,7 +49,7 @@ class Request:
         if not isinstance(observation, Mapping):
             raise ObservationError('an observation is a map')
         session_id, endpoint = observation.get('session_id', ''), observation.get('endpoint', 'infer')
-        if not isinstance(session_id, str) or endpoint not in ('infer', 'reset'):
+        if not isinstance(session_id, str) or not isinstance(endpoint, str) or endpoint not in ('infer', 'reset'):
             raise ObservationError('session_id is a text, and endpoint "infer" or "reset"')
         step = observation.get('step_id')
         deadline = observation.get('deadline_ms', contract.deadline_ms)
@@ -60,8 +61,12 @@ class Request:
                 or not 0.0 < deadline <= _LONGEST_DEADLINE:
             raise ObservationError(f'deadline_ms is a number above 0, at most {_LONGEST_DEADLINE:g}')
         if executed is not None:
-            executed = np.asarray(executed) if isinstance(executed, (list, np.ndarray)) else np.array('')
-            if executed.dtype.kind not in 'fiu' or executed.ndim not in (1, 2) or len(executed) > _MAX_ACTIONS:
+            try:
+                executed = np.asarray(executed) if isinstance(executed, (list, np.ndarray)) else np.array('')
+            except ValueError:  # a list of rows of different lengths
+                executed = np.array('')
+            if executed.dtype.kind not in 'fiu' or executed.ndim not in (1, 2) or len(executed) > _MAX_ACTIONS \
+                    or executed.size > _MAX_ACTIONS * _MAX_NAMES:
                 raise ObservationError(f'executed_actions is (A,) or (n, A) numbers, n up to {_MAX_ACTIONS}')
         return cls(session_id, endpoint, None if step is None else int(step), float(deadline), int(delay), executed,
                    observation)

@@ -16,6 +16,7 @@ from worldmodel_ros.model.presets import Preset
 
 MOST = 128           # poses of one request
 REACH = 0.05, math.radians(5.0)  # m and rad, by which the robot's camera may miss a pose
+_FARTHEST = 1e6      # m, and pixels
 _ORTHONORMAL = 1e-3  # largest error of a rotation's products of rows
 _MOTIONS = ('linear.x', 'linear.y', 'linear.z', 'angular.x', 'angular.y', 'angular.z')  # of the base, m/s and rad/s
 _STRAIGHT = 1e-9     # rad, below which a turn is none
@@ -35,17 +36,23 @@ def read(camera: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     if not isinstance(camera, Mapping):
         raise PoseError('camera must be a map with poses (N, 4, 4) and intrinsics (N, 4)')
-    poses, intrinsics = (_numbers(camera, name) for name in ('poses', 'intrinsics'))
-    if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not 0 < len(poses) <= MOST:
-        raise PoseError(f'poses must be (N, 4, 4), N from 1 to {MOST}, and are {poses.shape}')
+    given, rows = (_array(camera, name) for name in ('poses', 'intrinsics'))
+    if given.ndim != 3 or given.shape[1:] != (4, 4) or not 0 < len(given) <= MOST:
+        raise PoseError(f'poses must be (N, 4, 4), N from 1 to {MOST}, and are {given.shape}')
+    if rows.shape not in ((4,), (1, 4), (len(given), 4)):
+        raise PoseError(f'intrinsics must be ({len(given)}, 4), as there are {len(given)} poses, and are {rows.shape}')
+    poses, intrinsics = given.astype(np.float64), rows.astype(np.float64)  # only now: their sizes are bounded
+    for name, values in (('poses', poses), ('intrinsics', intrinsics)):
+        if not np.isfinite(values).all():
+            raise PoseError(f'{name} are not finite')
+    if max(np.abs(poses).max(), np.abs(intrinsics).max()) > _FARTHEST:
+        raise PoseError(f'poses and intrinsics have numbers up to {_FARTHEST:g}')
     turns = poses[:, :3, :3]
     errors = np.abs(np.swapaxes(turns, 1, 2) @ turns - np.eye(3)).max((1, 2))
     wrong = (errors > _ORTHONORMAL) | (np.linalg.det(turns) < 0.0) | (np.abs(poses[:, 3] - [0, 0, 0, 1]) > 1e-6).any(1)
     if wrong.any():
         raise PoseError(f'pose {int(wrong.argmax())} is no rigid transform: its rotation must be orthonormal within '
                         f'{_ORTHONORMAL:g}, and its last row 0, 0, 0, 1')
-    if intrinsics.shape not in ((4,), (1, 4), (len(poses), 4)):
-        raise PoseError(f'intrinsics must be ({len(poses)}, 4), as there are {len(poses)} poses, and are {intrinsics.shape}')
     intrinsics = np.broadcast_to(intrinsics.reshape(-1, 4), (len(poses), 4))
     if not (intrinsics[:, :2] > 0.0).all():
         raise PoseError('focal lengths must be above 0')
@@ -154,13 +161,10 @@ def base_of(pose: np.ndarray, mount: np.ndarray) -> np.ndarray:
     return pose @ _inverse(mount)
 
 
-def _numbers(camera: Mapping[str, Any], name: str) -> np.ndarray:
+def _array(camera: Mapping[str, Any], name: str) -> np.ndarray:
     value = camera.get(name)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in 'fiu':
         raise PoseError(f'camera has no {name}, an array of numbers')
-    value = value.astype(np.float64)
-    if not np.isfinite(value).all():
-        raise PoseError(f'{name} are not finite')
     return value
 
 
