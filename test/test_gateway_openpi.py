@@ -1,4 +1,5 @@
 """The dialect of openpi: replies, refusals, steps that are not done twice, sessions that outlast their connection."""
+import contextlib
 import threading
 import time
 
@@ -169,6 +170,14 @@ def test_a_session_to_which_nobody_comes_back_ends(running):
     wait_for(lambda: session.holder is None)
     running.call(forget)
     assert session not in running.gateway.sessions.all()
+
+
+def test_a_gateway_that_ends_with_connections_open_ends_their_sessions_once(tmp_path, caplog):
+    with contextlib.ExitStack() as stack:
+        with gateway(tmp_path) as running:
+            for name in ('', 'named'):
+                infer(stack.enter_context(robot(running)), session_id=name)
+    assert not caplog.records and len(running.service.closed) == 2
 
 
 def test_reset_begins_an_episode_and_lets_steps_begin_again(running):

@@ -259,8 +259,9 @@ class Sessions:
         if session.holder is not holder:
             return
         session.holder, session.left = None, time.monotonic()
-        if not session.kept:
-            self._end((session.account.name, session.name), 'its connection has ended')
+        key = session.account.name, session.name
+        if not session.kept and self._sessions.get(key) is session:  # it may have ended before, with the gateway
+            self._end(key, 'its connection has ended')
 
     def expire(self) -> None:
         """End the sessions to which nobody has come back."""
