@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
 from worldmodel_ros.serving.gateway.process import GatewayError, Options
-from worldmodel_ros.serving.gateway.security import AuditLog, is_loopback, server_context
+from worldmodel_ros.serving.gateway.security import AuditLog, server_context
+from worldmodel_ros.serving.transport.address import is_loopback
 from worldmodel_ros.serving.gateway.server import Limits
 
 ARM, BASE, CERTIFIED = (new_token() for _ in range(3))

@@ -5,6 +5,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _OVERDUE = 1.0     # s after it is due, after which an answer is not waited for any more: the engine hangs
 _PATIENCE = 60.0   # s for the answer to a question, besides
-_QUESTION = 0      # stamp: branch from the newest observation
+_NEWEST = 0        # stamp: branch from the newest observation
 
 Answer = messages.Planned | messages.Refused | messages.Failed
 
@@ -48,6 +49,8 @@ class EngineSession:
         self._ticks: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
         self._questions: dict[int, tuple[asyncio.Future, list]] = {}
         self._asked = 0
+        self._idle = False
+        self.ended: Callable[[str, bool], None] | None = None  # who is to know why it ends, and whether only for being idle
         self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # who wants to see predictions
         self._loop.add_reader(link.connection.fileno(), self._read)
 
@@ -83,16 +86,22 @@ class EngineSession:
 
         Raises EngineAway, NotAnswered.
         """
+        branch = messages.Branch('camera', len(actions), actions)
+        _, branches = await self.ask(messages.Question(0, '', due, _NEWEST, (branch,), 2, keep, onward))
+        if len(branches) != 1:
+            raise NotAnswered('the time was over before it was imagined')
+        return branches[0][1]
+
+    async def ask(self, question: messages.Question
+                  ) -> tuple[messages.Answered, list[tuple[messages.ImaginedBranch, np.ndarray]]]:
+        """Ask a question, whatever its number; return its answer, and the branches with their frames, uint8 (T, H, W, 3).
+        Raises EngineAway, NotAnswered."""
         self._require()
         self._asked += 1
         future = self._loop.create_future()
         self._questions[self._asked] = future, []
-        branch = messages.Branch('camera', len(actions), actions)
-        self._send(messages.Question(self._asked, '', due, _QUESTION, (branch,), 2, keep, onward))
-        branches = await self._wait(future, max(0.0, due - time.monotonic()) + _PATIENCE)
-        if len(branches) != 1:
-            raise NotAnswered('the time was over before it was imagined')
-        return branches[0][1]
+        self._send(replace(question, number=self._asked))
+        return await self._wait(future, max(0.0, question.due - time.monotonic()) + _PATIENCE)
 
     def stay(self) -> None:
         """Say something, so that the session does not end for nothing being said."""
@@ -112,6 +121,8 @@ class EngineSession:
                 future.set_exception(EngineAway(reason))
         self._ticks.clear()
         self._questions.clear()
+        if self.ended:
+            self.ended(reason, self._idle)
 
     def _require(self) -> None:
         if self.gone:
@@ -158,10 +169,11 @@ class EngineSession:
             if message.refusal:
                 future.set_exception(NotAnswered(message.refusal, message.again))
             else:
-                future.set_result(branches)
+                future.set_result((message, branches))
         elif isinstance(message, messages.Status):
             pass  # the answer to `stay`
         elif isinstance(message, (messages.Rejected, messages.Idle)):
+            self._idle = isinstance(message, messages.Idle)
             self.close(message.reason)
         else:
             raise MessageError(f'{type(message).__name__} is no message of a server')

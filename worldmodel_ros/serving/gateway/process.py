@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldmodel_ros.serving.transport.address import AUTO, AddressError, socket_path
+from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
-from .security import AuditLog, LimitedSocket, is_loopback, server_context
+from .security import AuditLog, LimitedSocket, server_context
 from .server import Gateway, Limits
 
 _log = logging.getLogger(__name__)

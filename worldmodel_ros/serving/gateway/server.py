@@ -22,7 +22,8 @@ from websockets.http11 import Request, Response
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
-from . import camera, openpi, page, rest
+from worldmodel_ros.serving.transport import network
+from . import camera, node, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract
 from .engine import EngineAway
@@ -42,7 +43,7 @@ _UNREAD = 2            # messages of a connection that wait here; the rest waits
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
-Dialect = openpi.Dialect | camera.Dialect
+Dialect = openpi.Dialect | camera.Dialect | node.Dialect
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class Gateway:
         self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
         self._dialects: dict[str, Dialect] = {
-            **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount)}
+            **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
+            network.PATH: node.Dialect()}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when clients can connect."""
@@ -246,11 +248,14 @@ class Gateway:
         self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
         reason = 'it has closed'
         try:
-            await self._converse(client)
+            await (node.Bridge(client).run() if client.dialect.name == node.NAME else self._converse(client))
         except ConnectionClosed:
             pass
         except (asyncio.TimeoutError, TimeoutError):
             reason = 'it was silent, or did not read'
+        except Refusal as refusal:
+            reason = str(refusal)
+            await self._refused_for_good(client, refusal)
         except WireError as error:
             reason = f'malformed: {error}'
             self.refused('malformed')
@@ -262,6 +267,13 @@ class Gateway:
         finally:
             del self._clients[connection]
             self._audit('disconnected', account=client.account.name, address=client.address, reason=reason)
+
+    async def _refused_for_good(self, client: Client, refusal: Refusal) -> None:
+        try:
+            await client.refuse(refusal)
+            await client.connection.close(_POLICY, 'refused')
+        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+            pass
 
     async def _end(self, client: Client, text: str) -> None:
         """Say why, and close: as openpi's server does, a text and then 1011."""

@@ -19,7 +19,7 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
-from .engine import EngineAway, EngineSession, NotAnswered
+from .engine import Answer, EngineAway, EngineSession, NotAnswered
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
 _REPLIES = 8       # that are kept for a client which asks again
@@ -50,6 +50,7 @@ class Session:
         self.step: int | None = None      # newest one that was done
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
+        self.label = name                 # for the engine, which serves fairly by it
         self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
         self.pictures = 0
@@ -71,7 +72,7 @@ class Session:
             self._engine = None
             self.begin_anew()
         try:
-            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.name}'[:200])
+            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.label}'[:200])
         except EngineAway as error:
             self._retry = time.monotonic() + _RETRY
             raise Refusal('engine', str(error)) from error
@@ -124,21 +125,31 @@ class Session:
                                        committed if len(committed) else None)
         except EngineAway as error:
             raise self._refused('engine', str(error)) from error
-        now = time.monotonic()
+        took = time.monotonic() - asked
+        if isinstance(answer, messages.Planned) and (
+                answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all()):
+            answer = messages.Refused(answer.number, 0.0, 'it gave no plan')
+            self.count(answer, due, arrival)
+            raise Refusal('model', answer.reason)
+        self.count(answer, due, arrival)
         if isinstance(answer, messages.Refused):
-            raise self._refused('deadline', answer.reason)
+            raise Refusal('deadline', answer.reason)
         if isinstance(answer, messages.Failed):
             self.begin_anew()
-            raise self._refused('model', answer.reason)
-        if answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all():
-            raise self._refused('model', 'it gave no plan')
+            raise Refusal('model', answer.reason)
         self._plan = answer.plan, arrival
-        self.counts[f'tier_{Tier(answer.tier).name.lower()}'] += 1
+        return answer, took, len(committed)
+
+    def count(self, answer: Answer, due: float, arrival: float) -> None:
+        """Count what became of an observation that arrived at a steady time [s]."""
+        now = time.monotonic()
         self.counts['ticks'] += 1
-        if now > due:
-            self.counts['late'] += 1
+        if not isinstance(answer, messages.Planned):
+            self.counts['refused'] += 1
+            return
+        self.counts[f'tier_{Tier(answer.tier).name.lower()}'] += 1
+        self.counts['late'] += now > due
         self.seconds.append(now - arrival)
-        return answer, now - asked, len(committed)
 
     async def imagine(self, actions: np.ndarray, patience: float, keep: bool, onward: bool) -> np.ndarray:
         """
