@@ -15,10 +15,8 @@ from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.what_if import Branch, Question
-from worldmodel_ros.inputs.executed import ExecutedActions
-from worldmodel_ros.inputs.ticks import Frames, FrameSettings
-from worldmodel_ros.safety.chunk import Chunk
-from worldmodel_ros.safety.gate import Gate, Policy
+from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings
+from worldmodel_ros.safety.gate import Chunk, Gate, Policy
 from worldmodel_ros.safety.motion import VelocityMotion
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,7 +9,7 @@ import numpy as np
 from fake_engine import FakeClock
 from small_model import SMALL
 
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.scheduler import StepTable

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .allocator import OutOfPages
-from .sequence import pages_of
-from .table import OBSERVED, PAGES, SLAB, TIER, VALID
+from .pool import OutOfPages
+from .sequence import OBSERVED, PAGES, SLAB, TIER, VALID, pages_of
 
 if TYPE_CHECKING:
     from .layout import TileLayout

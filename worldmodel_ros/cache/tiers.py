@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .allocator import Lease
-from .table import PAGES, TIER
+from .pool import Lease
+from .sequence import PAGES, TIER
 
 if TYPE_CHECKING:
     from .sequence import SequenceCache

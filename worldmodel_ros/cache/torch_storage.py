@@ -12,7 +12,7 @@ from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
 from .patterns import PageLists
-from .storage import Storage
+from .pool import Storage
 
 
 class TorchStorage:

@@ -14,7 +14,7 @@ from .backends.protocol import Backend
 from .memory import Memory
 from .session import Session
 from .session_file import Loaded, read
-from .step_times import SESSION, StepTimes
+from .network_calls import SESSION, StepTimes
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s

@@ -8,10 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from ..cache.layout import TileLayout
-from ..cache.pool import PagePool
-from ..cache.sequence import SequenceCache
-from ..cache.storage import Storage
-from ..cache.table import Table
+from ..cache.pool import PagePool, Storage
+from ..cache.sequence import SequenceCache, Table
 from ..cache.tiers import TierPolicy
 from ..model.presets import Preset
 from .tile_window import TileWindow

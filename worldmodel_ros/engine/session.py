@@ -11,15 +11,12 @@ import numpy as np
 
 from ..cache.sequence import SequenceCache
 from .backends.protocol import Backend
-from .calls import Boundary, Call, Calls, run
+from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
-from .network_calls import NetworkCalls
-from .rollout import Chunk, branch, joined
-from .sampler import Sampler
+from .sampler import Chunk, Sampler, branch, joined
 from .session_file import Capture, Loaded, read
 from .session_folder import SessionFileError
-from .step_times import BEFORE_DENOISING, PartTimes, StepTimes
 
 
 class Session:

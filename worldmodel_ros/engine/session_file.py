@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ..cache import snapshot
-from ..cache.sequence import SequenceCache
-from ..cache.table import OBSERVED, PAGES, SLAB, TIER, VALID
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..model.presets import Preset
 from .session_folder import SessionFileError
 

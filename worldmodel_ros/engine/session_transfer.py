@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future as Promise, TimeoutError as TimeUp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..cache.allocator import OutOfPages
+from ..cache.pool import OutOfPages
 from .session_file import Capture, Loaded
 from .session_folder import SessionFileError, SessionFolder, check_name
 

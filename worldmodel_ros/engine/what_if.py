@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cache.allocator import OutOfPages
-from .calls import Calls
+from ..cache.pool import OutOfPages
+from .network_calls import Calls
 from .futures import OwnPlan
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """
 Dense autoregressive rollout: chunk after chunk for many streams in one batch, with keys and values as plain tensors.
 
-A session makes the same passes for one robot at a time, through a back end and on pages (`engine.rollout`). Training and
+A session makes the same passes for one robot at a time, through a back end and on pages (`engine.sampler`). Training and
 evaluation roll out hundreds of streams at once, a 32-step teacher takes more than four hundred passes for five seconds, and
 neither needs pages. A test compares both with a session.
 """

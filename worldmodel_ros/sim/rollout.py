@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from worldmodel_ros.sim.expert import expert_action, search_action
 from worldmodel_ros.sim.scene import COLOURS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worldmodel_ros.safety.limits import TwistLimits
+from worldmodel_ros.safety.motion import TwistLimits
 from worldmodel_ros.sim import mjcf
 from worldmodel_ros.sim.gl import mujoco
 from worldmodel_ros.sim.movers import Ball, Shuttle

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.memory import Window
 from worldmodel_ros.model.checkpoint_description import ModelError, checksum, read_description, weight_files
 from worldmodel_ros.model.rotary import rotary_angles

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.storage import Storage
+from worldmodel_ros.cache.pool import Storage
 from worldmodel_ros.model.presets import Preset
 
 

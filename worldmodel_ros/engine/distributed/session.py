@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.engine.calls import Calls
+from worldmodel_ros.engine.network_calls import Calls
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session import Moment, Session

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.pictures import is_moving
-from ...safety.limits import TwistLimiter
+from ...safety.motion import TwistLimiter
 from ...sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from ...sim.rollout import MAX_LATENCY, PERIOD, array_shapes, drive_episode
 from ...sim.scene import CAMERA_X, COLOURS, TRACK, Scene

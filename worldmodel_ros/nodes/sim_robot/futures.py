@@ -14,8 +14,7 @@ from std_srvs.srv import Trigger
 
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
-from worldmodel_ros.nodes.common.images import to_jpeg
-from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message
+from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, relative_pose

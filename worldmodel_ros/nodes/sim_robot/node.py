@@ -21,8 +21,7 @@ from visualization_msgs.msg import MarkerArray
 from worldmodel_ros import realtime
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.nodes.common import diagnostics, qos
-from worldmodel_ros.nodes.common.images import to_jpeg
-from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
+from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.sim_robot import messages

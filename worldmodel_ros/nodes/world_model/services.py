@@ -20,10 +20,9 @@ from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
-from worldmodel_ros.nodes.common.messages import float32s, header, nanoseconds
+from worldmodel_ros.nodes.common.messages import float32s, frames, header, nanoseconds
 from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.world_model.outputs import frames
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from worldmodel_ros.cache.allocator import OutOfPages
-from worldmodel_ros.engine.calls import Boundary, Calls, Work, run_unit
+from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.engine.network_calls import Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import StepTable
 from .networks import Networks

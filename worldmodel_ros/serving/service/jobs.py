@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.control.responder import require_finite
-from worldmodel_ros.engine.calls import Backend, Boundary, Calls, Work, run_unit
+from worldmodel_ros.engine.network_calls import Backend, Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.futures import Future
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import Batch, Tier, Unit

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from worldmodel_ros.control.work_thread import uncancellable_future
-from worldmodel_ros.engine.calls import Work
+from worldmodel_ros.control.worker import uncancellable_future
+from worldmodel_ros.engine.network_calls import Work
 from worldmodel_ros.engine.futures import Future, OwnPlan
 from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
 from worldmodel_ros.serving.scheduler import Tier, Unit

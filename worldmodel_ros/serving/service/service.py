@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from worldmodel_ros import realtime
-from worldmodel_ros.cache.allocator import OutOfPages
-from worldmodel_ros.control.work_thread import WorkThread, uncancellable_future
+from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.control.worker import WorkThread, uncancellable_future
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
