@@ -57,6 +57,12 @@ class TimedBackend(Backend):
             raise self.broken[network]
         return [getattr(self, f'_{network}')(*inputs) for inputs in batch]
 
+    def host(self, array):
+        return array
+
+    def stack(self, arrays):
+        return np.stack(arrays)
+
     def _encode(self, frame, state):
         # The latent tells which frame it is of.
         latents = np.full((*self.preset.latent_size, self.preset.latent_channels), frame.mean(), np.float32)

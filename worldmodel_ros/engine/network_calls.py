@@ -54,7 +54,8 @@ def run(calls: Calls[Result], backend: Backend) -> Result:
             item, outputs = calls.send(outputs), None
             if isinstance(item, Call):
                 outputs, = backend.run(item.network, [item.inputs])
-                backend.settle()  # its time is taken
+                if backend.asynchronous:
+                    backend.settle()  # its time is taken
     except StopIteration as end:
         return end.value
     finally:
@@ -177,8 +178,9 @@ class NetworkCalls:
         else:
             with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
                 error, = run_unit([work], backend)
-            backend.settle()
-            self._times.read()
+            if backend.asynchronous:
+                backend.settle()
+                self._times.read()
         if error:
             raise error
 

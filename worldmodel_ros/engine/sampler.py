@@ -130,7 +130,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
         part = actions[start:start + size]
         # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
-        if spec.sees_sinks(start):
+        if start >= spec.sinks_from:
             oldest = max(0, time + 1 - spec.window_frames)
             cache.evict(oldest + spec.sink_frames)
             for first in range(0, spec.sink_frames, size):
@@ -139,7 +139,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                 yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
-        if spec.matches_anchor_statistics(start):
+        if start >= spec.anchor_statistics_from:
             z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))

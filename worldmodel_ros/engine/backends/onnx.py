@@ -101,6 +101,12 @@ class OnnxBackend(Backend):
         call = getattr(self, f'_{network}')
         return [call(*inputs) for inputs in batch]
 
+    def host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def stack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack(arrays)
+
     def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         session = self._sessions[graph]
         return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})

@@ -90,7 +90,7 @@ class WorldModelNode(LifecycleNode):
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report})
         self.create_service(Trigger, '~/reset', self._on_reset)
-        self._slow_services = SlowServices(self, self._context_of_services)
+        self._slow_services = SlowServices(self)
 
     @_contained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -135,6 +135,7 @@ class WorldModelNode(LifecycleNode):
         self._statistics = self._activation.statistics
         result = super().on_activate(state)
         self._activation.start()
+        self._slow_services.context = self._context_of_services()
         return result
 
     @_contained
@@ -163,6 +164,7 @@ class WorldModelNode(LifecycleNode):
 
     def release(self, keep_engine: bool) -> None:
         """Undo activate, and configure unless `keep_engine`, as far as they came."""
+        self._slow_services.context = None
         activation, self._activation = self._activation, None
         try:
             if activation:
@@ -224,16 +226,14 @@ class WorldModelNode(LifecycleNode):
             set_faults(self._faults, self._settings)
         elif self._activation:
             self._activation.settings_changed()
+            self._slow_services.context = self._context_of_services()
 
-    def _context_of_services(self) -> Context | None:
-        # From another thread: in this order, for release takes the activation away first.
-        engine, activation, settings = self._engine, self._activation, self._settings
-        if activation is None:
-            return None
+    def _context_of_services(self) -> Context:
+        activation, settings = self._activation, self._settings
         folder = settings['session_directory']
         return Context(
-            activation.worker, engine.spec, activation.intake.goal, activation.intake.camera_frame, settings['base_frame'],
-            settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
+            activation.worker, activation.intake, self._engine.spec, settings['base_frame'], settings['what_if_horizon_s'],
+            settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
             lambda: SessionFolder(Path(folder).expanduser() if folder else default_folder(),
                                   settings['session_files_max'], settings['session_disk_mb']))
 
