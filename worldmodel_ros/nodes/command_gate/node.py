@@ -226,13 +226,6 @@ def _deserialise(data: bytes, kind: type, max_bytes: int) -> Any:
             'definition')
 
 
-def main() -> int:
-    """Run the gate until it is told to end."""
-    unblock_output()
-    # Nor does it wait for a disk: what it says goes to standard output and /rosout, which launch and recorder write down.
-    return run(CommandGate, args=[*sys.argv, '--ros-args', '--disable-external-lib-logs'])
-
-
 class CommandOutput(Protocol):
     """One kind of command message on one topic."""
 
@@ -316,3 +309,10 @@ def make_output(node: Node, output: str, *, frame_id: str, joint_names: Sequence
 
 def _set_twist(twist: Twist, command: Command) -> None:
     twist.linear.x, twist.angular.z = command.rows[0]
+
+
+def main() -> int:
+    """Run the gate until it is told to end."""
+    unblock_output()
+    # Nor does it wait for a disk: what it says goes to standard output and /rosout, which launch and recorder write down.
+    return run(CommandGate, args=[*sys.argv, '--ros-args', '--disable-external-lib-logs'])

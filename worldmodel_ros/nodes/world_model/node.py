@@ -257,15 +257,6 @@ def _load(**chosen: Any) -> Any:
     return load(**chosen, sessions=SESSIONS)
 
 
-def main() -> int:
-    """Run the node until it is told to end."""
-    # The engine's thread may hold the interpreter for so long while an answer is due in this one. With
-    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) beside a thread that computes in Python; with
-    # 0.5 ms, 0.7 ms (5 to 8 ms).
-    sys.setswitchinterval(0.0005)
-    return run(WorldModelNode)
-
-
 class Activation:
     """
     One activation of a node: a new episode, with a session that knows nothing.
@@ -427,3 +418,12 @@ def make_worker(node: Node, server: str, engine: Any, executed: Callable[[int | 
     worker = FailoverWorker(socket_path(server), node.get_fully_qualified_name(), own, engine.spec, executed, responder,
                             listener, say)
     return worker
+
+
+def main() -> int:
+    """Run the node until it is told to end."""
+    # The engine's thread may hold the interpreter for so long while an answer is due in this one. With
+    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) next to a thread that computes in Python; with
+    # 0.5 ms, 0.7 ms (5 to 8 ms).
+    sys.setswitchinterval(0.0005)
+    return run(WorldModelNode)
