@@ -110,7 +110,7 @@ class Worker:
         return least if least > _CLEARLY * period else period
 
     def forget(self) -> None:
-        """Begin again with the next observation: what came before it was seen by somebody else."""
+        """Begin again with the next observation: what came before it was seen by another engine."""
         with self._thread.wake:
             self._starts_over = True
 
@@ -392,7 +392,7 @@ class WorkThread:
     """
     Does one step after another, most urgent first. `wake` is to be held where something is handed in.
 
-    It holds none of what it runs: who stops it can be forgotten at once, with the memory that it has on a device.
+    It holds none of what it runs: what has stopped it can be released at once, with the memory that it has on a device.
     """
 
     def __init__(self, name: str) -> None:

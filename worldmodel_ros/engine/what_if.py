@@ -109,7 +109,7 @@ class Inquiry:
         return OwnPlan(self.question.goal, branch.steps) if branch.actions is None else branch.actions
 
     def branching(self, index: int) -> Calls[Future]:
-        """Return the network calls that imagine a branch, for whoever runs many sessions' together."""
+        """Return the network calls that imagine a branch, for a scheduler that runs many sessions' together."""
         return self._session.branching(self.actions(index), self.question.denoising_steps, self._moment)
 
     def finished(self, index: int, future: Future) -> None:

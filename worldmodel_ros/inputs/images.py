@@ -95,7 +95,7 @@ def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
     _check(message)
     try:
         rgb = converter()(message)
-    except Exception as error:  # of cv_bridge or OpenCV; nobody above expects theirs
+    except Exception as error:  # of cv_bridge or OpenCV; no caller expects theirs
         raise ImageError('not convertible', f'{message.width} x {message.height} pixels in {message.encoding} '
                          f'cannot be converted to RGB: {type(error).__name__}: {error}') from error
     return fit(rgb, size)

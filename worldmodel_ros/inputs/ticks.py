@@ -305,7 +305,7 @@ class ExecutedActions:
     """
     What the robot was told to do, over time. A command is in force from its receipt until the next one.
 
-    But no longer than a time-out, after which the base brakes by itself: whoever gave the command may be dead.
+    But no longer than a time-out, after which the base brakes by itself: the publisher of the command may be dead.
 
     Written by one thread and read by another.
     """

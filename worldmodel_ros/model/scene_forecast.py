@@ -8,7 +8,7 @@ second pass takes the features of the first as its queries. A head on the newest
 without queries, which is the rung without imagination.
 
 The encoder and the DiT are those of `WorldModel`, whose weights are a good start; the frame's condition has measured
-wheel velocities besides. Experimental: no weights are shipped.
+wheel velocities as well. Experimental: no weights are shipped.
 """
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Order:
     Within an episode, sequence numbers rise and observation stamps do not fall. Another episode takes over with
     its first accepted chunk, and retires the one before. No number of a chunk is trusted for longer than
     `memory` s (steady clock) after the last one was accepted: what is older than that, its age keeps out, and
-    whoever claimed the last sequence number of all, or an episode of another, blocks nobody beyond it. `memory`
+    a publisher that claims the last sequence number of all, or the episode of another, blocks no other beyond it. `memory`
     must be at least the age at which commands are refused.
     """
 
@@ -314,7 +314,7 @@ class Gate:
         Tell whether the gate is standing in the way with its stop.
 
         A stop is repeated, in case the robot missed it, but not for ever: a person with a joystick must be
-        able to drive the robot away, and the robot's own time-out holds it where nobody does.
+        able to drive the robot away, and the robot's own time-out holds it where no one does.
         """
         recent = now - self._entered_at <= self.policy.stop_repeat
         return self._faulted and self.state is State.STOPPED and recent

@@ -147,7 +147,7 @@ class TrueFutures(ServiceThread):
 
 
 def _prepare() -> None:
-    # Truth is for the onlooker, and must not slow down what it is the truth of. On Linux both hold for the thread.
+    # Ground truth is for the observer, and must not slow down the system that is observed. On Linux both hold for the thread.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(_NICE)
     # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.

@@ -245,7 +245,7 @@ class SimRobot(Node):
             'received': tally.received, 'late': tally.late, 'without_observation': tally.unstamped,
             'unknown_observation': tally.unknown, 'deadline_ms': self._judge.deadline * 1e3,
             'latency_p50_ms': p50, 'latency_p99_ms': p99, 'latency_max_ms': greatest,
-            # Of every command since the last report, for whoever wants the whole distribution.
+            # Of every command since the last report, for those that want the whole distribution.
             'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
             'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
             'brakings': self._brakings, **self.refusals.values()})

@@ -259,16 +259,16 @@ class ExecutedTopic:
         return text
 
     def _remedy(self, others: set[str]) -> str:
-        twin = _PACKAGE + ('Twist' if self._stamped else 'TwistStamped')
-        if twin in others:
-            return f'{twin} is published there: set enable_stamped_cmd_vel to {str(not self._stamped).lower()}'
+        other = _PACKAGE + ('Twist' if self._stamped else 'TwistStamped')
+        if other in others:
+            return f'{other} is published there: set enable_stamped_cmd_vel to {str(not self._stamped).lower()}'
         if others:
             return (f'{", ".join(sorted(others))} is published there: set executed_action_topic to a topic of twists '
                     'that the base is given')
         if self._node.count_publishers(self._topic):
             return ('its publisher is silent, or offers best effort only: see whether the gate passes commands '
                     '(command_status), and set executed_action_topic to what the base listens to')
-        return 'nobody publishes it: start the gate, or set executed_action_topic to what the base listens to'
+        return 'it has no publisher: start the gate, or set executed_action_topic to what the base listens to'
 
     def _hear(self, twist: Twist) -> None:
         action = (twist.linear.x, twist.angular.z)
@@ -288,7 +288,7 @@ class ExecutedTopic:
 
 class GoalTopic:
     """
-    Hears `goal` from whoever publishes it, and calls `take` with each goal, in the order of their arrival.
+    Hears `goal` from any publisher, and calls `take` with each goal, in the order of their arrival.
 
     A volatile publisher matches no transient-local subscription, and a volatile subscription is not given what a
     latched publisher said before; so there is one of each, and what both of them hear counts once.

@@ -161,7 +161,7 @@ def predicted_path(prediction: Prediction, step_period: float, frame_id: str) ->
     """
     Return where the plan leads, from green (safe) to red (a contact is certain), in the base frame.
 
-    It is shown for as long as the plan has actions: what stays on a screen longer would be nobody's plan.
+    It is shown for as long as the plan has actions: what stays on a screen longer is no plan any more.
     """
     future = prediction.future
     poses = path(future.actions, step_period)
@@ -250,7 +250,7 @@ class Statistics:
 
     def values(self, now: float, step_period: float) -> dict[str, Any]:
         """
-        Return the key-value pairs of a report at the steady time `now` [s]; the largest age begins anew.
+        Return the key-value pairs of a report at the steady time `now` [s]; the largest age begins again.
         """
         with self._lock:
             counts = self.counts

@@ -1,4 +1,4 @@
-"""What was asked of the server beside the ticks, and is not answered yet: questions, sessions to and from files."""
+"""What was asked of the server in addition to the ticks, and is not answered yet: questions, sessions to and from files."""
 from __future__ import annotations
 
 import threading

@@ -22,7 +22,7 @@ class Job:
     def __init__(self, client: Client):
         self.client = client
         self.generation = client.generation
-        self.promise: Promise | None = None  # of somebody who waits for it
+        self.promise: Promise | None = None  # where a thread waits for it
         self.begun: float | None = None  # when its first unit was, steady s
 
     @property

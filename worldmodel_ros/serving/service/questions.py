@@ -80,7 +80,7 @@ class Waiting:
         return branches
 
     def refuse(self, error: Exception) -> None:
-        """Tells whoever waits for the answer why it could not be begun."""
+        """Tells those that wait for the answer why it could not be begun."""
         if isinstance(error, (SessionError, ValueError)):
             error = error if isinstance(error, QuestionError) else QuestionError(str(error))
         else:

@@ -249,7 +249,7 @@ class Service:
             branches = waiting.branches(next(iter(self._models.values())))
             with self._wake:
                 self._requests.question(waiting.client, branches, waiting.question.due, self._clock())
-        except Exception as error:  # somebody waits for the promise
+        except Exception as error:  # a thread waits for the promise
             waiting.refuse(error)
 
 

@@ -33,7 +33,7 @@ class Statistics:
 
     def summary(self) -> dict:
         """Everything, as JSON values. Errors are relative to the time that was predicted: `prediction_error` at a
-        tick's arrival, of those that kept their tier (the others are `lowered`: to let somebody else in, mostly, and
+        tick's arrival, of those that kept their tier (the others are `lowered`: to let another robot in, mostly, and
         are done sooner), `step_time_error` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
             'ticks', 'late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon', 'given_up', 'stale_dropped',
