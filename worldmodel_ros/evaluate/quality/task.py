@@ -44,7 +44,7 @@ class Task:
             raise QualityError(f'a rollout of {self.drift_seconds:g} s has no beginning and end to compare: give at '
                                f'least {MIN_DRIFT_SECONDS:g} s')
         if self.dreams < 1:
-            raise QualityError(f'{self.dreams} long rollouts are nothing to judge: ask for at least 1, or leave the part drift out')
+            raise QualityError(f'{self.dreams} long rollouts are nothing to judge: ask for at least 1, or leave out drift')
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise QualityError(f'parts {", ".join(unknown) or "are none"}: choose from {", ".join(PARTS)}')

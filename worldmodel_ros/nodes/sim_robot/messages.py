@@ -2,6 +2,8 @@
 
 import array
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import Pose
@@ -98,3 +100,15 @@ def _pose(x: float, y: float, yaw: float, z: float = 0.0) -> Pose:
     pose.position.x, pose.position.y, pose.position.z = x, y, z
     pose.orientation.z, pose.orientation.w = math.sin(yaw / 2), math.cos(yaw / 2)
     return pose
+
+
+def spoil(message: Image, faults: Mapping[str, Any]) -> None:
+    """Put the faults `camera_encoding` and `camera_break` into a sound image."""
+    message.encoding = faults['camera_encoding']
+    kind = faults['camera_break']
+    if kind == 'empty':
+        del message.data[:]
+    elif kind == 'short':
+        del message.data[len(message.data) // 2:]
+    elif kind == 'wrong_size':
+        message.height *= 2

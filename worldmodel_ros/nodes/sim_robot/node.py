@@ -25,7 +25,7 @@ from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_j
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.sim_robot import messages
-from worldmodel_ros.nodes.sim_robot.faults import spoil
+from worldmodel_ros.nodes.sim_robot.messages import spoil
 from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
