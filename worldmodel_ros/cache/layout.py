@@ -137,7 +137,7 @@ class FlatLayout:
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Puts a zero bit before each of the 16 low bits."""
+    """Put a zero bit before each of the 16 low bits."""
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         values = (values | values << shift) & mask
     return values

@@ -200,19 +200,19 @@ class Lease:
         return self._allocator._allocate(self, count)
 
     def share(self, ids: np.ndarray) -> None:
-        """Holds pages that another lease holds too. Raises OutOfPages beyond what is guaranteed, if anything is."""
+        """Hold pages that another lease holds too. Raises OutOfPages beyond what is guaranteed, if anything is."""
         self._allocator._share(self, ids)
 
     def release(self, ids: np.ndarray) -> None:
-        """Gives pages back; those without a reference left are free."""
+        """Give pages back; those without a reference left are free."""
         self._allocator._release(self, ids)
 
     def close(self) -> None:
-        """Gives up the guarantee, after the pages were released."""
+        """Give up the guarantee, after the pages were released."""
         self._allocator._close(self)
 
     def abandon(self, ids: np.ndarray) -> None:
-        """Releases ``ids`` and closes, from a finalizer: takes no lock, and takes effect with the next call."""
+        """Release ``ids`` and close, from a finalizer: without a lock, and in effect with the next call."""
         self._allocator._abandoned.append((self, ids))
 
 
@@ -228,16 +228,16 @@ class Storage(Protocol):
     on_host: bool  # whether any thread may `dump` and `load` pages that are not being written; else only the engine's
 
     def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
-        """Writes n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
+        """Write n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
 
     def clear(self, ids: np.ndarray) -> None:
-        """Makes pages zero, so that what is left unwritten in them is finite."""
+        """Make pages zero, so that what is left unwritten in them is finite."""
 
     def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
-        """Copies whole pages from this or another storage; exactly, where both hold numbers in the same way."""
+        """Copy whole pages from this or another storage; exactly, where both hold numbers in the same way."""
 
     def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
-        """Starts to `copy` concurrently with the device's computation; the result makes what is computed next wait for it."""
+        """Start to `copy` concurrently with the device's computation; the result makes what is computed next wait for it."""
 
     def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of whole pages, as numbers."""
@@ -252,7 +252,7 @@ class Storage(Protocol):
         """Whether the numbers in an array of `dump` are finite; from any thread."""
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Writes back what `dump` gave."""
+        """Write back what `dump` gave."""
 
 
 class NumpyStorage:

@@ -95,7 +95,7 @@ class SequenceCache:
         return self._holding.table
 
     def require_pages(self) -> None:
-        """Raises OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
+        """Raise OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
         if self.lost:
             raise OutOfPages('the pages of this branch were needed by a session: branch again, or make the pool larger')
 
@@ -121,13 +121,13 @@ class SequenceCache:
         return branch
 
     def evict(self, before: int) -> None:
-        """Drops the slabs whose frames all come before the frame ``before``, but for the sinks."""
+        """Drop the slabs whose frames all come before the frame ``before``, but for the sinks."""
         old = (self.table.slabs + 1) * self.layout.frames <= before
         old[:self.sinks] = False
         self._drop(old)
 
     def drop_predicted(self) -> None:
-        """Drops every predicted frame."""
+        """Drop every predicted frame."""
         self._drop(self.table.observed == 0)
         partly = self.table.observed < self.table.valid
         if partly.any():
@@ -136,7 +136,7 @@ class SequenceCache:
             self.replace(Table(rows))
 
     def adopt(self, other: SequenceCache) -> None:
-        """Drops everything, and takes over the pages of a sequence of the same pools, which is empty then. Raises
+        """Drop everything, and take over the pages of a sequence of the same pools, which is empty then. Raises
         OutOfPages, and changes nothing, where they are more than this one is guaranteed."""
         table = other.table
         for tier in range(len(self.pools)):
@@ -151,16 +151,16 @@ class SequenceCache:
         other.clear()
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drop everything."""
         self._drop(np.ones(len(self.table), bool))
 
     def close(self) -> None:
-        """Drops everything and gives up the guarantee; a sequence that is garbage does so by itself."""
+        """Drop everything and give up the guarantee; a sequence that is garbage does so by itself."""
         if self._finalizer.detach():
             self._holding.abandon()
 
     def replace(self, table: Table) -> None:
-        """Makes ``table`` the visible one. Its pages must be held, and those that it no longer has be released."""
+        """Make ``table`` the visible one. Its pages must be held, and those that it no longer has be released."""
         self._holding.table = table
 
     def _drop(self, dropped: np.ndarray) -> None:
@@ -200,7 +200,7 @@ class Stage:
             raise RuntimeError('the sequence was changed while frames were staged; nothing was written')
 
     def write(self, first: int, k: Any, v: Any, observed: bool = True) -> None:
-        """Writes T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
+        """Write T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
         heads, T, tokens, head_dim) each. See `claim` for what is refused."""
         layout = self._cache.layout
         if k.shape != v.shape or k.ndim != 5 or k.shape[3] != layout.tokens:
@@ -281,14 +281,14 @@ class _Holding:
             for pool, slabs in zip(pools, guaranteed_slabs, strict=True))
 
     def surrender(self, lease: Lease) -> np.ndarray:
-        """Loses the pages of one tier to a session."""
+        """Lose the pages of one tier to a session."""
         tier = self.leases.index(lease)
         ids = pages_of(self.table, tier)
         self.table, self.lost = self.table.select(self.table.tiers != tier), True
         return ids
 
     def abandon(self) -> None:
-        """Loses all pages for good."""
+        """Lose all pages for good."""
         for tier, lease in enumerate(self.leases):
             lease.abandon(pages_of(self.table, tier))
         self.table = self.table.select(self.table.tiers < 0)

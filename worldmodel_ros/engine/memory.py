@@ -74,7 +74,7 @@ class Memory:
         return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
-        """Drops what has left the window of the frame after ``newest``, and lets complete slabs lie in fewer bits."""
+        """Drop what has left the window of the frame after ``newest``, and let complete slabs lie in fewer bits."""
         cache.evict(newest + 1 - self._frames)
         if len(self.pools) > 1:
             COMPLETE_IS_OLDER.apply(cache, newest)

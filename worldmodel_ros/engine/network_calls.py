@@ -47,7 +47,7 @@ Calls = Generator['Boundary | Call', Any, Result]
 
 
 def run(calls: Calls[Result], backend: Backend) -> Result:
-    """Runs the calls of one session to their end."""
+    """Run the calls of one session to their end."""
     outputs = None
     try:
         while True:
@@ -80,7 +80,7 @@ class Work(Generic[Result]):
     """Calls that are run unit by unit: they stand at ``boundary``, or have ended, and then ``result`` is there."""
 
     def __init__(self, calls: Calls[Result]):
-        """Runs ``calls`` to their first boundary, and raises what they raise."""
+        """Run ``calls`` to their first boundary, and raise what they raise."""
         self._calls = calls
         self.boundary: Boundary | None = None
         self.result: Result | None = None
@@ -88,7 +88,7 @@ class Work(Generic[Result]):
             raise ValueError('work must begin with a boundary')
 
     def resume(self, outputs: Any) -> Call | None:
-        """Goes on, with the outputs of the last call; returns the next one, None at a boundary and at the end."""
+        """Go on, with the outputs of the last call; return the next one, None at a boundary and at the end."""
         try:
             item = self._calls.send(outputs)
         except StopIteration as end:
@@ -100,13 +100,13 @@ class Work(Generic[Result]):
         return None
 
     def close(self) -> None:
-        """Gives it up; what it holds is let go."""
+        """Give it up; what it holds is let go."""
         self.boundary = None
         self._calls.close()
 
 
 def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> list[Exception | None]:
-    """Runs the next unit of each of ``works``, calls of one network together; returns what each of them raised.
+    """Run the next unit of each of ``works``, calls of one network together; return what each of them raised.
 
     ``queued``: by `Backend.launch`. Work that raised is closed. A network that raises fails all whose call it ran.
     """
@@ -169,7 +169,7 @@ class NetworkCalls:
         return work.result
 
     def _run_unit(self, work: Work) -> None:
-        """Runs the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
+        """Run the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
         most that a tick has to wait for."""
         backend = self._backend
         if backend.overlaps:
@@ -205,7 +205,7 @@ class StepTimes:
         self._cached.pop((part, QUANTILE), None)
 
     def record_tick(self, seconds: float, steps: int) -> None:
-        """Takes the whole time of a tick that denoised in ``steps`` steps."""
+        """Take the whole time of a tick that denoised in ``steps`` steps."""
         self._excess.append(seconds - self._typical(steps))
         self._cached.pop(('excess', QUANTILE), None)
 
@@ -266,7 +266,7 @@ class PartTimes:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Times a block of work."""
+        """Time a block of work."""
         if self._ignore:
             yield
             return
@@ -288,11 +288,11 @@ class PartTimes:
             self._ignore = False
 
     def forget(self) -> None:
-        """Gives up the marks of queued work that was not waited for."""
+        """Give up the marks of queued work that was not waited for."""
         self._unread.clear()
 
     def read(self) -> None:
-        """Takes the times of queued work, which must be over."""
+        """Take the times of queued work, which must be over."""
         for part, start, end in self._unread:
             self._take(part, start.elapsed_time(end) / 1e3)
         self._unread.clear()

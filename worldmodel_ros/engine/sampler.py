@@ -87,7 +87,7 @@ class Noise:
         return self._draw(moment)
 
     def draw_ahead(self, moment: int) -> None:
-        """Begins to draw in another thread what `draw` will be asked for, maybe many times."""
+        """Begin to draw in another thread what `draw` will be asked for, maybe many times."""
         if moment not in self._drawn:
             self._drawn[moment] = _threads().submit(self._draw, moment)
             if len(self._drawn) > KEPT:
@@ -116,7 +116,7 @@ class Chunk:
 
 def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray, steps: int
            ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
-    """Imagines ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
+    """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
     the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's

@@ -56,7 +56,7 @@ class Question:
     denoising_steps: int = 2
 
     def __post_init__(self) -> None:
-        """Raises QuestionError for one that could never be answered."""
+        """Raise QuestionError for one that could never be answered."""
         if not self.branches:
             raise QuestionError('the question has no branch: ask for at least one')
         if math.isnan(self.due):

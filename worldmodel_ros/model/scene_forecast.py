@@ -94,7 +94,7 @@ class SceneForecast(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = 'cpu') -> SceneForecast:
-        """Reads what `checkpoint.save` wrote of a forecast. Raises ModelError where that does not fit."""
+        """Read what `checkpoint.save` wrote of a forecast. Raises ModelError where that does not fit."""
         forecast, state = cls(read_description(folder).preset), {}
         for file in weight_files(folder):
             state |= load_file(file)
@@ -184,7 +184,7 @@ class ForecastStream:
     @torch.inference_mode()
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Takes a frame uint8 (H, W, 3) and gives the probability that each thing is there, (SLOTS,), where it is at times
+        """Take a frame uint8 (H, W, 3) and give the probability that each thing is there, (SLOTS,), where it is at times
         0 and HORIZONS, (1 + J, SLOTS, 2) in m in base_link of this moment, and the walls, (6,)."""
         net, p, count = self._forecast, self._forecast.preset.tokens, len(HORIZONS)
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0

@@ -258,7 +258,7 @@ class PositionMotion:
         return ''
 
     def follow(self, rows: Sequence[Row], step_period: float, now: float) -> tuple[tuple[Row, ...], bool]:
-        """Raises ValueError where the joints are not known (see `unready`)."""
+        """Raise ValueError where the joints are not known (see `unready`)."""
         measured = self.joints.row(now)
         if self.whole_chunk:
             plan, previous = [], measured

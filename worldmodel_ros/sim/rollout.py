@@ -83,7 +83,7 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
 
 
 def check_mix(mix: Mapping[str, float]) -> None:
-    """Raises ValueError for a mix that is empty or names an unknown driver."""
+    """Raise ValueError for a mix that is empty or names an unknown driver."""
     unknown = set(mix) - set(DRIVERS)
     if unknown or not mix:
         raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')

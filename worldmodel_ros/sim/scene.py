@@ -133,7 +133,7 @@ def _place(
 
 
 def sample_scene(seed: int, randomise: bool = True) -> Scene:
-    """Draws the scene of a seed: the same on every call and machine.
+    """Draw the scene of a seed: the same on every call and machine.
 
     With `randomise` false the layout still follows the seed, while colours, shapes, light, friction, masses,
     motor gains and camera keep their nominal values and the camera has no noise.

@@ -57,7 +57,7 @@ class World:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begins the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
+        """Begin the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
 
         `collided` says whether anything touched the robot in the last `step`, `touched` what: names of objects and
         movers, `wall0` to `wall3`. A restored snapshot knows the first alone.
@@ -65,7 +65,7 @@ class World:
         self.load(sample_scene(seed, self._randomise))
 
     def load(self, scene: Scene) -> None:
-        """Begins an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
+        """Begin an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
         self._scene = scene
         # A new model rather than a changed one: forks of the last episode keep theirs.
         self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
@@ -87,7 +87,7 @@ class World:
         self._update_positions()
 
     def _hold_movers(self) -> None:
-        """Puts every mover to its state at time 0."""
+        """Put every mover to its state at time 0."""
         for mover in self._scene.movers:
             if isinstance(mover, Ball):
                 for axis, speed in zip('xy', mover.velocity, strict=True):
@@ -267,7 +267,7 @@ class World:
         return np.concatenate(([self._scene.seed, self.collided], state))
 
     def restore(self, snapshot: np.ndarray) -> None:
-        """Goes back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
+        """Go back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
         tells scenes apart."""
         size = mujoco.mj_stateSize(self._model, _STATE) + 2
         if np.shape(snapshot) != (size,):
@@ -280,7 +280,7 @@ class World:
         self._update_positions()
 
     def move_robot(self, pose: tuple[float, float, float]) -> None:
-        """Puts the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
+        """Put the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
         x, y, yaw = pose
         self._data.qpos[_BASE_QPOS:_BASE_QPOS + 2] = x, y
         self._data.qpos[_BASE_QPOS + 3:_BASE_QPOS + 7] = math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)

@@ -74,7 +74,7 @@ class RestoringSession(Session):
         return features
 
     def _restore(self, recent: list[tuple], newest: int) -> Calls[Sequence]:
-        """Commits ``recent`` frames up to number ``newest`` to the pages of new processes."""
+        """Commit ``recent`` frames up to number ``newest`` to the pages of new processes."""
         epoch, features = self._backend.epoch, NO_FEATURES
         self._cache.clear()
         first = newest + 1 - len(recent)

@@ -259,7 +259,7 @@ class RemoteWorker:
             raise MessageError(f'{type(message).__name__} is no message of a server')
 
     def _answered(self, message: messages.Planned | messages.Refused | messages.Failed) -> None:
-        """Takes the answer to a tick. Where it raises, the tick stays to be answered by another engine."""
+        """Take the answer to a tick. Where it raises, the tick stays to be answered by another engine."""
         with self._lock:
             sent = self._pending.get(message.number)
         if sent is None:

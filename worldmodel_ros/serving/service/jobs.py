@@ -35,7 +35,7 @@ class Job:
         raise NotImplementedError
 
     def done(self, unit: Unit, seconds: float) -> None:
-        """Takes what the unit gave, and the time of its batch; raises what makes it useless."""
+        """Take what the unit gave, and the time of its batch; raise what makes it useless."""
 
     def took_in(self, unit: Unit) -> bool:
         """Whether the session has seen a frame by it."""
@@ -155,7 +155,7 @@ class CallJob(Job):
 
 def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]
               ) -> tuple[list[Exception | None], float]:
-    """Runs the batch's unit of each of ``jobs``; returns what each of them raised, and when the device was done."""
+    """Run the batch's unit of each of ``jobs``; return what each of them raised, and when the device was done."""
     works: dict[int, Work] = {}
     errors: list[Exception | None] = [None] * len(jobs)
     for index, (entry, job) in enumerate(zip(batch.entries, jobs)):

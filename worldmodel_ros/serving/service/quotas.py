@@ -23,7 +23,7 @@ class Quotas:
     shortest_due: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no quota."""
+        """Raise ValueError for what is no quota."""
         for name, value in vars(self).items():
             if not isfinite(value) or value < 0.0:
                 raise ValueError(f'{name} is {value}: it must be a number, 0 (no limit) or more')

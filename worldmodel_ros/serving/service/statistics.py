@@ -24,11 +24,11 @@ class Statistics:
         self._tiers[tier] += 1
 
     def predicted(self, arrival: float, predicted: float, finish: float) -> None:
-        """Compares the finish of a tick with what was expected at its arrival."""
+        """Compare the finish of a tick with what was expected at its arrival."""
         self._errors.append(abs(finish - predicted) / max(predicted - arrival, 1e-6))
 
     def batch_took(self, seconds: float, expected: float) -> None:
-        """Compares the duration of a batch with the step table's."""
+        """Compare the duration of a batch with the step table's."""
         self._batch_errors.append(abs(seconds - expected) / expected)
 
     def summary(self) -> dict:
