@@ -49,7 +49,7 @@ class Pace(enum.Enum):
     """
     What an image is to the model. The values of the refused ones are reasons to be counted.
 
-    FROZEN is judged by the picture, the others by the stamp.
+    FROZEN is judged by the image, the others by the stamp.
     """
 
     TICK = 'tick'
@@ -205,7 +205,7 @@ class FrameSettings:
     tick_tolerance: float = 0.05   # a tick may come so much earlier than one step period after the last one
     time_jump: float = 1.0         # a gap or a step back of the stamps of more than this begins a new episode
     frozen_timeout: float = 0.5    # the same image for so long in motion, or despite noise: the camera is frozen; 0: never
-    frozen_recovery: int = 3       # images to wait, once the picture changes again
+    frozen_recovery: int = 3       # images to wait, once the image changes again
     every_image: bool = False      # read those between two ticks, too: no parameter, but for who sorts them later
 
 

@@ -36,7 +36,7 @@ def expert_action(world: World, goal: str) -> np.ndarray:
     distance, bearing = world.goal_distance(goal), world.goal_bearing(goal)
     if abs(bearing) >= _VIEW:
         # Always to the left, also when the right is nearer: the policy that learns from this sees only the
-        # camera, and nothing in a picture without the goal says on which side it is.
+        # camera, and nothing in an image without the goal says on which side it is.
         return np.array([0.0, SPIN], np.float32)
     visible = world.visible(goal)
     if visible and distance < STOP_DISTANCE:

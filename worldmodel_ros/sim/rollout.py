@@ -1,4 +1,4 @@
-"""Drives episodes and collects them: pictures, actions, the expert's, and true state.
+"""Drives episodes and collects them: images, actions, the expert's, and true state.
 
 `train.simulate` keeps them as a dataset; `collect` holds a few in memory.
 """

@@ -14,13 +14,13 @@ from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS, Scene, TRACK, WHEE
 
 TIMESTEP = 0.005  # s, of the physics
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
-MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of a picture
+MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of an image
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 20
 _CONTACT_STEPS = 4  # physics steps between two looks at the contacts
 _BASE_QPOS = 3 * len(COLOURS)  # the objects' three joints each come first
-# A colour counts as visible this far from the optical axis at most: inside the picture by a pixel of 64.
+# A colour counts as visible this far from the optical axis at most: inside the image by a pixel of 64.
 _VISIBLE_ANGLE = math.radians(CAMERA_FOV_DEG / 2 - 2.0)
 # Points of an object that are looked for, as fractions of its radius sideways and of its height.
 _LOOK_AT = ((0.0, 0.6), (0.0, 0.95), (-0.7, 0.6), (0.7, 0.6), (-0.7, 0.9), (0.7, 0.9))
@@ -172,7 +172,7 @@ class World:
     def render(self, size: tuple[int, int] | None = None) -> np.ndarray:
         """The robot's camera, uint8 (H, W, 3) RGB; `size` is (height, width), by default that of the world.
 
-        The same state gives the same picture, noise included: the noise follows from the seed and the time.
+        The same state gives the same image, noise included: the noise follows from the seed and the time.
         """
         size = self.image_size if size is None else _checked_size(size)
         picture = thread_renderer(self._model).draw(self._model, self._data, self._camera, size)
@@ -317,7 +317,7 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
     height, width = (int(side) for side in size)
     if not (MIN_IMAGE <= height <= MAX_IMAGE and MIN_IMAGE <= width <= MAX_IMAGE):
         raise ValueError(
-            f'a picture has {MIN_IMAGE} to {MAX_IMAGE} pixels a side, got (height, width) = {size}')
+            f'an image has {MIN_IMAGE} to {MAX_IMAGE} pixels a side, got (height, width) = {size}')
     return height, width
 
 

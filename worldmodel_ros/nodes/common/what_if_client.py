@@ -127,7 +127,7 @@ def _silence(node: Node, client: WhatIfClient, timeout: float, silent_images: tu
 
 
 def record_image(recording: Recording, message: Image | CompressedImage) -> None:
-    """Append a camera image, raw or compressed, at the size of the model's pictures; leave out one that is broken."""
+    """Append a camera image, raw or compressed, at the size of the model's images; leave out one that is broken."""
     try:
         image = read(message, PICTURE_SIZE)
     except ImageError:

@@ -30,7 +30,7 @@ _NICE = 10
 
 @dataclass(frozen=True)
 class Observation:
-    """The state that a picture shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
+    """The state that an image shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
 
     stamp: int
     snapshot: np.ndarray

@@ -1,4 +1,4 @@
-"""The simulated robot's state as messages: pictures, camera model, odometry, markers."""
+"""The simulated robot's state as messages: images, camera model, odometry, markers."""
 
 import array
 import math
@@ -31,7 +31,7 @@ def image(frame: np.ndarray, stamp: int, encoding: str = 'rgb8') -> Image:
 
 
 def camera_info(size: tuple[int, int], stamp: int) -> CameraInfo:
-    """Return the ideal pinhole camera of pictures of `size` (height, width)."""
+    """Return the ideal pinhole camera of images of `size` (height, width)."""
     height, width = size
     # The field of view is vertical, pixels are square, and integer coordinates are at the middle of a pixel.
     f = height / 2 / math.tan(math.radians(CAMERA_FOV_DEG) / 2)

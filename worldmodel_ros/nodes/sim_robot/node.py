@@ -134,7 +134,7 @@ class SimRobot(Node):
             try:
                 self._step(self._pacer.next())
             except Exception as error:
-                # One bad picture or message is no reason for the robot to vanish.
+                # One bad image or message is no reason for the robot to vanish.
                 self.refusals.count(f'exception: {type(error).__name__} in the simulation')
                 self.get_logger().error(
                     f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
@@ -203,7 +203,7 @@ class SimRobot(Node):
         if frame is None or not settings['camera_freeze']:
             frame = self._picture = self._render()
         self._render_time = time.monotonic() - start
-        # Both before the picture is out, so that no answer can overtake them.
+        # Both before the image is out, so that no answer can overtake them.
         self._judge.observed(stamp, due)
         self._observations.add(Observation(stamp, self._world.snapshot(), self._episode))
         message, info = messages.image(frame, stamp), messages.camera_info(frame.shape[:2], stamp)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _WAITING = 8  # messages at most that wait to be published
 _LINE_WIDTH = 0.03  # m
-_GAP = 2  # pixels, between two pictures of a strip
+_GAP = 2  # pixels, between two images of a strip
 _RATE_WINDOW = 30  # images
 _FEW_PREDICTIONS = 0.5  # of the ticks, below which a person is told
 _PREDICTIONS_SETTLED = 3.0  # s of ticks, before which their rate tells nothing
@@ -89,7 +89,7 @@ class Outputs:
         self._later(lambda: self._status.publish(deadline_status(answer, age, camera_frame)))
 
     def prediction(self, prediction: Prediction, camera_frame: str) -> None:
-        """Publish a predicted future and its pictures."""
+        """Publish a predicted future and its images."""
         def publish() -> None:
             self._future.publish(predicted_future(
                 prediction, self._names, self._period, self._base_frame, camera_frame))
