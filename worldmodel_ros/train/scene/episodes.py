@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worldmodel_ros.evaluate.control.learned import BALLS, slots
 from worldmodel_ros.model.scene_forecast import HORIZONS, SLOTS
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import Expert, Smooth, Steps
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry
