@@ -225,6 +225,8 @@ def test_a_gateway_is_started_where_it_is_asked_for_and_the_engine_with_it():
         assert 'engine_server' in nodes and 'server' not in nodes['world_model_node'].parameters
     nodes = {node.name: node for node in description.resolve('sim', {'gateway': 'true', 'server': '/run/e.sock'})}
     assert nodes['gateway'].command_line() == ['--socket=/run/e.sock', '--options=']
+    nodes = {node.name: node for node in description.resolve('robot', {'server': 'wss://cell:8000'})}
+    assert 'engine_server' not in nodes and nodes['world_model_node'].parameters['server'] == 'wss://cell:8000'
     for value in ('false', ''):
         assert 'gateway' not in [node.name for node in description.resolve('sim', {'gateway': value, 'server': 'true'})]
 

@@ -13,7 +13,7 @@ from small_model import SMALL, small_checkpoint
 from test_gateway_camera import World
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.calls import run
+from worldmodel_ros.engine.network_calls import run
 from worldmodel_ros.evaluate.drive.pictures import ssim
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.serving.client.link import Unavailable, ask_status

@@ -28,7 +28,7 @@ class NodeDescription:
     executable: str
     lifecycle: bool = False
     only_for: tuple[str, ...] = ()  # of TARGETS; empty: for all
-    only_with: tuple[str, ...] = ()  # arguments: without a value for any, or with false, the node does not run
+    only_with: tuple[str, ...] = ()  # arguments: without a value for any, with false or another machine's URL, it does not run
     shared: bool = False          # one process for all robots, and no ROS node: its parameters are options
     parameter_files: tuple[Path, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
@@ -138,7 +138,7 @@ class Description:
             if not path.is_file():
                 raise DescriptionError(f'parameter file {path} does not exist')
         nodes = [node for node in self.nodes if target in (node.only_for or TARGETS)
-                 and (not node.only_with or any(_read(given.get(name, False)) is not False for name in node.only_with))]
+                 and (not node.only_with or any(_asks(given.get(name, False)) for name in node.only_with))]
         parameters = parameters or {}
         for name in parameters:
             if name not in [node.name for node in nodes]:
@@ -182,6 +182,11 @@ def _read(value: Any) -> Any:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
         return value
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value asks for a process of this machine."""
+    return _read(value) is not False and '://' not in str(value)
 
 
 def absolute_namespace(namespace: str) -> str:

@@ -3,13 +3,14 @@
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
-from worldmodel_ros.serving.transport.address import AddressError, socket_path
+from worldmodel_ros.serving.client.network import EndpointError, server_address
+from worldmodel_ros.serving.transport.address import AddressError
 
 
-def _socket_refusal(server: str) -> str | None:
+def _server_refusal(server: str) -> str | None:
     try:
-        socket_path(server)
-    except AddressError as error:
+        server_address(server)
+    except (AddressError, EndpointError) as error:
         return str(error)
     return None
 
@@ -26,7 +27,14 @@ PARAMETERS = (
     Param('parallel', PARALLEL_KINDS[0], 'how a model is divided among GPUs: by frames, with messages in full or in FP8, or by '
           'weights', choices=PARALLEL_KINDS, while_configured=True),
     Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
-          'empty for none; while it is away, the node drives with its own model', check=_socket_refusal, while_configured=True),
+          'wss://HOST:PORT for one of another machine (`worldmodel gateway`), empty for none; while it is away, the node '
+          'drives with its own model', check=_server_refusal, while_configured=True),
+    Param('server_token_file', '', 'file with the token that the gateway of a server on another machine asks for',
+          while_configured=True),
+    Param('server_ca_file', '', 'PEM file of the authorities that its certificate may be of; empty: those of the system',
+          while_configured=True),
+    Param('server_certificate_file', '', 'PEM file with a certificate of this robot and its key, where the gateway asks for '
+          'one', while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),
@@ -52,14 +60,14 @@ PARAMETERS = (
           'a little and for a coarse /clock', low=0.0, high=10.0),
     Param('camera_timeout_s', 0.25, 'time without an image (steady clock) after which the robot is stopped',
           low=0.01, high=60.0),
-    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the picture has not '
+    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the image has not '
           'changed for so long although the executed command moves it; 0 turns this off, for a camera without '
           'any noise', low=0.0, high=60.0),
-    Param('frozen_camera_recovery', 3, 'images to wait, once the picture changes again, before driving goes on', low=1,
+    Param('frozen_camera_recovery', 3, 'images to wait, once the image changes again, before driving goes on', low=1,
           high=1000),
     Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
-    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper pictures; 1 takes a quarter '
+    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper images; 1 takes a quarter '
           'less time, and tells commands apart a little better', low=1, high=2),
     Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),

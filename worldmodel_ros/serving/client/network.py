@@ -16,7 +16,7 @@ import numpy as np
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.transport import messages
-from worldmodel_ros.serving.transport.address import is_loopback
+from worldmodel_ros.serving.transport.address import is_loopback, socket_path
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 from worldmodel_ros.serving.transport.frames import SLOTS
@@ -79,6 +79,15 @@ class Endpoint:
             return {'Authorization': f'Bearer {Path(self.token).read_text().strip()}'} if self.token else {}
         except (OSError, UnicodeDecodeError) as error:
             raise EndpointError(f'{self.token} has no token: {error}') from error
+
+
+def server_address(server: str, token: str = '', ca: str = '', certificate: str = '') -> Path | Endpoint:
+    """
+    Return where a server is that somebody names: a gateway's URL, with its files, else a socket's path, as `socket_path`.
+
+    Raises EndpointError, AddressError.
+    """
+    return Endpoint(server, token, ca, certificate) if '://' in server else socket_path(server)
 
 
 class NetworkSlots:

@@ -29,7 +29,8 @@ class Networks:
         """What Session.branching does for so many frames, after so many imagined ones; to be gone on from where ``keep``."""
         spec, route = self.engine.spec, []
         for start in range(0, frames, spec.chunk_frames):
-            commits = (start > 0) + spec.sees_sinks(imagined + start) * (spec.sink_frames // spec.chunk_frames)
+            sinks = imagined + start >= spec.sinks_from
+            commits = (start > 0) + sinks * (spec.sink_frames // spec.chunk_frames)
             route += [*(self.unit('commit'),) * commits, *self.denoise(steps), self.unit('decode')]
         return (*route, self.unit('commit')) if keep else tuple(route)
 
