@@ -87,7 +87,7 @@ def test_it_serves_renews_its_accounts_starts_again_and_ends_in_good_order(tmp_p
 
 def test_options_come_from_a_file_and_the_command_line_wins(tmp_path):
     file = tmp_path / 'door.yaml'
-    file.write_text('host: 127.0.0.1\nport: 1\nlinger: 7\norigin: [https://a.example]\n')
+    file.write_text('host: 127.0.0.1\nport: 1\nlinger: 7\norigins: [https://a.example]\n')
     with serving(tmp_path / 'engine.sock', FakeService()):
         process = Process('--options', file, '--port', 0, '--socket', tmp_path / 'engine.sock')
         with robot(process) as connection:
@@ -96,7 +96,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(tmp_path):
 
 
 @pytest.mark.parametrize('text, complaint', [
-    ('hots: x', "no option 'hots'"), ('port: much', 'no file of options'), ('plaintext: 3', 'true or false'),
+    ('hots: x', "no option 'hots'"), ('port: much', 'must be int'), ('plaintext: 3', 'must be bool'),
     ('3', 'no file of options'),
     ('[', 'no file of options'), ('host: 0.0.0.0', 'without TLS')])
 def test_a_file_of_options_that_makes_no_sense_is_refused(tmp_path, text, complaint):
