@@ -130,8 +130,11 @@ class Bench:
                 if kind == 'hostile':
                     attacker = subprocess.Popen([sys.executable, __file__, '--hostile', url, '--connects',
                                                  str(self.options.connects)], stdout=subprocess.PIPE, text=True)
+                    attacker.stdout.readline()  # it begins in 2 s
+                before, begun = _cpu(self.door.pid), time.monotonic()
                 row = asyncio.run(drive(url, self.trust(), [(1, *self.image_size(url), 3)], self.options.rate,
                                         self.options.deadline, self.options.seconds))
+                row['gateway_cores'] = round((_cpu(self.door.pid) - before) / (time.monotonic() - begun), 4)
                 if attacker:
                     attacker.send_signal(signal.SIGINT)
                     row['attempts_a_second'] = json.loads(attacker.communicate()[0])['a_second']
@@ -378,6 +381,7 @@ async def connect_always(url: str, rate: int) -> None:
     little.
     """
     host, port = re.search(r'//([^:]+):(\d+)', url).groups()
+    print('ready', flush=True)
     await asyncio.sleep(2.0)  # until the robot has connected
     loop, stop, attempts, begin = asyncio.get_running_loop(), asyncio.Event(), 0, time.monotonic()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -456,6 +460,12 @@ def _model(name: str, folder: Path) -> str:
     model = WorldModel(PRESETS[name])
     checkpoint.save(model.eval().requires_grad_(False), folder / name, {'trained': False})
     return str(folder / name)
+
+
+def _cpu(pid: int) -> float:
+    """Time of processors that a process has had [s]."""
+    fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
