@@ -36,6 +36,7 @@ from worldmodel_ros.nodes.world_model.outputs import Outputs
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
 from worldmodel_ros.nodes.world_model.statistics import Statistics, judge
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -81,7 +82,7 @@ class WorldModelNode(LifecycleNode):
         self._goal = self._settings['goal']
         self._warm_up = 0.0
         self._statistics = Statistics()
-        diagnostics.Diagnostics(self, {'world model': self._report})
+        diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
         self.create_service(Trigger, '~/reset', self._on_reset)
         self._slow_services = SlowServices(self, self._context_of_services)
 
