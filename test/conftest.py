@@ -71,8 +71,8 @@ def _for_gpu(config) -> bool:
 
 def is_real_time(item) -> bool:
     """Whether nothing else may run next to a test."""
-    return bool(item.get_closest_marker('realtime')
-                or (item.get_closest_marker('ros') and not item.get_closest_marker('build')))
+    return bool(item.get_closest_marker('realtime') or (
+        item.get_closest_marker('ros') and not item.get_closest_marker('build') and not item.get_closest_marker('untimed')))
 
 
 def pytest_ignore_collect(collection_path):
@@ -96,8 +96,9 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if is_real_time(item) == (PHASE == 'real time') and (only is None or item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
-        slow = {item.path for item in kept if item.get_closest_marker('slow')}
-        kept.sort(key=lambda item: item.path not in slow)
+        # Those that wait for processes next: a file that takes long must not be the last one.
+        slow, waiting = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
+        kept.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
     items[:] = kept
     _tell(config, event='selected', count=len(kept), real_time=real_time)
 

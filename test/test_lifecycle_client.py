@@ -16,7 +16,7 @@ from worldmodel_ros.bringup.process import activation_command
 from worldmodel_ros.nodes.common import lifecycle_client
 from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient, LifecycleError
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 class Slow(LifecycleNode):
