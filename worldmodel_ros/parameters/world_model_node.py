@@ -2,7 +2,7 @@
 
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
-from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
+from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
 from worldmodel_ros.serving.transport.address import AddressError, socket_path
 
 
@@ -65,6 +65,7 @@ PARAMETERS = (
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),
     Param('session_disk_mb', float(MAX_MB), 'disk that all of them may take together', low=1.0, high=1e7),
+    DIAGNOSTICS_PERIOD,
     ALLOW_FAULTS,
     Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0, fault=True),
     Param('fault_nan', False, 'for tests: the plan is NaN', fault=True),

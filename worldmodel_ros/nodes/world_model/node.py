@@ -41,6 +41,7 @@ from worldmodel_ros.nodes.world_model.inputs import (
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.serving.client.failover import FailoverWorker
 from worldmodel_ros.serving.transport.address import socket_path
 
@@ -88,7 +89,7 @@ class WorldModelNode(LifecycleNode):
         self._goal = self._settings['goal']
         self._warm_up = 0.0
         self._statistics = Statistics()
-        diagnostics.Diagnostics(self, {'world model': self._report})
+        diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
         self.create_service(Trigger, '~/reset', self._on_reset)
         self._slow_services = SlowServices(self)
 
