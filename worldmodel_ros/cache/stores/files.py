@@ -158,6 +158,21 @@ class FileStore:
                     part.unlink()
 
 
+def in_memory(path: Path) -> bool:
+    """Whether a folder, which may not be there yet, is in the machine's memory (tmpfs), where flushing is of no use."""
+    path = Path(path).absolute()
+    while not path.exists():
+        path = path.parent
+    device = os.stat(path).st_dev
+    with open('/proc/self/mountinfo') as mounts:
+        for line in mounts:
+            fields = line.split()
+            major, minor = map(int, fields[2].split(':'))
+            if os.makedev(major, minor) == device:
+                return fields[fields.index('-') + 1] in ('tmpfs', 'ramfs')
+    return False
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 

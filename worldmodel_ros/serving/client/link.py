@@ -31,22 +31,30 @@ class Link:
     slots: FrameSlots
     spec: Preset
     backend: str
+    generation: int = 0  # of the session, where the server keeps it in a store
+    frames: int = 0      # that the session had seen before
 
 
-def open_link(server: Path, robot: str, own: Preset | None) -> Link:
+def open_link(server: Path, robot: str, own: Preset | None, session: str = '', generation: int = 0,
+              patience: float = HANDSHAKE_TIMEOUT) -> Link:
     """
     Open a session on the server at a socket for the node of a name, whose own model has the preset `own`; None: it has
-    none, and takes a server of any robot.
+    none, and takes a server of any robot. A server with a store goes on with what it knows of `session`, unless that
+    has an older owner than that of `generation`.
 
     Raises Unavailable.
     """
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        received = _said(connection, messages.Hello(robot))
+        received = _said(connection, messages.Hello(robot, session, generation), patience)
         if received is None:
-            raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
-        return _agree(connection, *received, own)
+            raise Unavailable(f'it did not answer within {patience:g} s')
+        link = _agree(connection, *received, own)
+        if link.generation < generation:
+            raise Unavailable(f'its session {session} is of generation {link.generation}, and {generation} is owned by another '
+                              'server')
+        return link
     except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
@@ -78,16 +86,14 @@ def ask_status(server: Path) -> dict:
             connection.close()
 
 
-def _said(connection: Connection, message: object) -> tuple[Any, int | None] | None:
+def _said(connection: Connection, message: object, patience: float = HANDSHAKE_TIMEOUT
+          ) -> tuple[Any, int | None] | None:
     """What the server says to a message, or has said before it closed the connection; None: nothing."""
     try:
         connection.send(message)
     except ConnectionLost:
         pass  # who refuses a connection says why, and does not wait for what would have come
-    try:
-        return connection.receive(HANDSHAKE_TIMEOUT)
-    except ConnectionLost:
-        return connection.receive(HANDSHAKE_TIMEOUT)  # the kernel tells first that it was closed, then what was said
+    return connection.receive(patience)
 
 
 def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset | None) -> Link:
@@ -109,4 +115,4 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
         os.close(descriptor)
         raise
     return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
-                message.backend)
+                message.backend, message.generation, message.frames)

@@ -22,12 +22,14 @@ from worldmodel_ros.control.work_thread import WorkThread, uncancellable_future
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
+from worldmodel_ros.engine.session_file import Capture
 from worldmodel_ros.engine.session_folder import SessionFolder
-from worldmodel_ros.engine.session_transfer import Transfer
+from worldmodel_ros.engine.session_store import StoredSession
+from worldmodel_ros.engine.session_transfer import Transfer, run_pieces
 from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
-from .client import Client
+from .client import Client, Continuity
 from .jobs import CallJob, Job, run_batch
 from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .networks import Networks
@@ -157,6 +159,40 @@ class Service:
         """Replaces a session by one from a file; as `save`. Where it raises, nothing was changed."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
             folder, name, partial(self._call, session, loads=True))
+
+    def listen(self, session: int, listener: ServiceListener, account: Hashable) -> None:
+        """Gives a session that has no tick in flight to another listener and account."""
+        with self._wake:
+            client = self._client(session)
+            client.listener, client.account = listener, account
+
+    def settled(self, session: int) -> bool:
+        """Whether no frame of a session is in flight: its border between two ticks."""
+        with self._wake:
+            return self._requests.settled(self._client(session))
+
+    def captured(self, session: int) -> Promise[tuple[Capture, Continuity]]:
+        """A session as it is between two network calls, and what else the next answer depends on. The promise raises
+        ValueError before the first frame, QuestionError when the session ends."""
+        with self._wake:
+            client = self._client(session)
+        return self._call(session, lambda live: (live.capture(), client.continuity()), loads=False)
+
+    def run_pieces(self, session: int, pieces: Iterator[None], on_host: bool, patience: float) -> None:
+        """Runs what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one
+        by one, of which each may wait for ``patience`` s. Raises what ``pieces`` raise, and SessionFileError."""
+        run_pieces(pieces, on_host, partial(self._call, session, loads=False), patience)
+
+    def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
+        """Has a session that has seen nothing go on as one that was captured elsewhere, whose pages are filled."""
+        promise = uncancellable_future()
+        with self._wake:
+            client = self._client(session)
+            seen = client.go_on(continuity)
+            self._requests.call(CallJob(client, lambda live: live.restore(stored), promise, True, seen, continuity.stamp),
+                                self._clock())
+            self._thread.stir()
+        return promise
 
     def reset(self, session: int) -> None:
         """Forgets what was seen. What is in flight comes to nothing: ticks are not replied to."""
