@@ -100,6 +100,7 @@ def main() -> int:
     parser.add_argument('--moves', type=int, default=1000)
     parser.add_argument('--robots', type=int, default=4)
     parser.add_argument('--period', type=float, default=0.1, help='s between the ticks of a robot')
+    parser.add_argument('--seconds', type=float, default=3600.0, help='after which no further session is moved')
     parser.add_argument('--abort', type=int, default=20, help='each so many moves go to nobody; 0: none')
     parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')
     parser.add_argument('--json', type=Path)
@@ -140,7 +141,8 @@ def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: s
     """Move the sessions in turn, until enough have been."""
     took, counts, reasons = [], Counter(), Counter()
     start, turn = time.monotonic(), 0
-    while counts['moves'] < options.moves and not any(driver.error for driver in drivers):
+    while counts['moves'] < options.moves and not any(driver.error for driver in drivers) \
+            and time.monotonic() - start < options.seconds:
         driver = drivers[turn % len(drivers)]
         turn += 1
         here = driver.robot.server
@@ -162,6 +164,8 @@ def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: s
             continue
         took.append(time.monotonic() - began)
         counts['moves'] += 1
+        if counts['moves'] % 20 == 0:
+            print(f'{counts["moves"]} moves in {time.monotonic() - start:.0f} s', dict(counts), file=sys.stderr, flush=True)
         end = time.monotonic() + 60.0
         while driver.robot.server != other and not driver.error and time.monotonic() < end:
             time.sleep(0.002)

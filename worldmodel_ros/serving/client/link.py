@@ -15,6 +15,7 @@ from worldmodel_ros.serving.transport.connection import Connection, ConnectionLo
 from worldmodel_ros.serving.transport.frames import FrameSlots
 
 HANDSHAKE_TIMEOUT = 0.5  # s
+_REDIRECTS = 4  # a fleet's front says where a session is, and that may just have changed
 # What a command means, and when: it must be the same for the model of the server and for the one that steps in.
 _OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
 
@@ -44,12 +45,26 @@ def open_link(server: Path, robot: str, own: Preset | None, session: str = '', g
 
     Raises Unavailable.
     """
+    for _ in range(_REDIRECTS):
+        found = _open(server, robot, own, session, generation, patience)
+        if isinstance(found, Link):
+            return found
+        server = Path(found.address)
+    raise Unavailable(f'it was sent from one server to the next {_REDIRECTS} times, last to {server}')
+
+
+def _open(server: Path, robot: str, own: Preset | None, session: str, generation: int, patience: float
+          ) -> Link | messages.Moved:
+    """A session on the server, or where it is said to be."""
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
         received = _said(connection, messages.Hello(robot, session, generation), patience)
         if received is None:
             raise Unavailable(f'it did not answer within {patience:g} s')
+        if isinstance(received[0], messages.Moved):
+            connection.close()
+            return received[0]
         link = _agree(connection, *received, own)
         if link.generation < generation:
             raise Unavailable(f'its session {session} is of generation {link.generation}, and {generation} is owned by another '

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -58,7 +59,7 @@ class Kept:
     generation: int
     log: SessionLog
     frames: int = 0  # that it had seen when it was opened
-    stored_at: float = 0.0
+    stored_at: float = -math.inf
     storing: bool = False
     closed: bool = False
     fenced: str = ''  # who owns it, in words

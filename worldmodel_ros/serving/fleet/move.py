@@ -133,7 +133,7 @@ class Peer:
         self._connection.close()
 
 
-def ask_move(server: Path, session: str, target: Path, patience: float = 15.0) -> None:
+def ask_move(server: Path, session: str, target: Path | str, patience: float = 15.0) -> None:
     """Have the server at a socket move a session to another server. Waits; raises MoveError with the reason why not."""
     try:
         peer = Peer(server)

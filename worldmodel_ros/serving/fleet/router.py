@@ -184,12 +184,14 @@ class Router:
         return moves
 
     def claims_of(self, claims: Iterable[tuple[Claim, Demand]]) -> None:
-        """Take up what servers say that they run, after this router was lost. Of two that claim one session, the one with
-        the higher generation has it."""
+        """
+        Take up what servers say that they run, as after this router was lost. Of two that claim one session, the one with the
+        higher generation has it; of equals, the later one, for a store gives a generation to one server only.
+        """
         for claim, demand in claims:
             known = self._claims.get(claim.session)
             if known is not None:
-                if known.generation >= claim.generation:
+                if known.generation > claim.generation or (known.server, known.generation) == (claim.server, claim.generation):
                     continue
                 self.release(claim.session)
             self._take(claim, demand)

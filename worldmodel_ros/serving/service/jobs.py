@@ -142,6 +142,10 @@ class CallJob(Job):
         self._total, self._seen, self._stamp = client.total, seen or client.total, stamp
 
     def work(self, unit: Unit, tier: Tier) -> None:
+        self.run()
+
+    def run(self) -> None:
+        """Makes the call, in the service's thread; what it raises is for who waits for the promise."""
         model = self.client.models[0]
         model.begin(self.generation, self._total)
         try:

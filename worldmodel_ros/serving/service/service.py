@@ -9,6 +9,7 @@ import gc
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future as Promise
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
+        self._border: deque[CallJob] = deque()  # calls that are made between two batches, before any other
         self._thread = WorkThread('service')
         self._wake = self._thread.wake
         self._started = self._busy = 0.0
@@ -172,11 +174,13 @@ class Service:
             return self._requests.settled(self._client(session))
 
     def captured(self, session: int) -> Promise[tuple[Capture, Continuity]]:
-        """A session as it is between two network calls, and what else the next answer depends on. The promise raises
-        ValueError before the first frame, QuestionError when the session ends."""
+        """A session as it is after the batch in progress, and what else the next answer depends on: however busy the
+        device is, since that is when sessions are to go elsewhere. The promise raises ValueError before the first frame,
+        QuestionError when the session ends."""
         with self._wake:
             client = self._client(session)
-        return self._call(session, lambda live: (live.capture(), client.continuity()), loads=False)
+            return self._at_border(CallJob(client, lambda live: (live.capture(), client.continuity()),
+                                           uncancellable_future(), False))
 
     def run_pieces(self, session: int, pieces: Iterator[None], on_host: bool, patience: float) -> None:
         """Runs what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one
@@ -185,14 +189,11 @@ class Service:
 
     def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
         """Has a session that has seen nothing go on as one that was captured elsewhere, whose pages are filled."""
-        promise = uncancellable_future()
         with self._wake:
             client = self._client(session)
             seen = client.go_on(continuity)
-            self._requests.call(CallJob(client, lambda live: live.restore(stored), promise, True, seen, continuity.stamp),
-                                self._clock())
-            self._thread.stir()
-        return promise
+            return self._at_border(CallJob(client, lambda live: live.restore(stored), uncancellable_future(), True, seen,
+                                           continuity.stamp))
 
     def reset(self, session: int) -> None:
         """Forgets what was seen. What is in flight comes to nothing: ticks are not replied to."""
@@ -223,6 +224,23 @@ class Service:
             self._thread.stir()
         return promise
 
+    def _at_border(self, job: CallJob) -> Promise:
+        self._border.append(job)
+        self._thread.stir()
+        return job.promise
+
+    def _run_border(self, job: CallJob) -> None:
+        try:
+            if job.stale:
+                raise QuestionError(job.client.reason)
+            job.run()
+            if job.loads:
+                with self._wake:
+                    job.client.event(Event.OBSERVED)
+        except Exception as error:  # somebody waits for the promise
+            if not job.promise.done():
+                job.promise.set_exception(error)
+
     @contextmanager
     def _prepared(self) -> Iterator[None]:
         realtime.apply(LOG, self.settings.priority)  # it changes what is measured
@@ -252,6 +270,8 @@ class Service:
 
     def step(self) -> float | None:
         """Does the most urgent piece of work; returns how long there is none [s], None for until more comes."""
+        if self._border:
+            self._run_border(self._border.popleft())
         patience = 0.0
         with self._wake:
             drawn = self._requests.next(self._clock())
@@ -260,7 +280,7 @@ class Service:
             busy = drawn and drawn[0].kind is Kind.TICK
             asked = None if busy else self._questions.next()
             deliveries = self._requests.take_deliveries()
-            if not (asked or drawn):
+            if not (asked or drawn or self._border):
                 wake_at = self._requests.wake_at(self._clock())
                 patience = None if wake_at is None else max(0.0, wake_at - self._clock())
         _deliver([*deliveries, *over])
