@@ -70,13 +70,14 @@ class Router:
                  settings: RouterSettings = RouterSettings(), sessions: int | None = None) -> None:
         """`speeds`: how fast each server is. `racks`: where it is; `sessions`: that one has memory for, None: any."""
         self.settings = settings
-        self._speed = np.asarray(speeds, np.float64)
+        self._slowness = 1.0 / np.asarray(speeds, np.float64)
         self._rack = np.zeros(len(speeds), np.int64) if racks is None else np.asarray(racks)
         self._alive = np.ones(len(speeds), bool)
         self._open = np.ones(len(speeds), bool)  # takes new sessions: not, while it is emptied
         self._busy = np.zeros(len(speeds))       # share of its time that its sessions ask for
         self._count = np.zeros(len(speeds), np.int64)
         self._most = np.iinfo(np.int64).max if sessions is None else sessions
+        self._takes = self._count < self._most   # sessions: it is there, open, and has memory
         self._waits = np.zeros((PHASES, len(speeds)))  # s of work that comes in each part of a period
         self._claims: dict[Hashable, Claim] = {}
         self._demands: dict[Hashable, Demand] = {}
@@ -146,10 +147,10 @@ class Router:
         """Servers are gone: the sessions that are to be routed anew."""
         lost = []
         for server in servers:
-            self._alive[server] = False
             sessions = self.sessions(server)
             for session in sessions:
                 self.release(session)
+            self._alive[server] = self._takes[server] = False
             lost += sessions
         return lost
 
@@ -160,10 +161,11 @@ class Router:
     def restore(self, server: int) -> None:
         """A server is there again, empty."""
         self._alive[server] = self._open[server] = True
+        self._takes[server] = self._count[server] < self._most
 
     def drain(self, server: int) -> list[Hashable]:
         """Let a server take no more sessions: those that are to be moved away before it is ended."""
-        self._open[server] = False
+        self._open[server] = self._takes[server] = False
         return self.sessions(server)
 
     def overloaded(self) -> list[tuple[Hashable, int]]:
@@ -197,7 +199,7 @@ class Router:
             self._take(claim, demand)
 
     def _place(self, session: Hashable, demand: Demand, now: float, but: int | None = None) -> Claim:
-        server = choose(self.settings, self._alive & self._open & (self._count < self._most), self._busy, self._speed,
+        server = choose(self.settings, self._takes, self._busy, self._slowness,
                         self._waits[int(demand.phase * PHASES) % PHASES], demand, but)
         if server is None:
             raise NoRoom(f'no server has {demand.cost * 1e3:.1f} ms of each {demand.period * 1e3:.0f} ms left')
@@ -213,38 +215,35 @@ class Router:
 
     def _count_in(self, server: int, demand: Demand, sign: int) -> None:
         self._count[server] += sign
+        self._takes[server] = self._alive[server] and self._open[server] and self._count[server] < self._most
         self._busy[server] += sign * self._share(server, demand)
-        phase, work = int(demand.phase * PHASES) % PHASES, demand.cost / self._speed[server]
+        phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * float(self._slowness[server])
         # What comes within as long as a tick takes waits for it.
-        reach = min(PHASES - 1, int(work / demand.period * PHASES))
-        self._waits[np.arange(phase - reach, phase + reach + 1) % PHASES, server] += sign * work
+        reach = min(PHASES // 2 - 1, int(work / demand.period * PHASES))
+        for part in range(phase - reach, phase + reach + 1):
+            self._waits[part % PHASES, server] += sign * work
 
     def _share(self, server: int, demand: Demand) -> float:
-        return demand.cost / self._speed[server] / demand.period
+        return demand.cost * float(self._slowness[server]) / demand.period
 
 
-def choose(settings: RouterSettings, open_: np.ndarray, busy: np.ndarray, speed: np.ndarray, waits: np.ndarray,
+def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowness: np.ndarray, waits: np.ndarray,
            demand: Demand, but: int | None = None) -> int | None:
     """
-    The server for a session, of those that are `open_`; None where it would be late on each.
+    The server for a session, of those that take one (`takes`, bool); None where it would be late on each.
 
-    `busy`, `speed`: of each server; `waits` [s]: for how long a tick at the session's phase waits there for others'. A
-    server is feasible where all its ticks fit its time up to `full`, and the session's own waits for no longer than
-    `blocking`; of the feasible ones the cheapest is taken.
+    `busy`, `slowness` (1 / speed): of each server; `waits` [s]: for how long a tick at the session's phase waits there for
+    others'. A server is feasible where all its ticks fit its time up to `full`, and the session's own waits for no longer
+    than `blocking`; of the feasible ones the cheapest is taken.
     """
-    work = demand.cost / speed
-    after = busy + work / demand.period
-    feasible = open_ & (after <= settings.full) & (waits <= settings.blocking)
+    after = busy + slowness * (demand.cost / demand.period)
+    feasible = takes & (after <= settings.full) & (waits <= settings.blocking)
     if but is not None:
         feasible[but] = False
     cost = settings.load * after + settings.phase * waits
-    if demand.transfer:
-        moved = settings.transfer * demand.transfer
-        cost += moved
-        for server in demand.resident:
-            cost[server] -= moved
-    cost[~feasible] = np.inf
-    server = int(cost.argmin())
+    for server in demand.resident:  # all others have the transfer to wait for
+        cost[server] -= settings.transfer * demand.transfer
+    server = int(np.where(feasible, cost, np.inf).argmin())
     return server if feasible[server] else None
 
 
