@@ -187,6 +187,8 @@ def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> di
             'first_plans_after_a_move_compared': counts['first_plans'],
             'first_chunks_after_a_move_compared': counts['first_chunks'], 'chunks_that_differ': counts['differ'],
             'generations_claimed': claims['generations'], 'owner_gaps': claims['gaps'],
+            'answers_later_than_a_period': {'of': [len(plain), len(moved)], 'without_and_with_a_move': [
+                sum(seconds > options.period for seconds in plain), sum(seconds > options.period for seconds in moved)]},
             'answer_ms': quantiles(plain), 'ticks_that_a_move_fell_into': len(moved), 'answer_ms_of_those': quantiles(moved)}
 
 

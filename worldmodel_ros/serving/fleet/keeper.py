@@ -168,15 +168,13 @@ class Keeper:
             self._counts['taken_over'] += 1
             return kept
 
-    def forget_coming(self, name: str) -> None:
-        """Give up what was prepared, or was taken over for a robot that does not come. Waits."""
+    def give_up(self, kept: Kept) -> None:
+        """End a session that was taken over for a robot, if that has not come. Waits."""
         with self._lock:
-            stored, _ = self._coming.pop(name, (None, None))
-            parked = self._parked.pop(name, None)
-        if stored:
-            stored.close()
-        if parked:
-            self.end(parked)
+            if self._parked.get(kept.name) is not kept:
+                return
+            del self._parked[kept.name]
+        self.end(kept)
 
     def ticked(self, kept: Kept) -> None:
         """Store the session, unless it has been just now. Does not wait."""
@@ -228,9 +226,12 @@ class Keeper:
     def close(self) -> None:
         """End what is parked, and the threads. The store is not touched."""
         with self._lock:
-            names = [*self._coming, *self._parked]
-        for name in names:
-            self.forget_coming(name)
+            coming, parked = list(self._coming.values()), list(self._parked.values())
+            self._coming.clear()
+        for stored, _ in coming:
+            stored.close()
+        for kept in parked:
+            self.give_up(kept)
         self._executor.shutdown()  # what ends is stored first
 
     def status(self) -> dict[str, Any]:

@@ -202,10 +202,10 @@ class Server:
         keeper.submit(run)
 
     def _take_over(self, session: str, generation: int) -> None:
-        self._keeper.take_over(session, generation)
-        forget = threading.Timer(_ROBOT_COMES, self._keeper.forget_coming, [session])
-        forget.daemon = True
-        forget.start()
+        kept = self._keeper.take_over(session, generation)
+        giving_up = threading.Timer(_ROBOT_COMES, self._keeper.give_up, [kept])
+        giving_up.daemon = True
+        giving_up.start()
 
     def _move(self, robot: Robot | None, session: str, target: str) -> None:
         if robot is None:
