@@ -73,7 +73,7 @@ class Driver(threading.Thread):
             self.moved.append(answer.seconds)
         elif not elsewhere:  # then it waited for the pictures, too
             self.answered.append(answer.seconds)
-        if answer.tier is Tier.NONE or not elsewhere and not answer.moves:
+        if answer.tier is Tier.NONE or (not elsewhere and not answer.moves):
             robot.twin.observe(robot.image, robot.executed)
             return
         plan, risk, frames = robot.twin_answers(answer.tier)

@@ -3,8 +3,8 @@ How long the fleet's router takes for a decision, with many sessions on many ser
 
     python benchmarks/router.py --json benchmarks/results/router_<machine>.json
 
-`route_new`: a session that has no server gets one; `route_known`: one that has is told which; `renew`: a server says that it still
-runs one. Processor time of the thread, since a busy machine would add the others' turns; `wall` has them in it.
+`route_new`: a session that has no server gets one; `route_known`: one that has is told which; `renew`: a server says that it
+still runs one. Processor time of the thread, since a busy machine would add the others' turns; `wall` has them in it.
 """
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from result_file import provenance, write_result
 from worldmodel_ros.serving.fleet.router import Demand, Router, RouterSettings, fallback
 
 
-def quantiles(function: Callable[[int], object], numbers: list[int], before: Callable[[int], object] = bool) -> dict[str, float]:
+def quantiles(function: Callable[[int], object], numbers: list[int], before: Callable[[int], object] = bool
+              ) -> dict[str, float]:
     """Of calls, in us; what is done ``before`` each does not count."""
     processor, wall = [], []
     gc.collect()
@@ -34,8 +35,9 @@ def quantiles(function: Callable[[int], object], numbers: list[int], before: Cal
         wall.append(time.perf_counter_ns() - begun)
         processor.append(time.thread_time_ns() - start)
     gc.enable()
-    return {'calls': len(numbers), **{f'p{level}_us': round(float(np.percentile(processor, level)) / 1e3, 1) for level in (50, 99)},
-            **{f'wall_p{level}_us': round(float(np.percentile(wall, level)) / 1e3, 1) for level in (50, 99)}}
+    return {'calls': len(numbers), **{
+        f'{name}{level}_us': round(float(np.percentile(values, level)) / 1e3, 1)
+        for name, values in (('p', processor), ('wall_p', wall)) for level in (50, 99)}}
 
 
 def main() -> int:

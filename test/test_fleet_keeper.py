@@ -115,7 +115,7 @@ def test_a_session_that_takes_too_long_or_is_too_old_begins_anew_and_is_not_read
     robot.tick()
     keeper.end(kept)
     for _ in range(5):
-        keeper.store.get([slab for slab in store.list('robot/slabs').result()]).result()
+        keeper.store.get(store.list('robot/slabs').result()).result()
     strict = keeper_of(served, store, **settings)
     strict.store = keeper.store  # with what was measured
     time.sleep(0.01)

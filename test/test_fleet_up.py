@@ -27,8 +27,9 @@ def fleet(request, tmp_path_factory):
     socket = folder / 'front.sock'
     with open(folder / 'log', 'w') as log:
         process = subprocess.Popen(
-            [sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--pool', request.param, '--socket', str(socket), '--store',
-             str(folder / 'store'), '--page', '0', '--full', '1000', '--', '--backend', 'onnx', '--ticks', '0', '--realtime-priority', '0'],
+            [sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--pool', request.param, '--socket', str(socket),
+             '--store', str(folder / 'store'), '--page', '0', '--full', '1000', '--', '--backend', 'onnx', '--ticks', '0',
+             '--realtime-priority', '0'],
             stdout=log, stderr=log)
     try:
         wait_for(lambda: process.poll() is not None or all(server['alive'] for server in servers(socket)), 240)

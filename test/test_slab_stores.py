@@ -79,7 +79,8 @@ def test_of_many_that_make_one_key_exactly_one_does(store):
     assert bytes(store.get(['s/claims/1']).result()[0]) == str(makers[0]).encode()
 
 
-@pytest.mark.parametrize('key', ['', '/', 'a/', '/a', '../a', 'a/../b', '.parts/a', 'a//b', 'a b', 'a/b/c/d/e/f', 'x' * 129, 'a\n'])
+@pytest.mark.parametrize('key', ['', '/', 'a/', '/a', '../a', 'a/../b', '.parts/a', 'a//b', 'a b', 'a/b/c/d/e/f', 'x' * 129,
+                                 'a\n'])
 def test_a_key_that_is_none_is_refused_before_anything_is_done(key, store, tmp_path):
     with pytest.raises(ValueError, match='is no key'):
         check_key(key)

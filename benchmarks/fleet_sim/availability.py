@@ -217,8 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
         for seed in range(options.seeds):
             start = time.perf_counter()
             month = Month(robots, options.gpus, assumed, measured, options.days, seed)
-            rows.append({'robots': robots, 'gpus': options.gpus, 'days': options.days, 'seed': seed, 'availability': month.run(),
-                         'events': dict(month.counts), 'simulated_in_s': round(time.perf_counter() - start, 1)})
+            rows.append({'robots': robots, 'gpus': options.gpus, 'days': options.days, 'seed': seed,
+                         'availability': month.run(), 'events': dict(month.counts),
+                         'simulated_in_s': round(time.perf_counter() - start, 1)})
             print(json.dumps(rows[-1]), flush=True)
     result = {**provenance(), 'what': 'share of the robots\' time with a command in time, by rung; an aim is 0.9999',
               'assumed_s': asdict(assumed), 'measured_s': asdict(measured),

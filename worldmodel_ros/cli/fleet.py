@@ -29,14 +29,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start.add_argument('--servers', type=int, default=2, metavar='N', help='(default: 2)')
     start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and starts again those '
                        'that have ended (default: local, processes of this machine)')
-    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: one is started here)')
+    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: one is started '
+                       'here)')
     start.add_argument('--store', default='', metavar='WHERE', help='folder or URL that all servers keep sessions in (default: '
                        'worldmodel_store in $ROS_HOME or ~/.ros)')
     start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots of one server (default: 8)')
-    start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='of a server\'s time, beyond which no robot is '
-                       'placed there and drives with its own model instead (default: 0.85)')
-    start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this machine '
-                       'alone; 0: any free one, -1: none (default: 8090)')
+    start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='of a server\'s time, beyond which no robot '
+                       'is placed there and drives with its own model instead (default: 0.85)')
+    start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '
+                       'machine alone; 0: any free one, -1: none (default: 8090)')
     start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='of worldmodel serve, for each server')
     start.set_defaults(run=_up)
     status = actions.add_parser('status', help='print servers, claims and slack as JSON')

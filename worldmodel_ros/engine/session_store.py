@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache import snapshot
 from ..cache.sequence import SequenceCache
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, decode, digest, encode

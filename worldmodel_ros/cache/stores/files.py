@@ -74,8 +74,7 @@ class FileStore:
             raise AlreadyStored(f'{key} is there already')
         try:
             with open(part, 'xb', opener=_private) as file:
-                for each in parts:
-                    file.write(each)
+                file.writelines(parts)
                 file.flush()
                 if self._durable:
                     os.fsync(file.fileno())

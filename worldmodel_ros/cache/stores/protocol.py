@@ -56,8 +56,8 @@ class SlabStore(Protocol):
 def check_key(key: str) -> None:
     """Raises ValueError for what is no key."""
     if not _KEY.fullmatch(key):
-        raise ValueError(f'{key[:140]!r} is no key of a store: one to five names of a-z, A-Z, 0-9, ".", "_" and "-", at most 128 '
-                         'characters each, that begin with a letter or a digit, joined by "/"')
+        raise ValueError(f'{key[:140]!r} is no key of a store: one to five names of a-z, A-Z, 0-9, ".", "_" and "-", at most '
+                         '128 characters each, that begin with a letter or a digit, joined by "/"')
 
 
 class Threads:

@@ -18,7 +18,8 @@ td:first-child, th:first-child { text-align: left } .lost { background: #fdd } .
 <h1>Fleet</h1><p id="about">no answer yet</p>
 <table><thead><tr><th>server</th><th>process</th><th>state</th><th>sessions</th><th>load</th><th>busy</th><th>slack</th>
 <th>tick</th><th>ticks</th><th>late</th><th>two steps</th></tr></thead><tbody id="servers"></tbody></table>
-<h2>Claims</h2><table><thead><tr><th>session</th><th>server</th><th>generation</th></tr></thead><tbody id="claims"></tbody></table>
+<h2>Claims</h2><table><thead><tr><th>session</th><th>server</th><th>generation</th></tr></thead>
+<tbody id="claims"></tbody></table>
 <script>
 function row(body, cells, kind) {
   const line = body.insertRow(); line.className = kind || '';
@@ -28,7 +29,8 @@ async function show() {
   try {
     const status = await (await fetch('status')).json(), fleet = status.fleet;
     document.getElementById('about').textContent =
-      `up for ${status.uptime_s} s; ${fleet.placed || 0} placed, ${fleet.moved || 0} moved, ${fleet.servers_lost || 0} servers lost`;
+      `up for ${status.uptime_s} s; ${fleet.placed || 0} placed, ${fleet.moved || 0} moved, ` +
+      `${fleet.servers_lost || 0} servers lost`;
     const servers = document.getElementById('servers'), claims = document.getElementById('claims');
     servers.replaceChildren(); claims.replaceChildren();
     for (const s of fleet.servers)

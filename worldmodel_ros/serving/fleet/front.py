@@ -113,7 +113,7 @@ class Front:
             return self.servers[claim.server].path
 
     def move(self, session: str, target: str) -> None:
-        """Have a session moved to the server at a socket, or where the router would put it ('auto'). Waits; raises MoveError."""
+        """Have a session moved to the server at a socket, or where the router puts it ('auto'). Waits; raises MoveError."""
         with self._lock:
             claim = self._router.claim(session)
             if claim is None:

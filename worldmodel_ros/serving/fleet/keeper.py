@@ -14,7 +14,7 @@ from typing import Any
 
 from worldmodel_ros.cache.allocator import OutOfPages
 from worldmodel_ros.cache.stores.measured import MeasuredStore
-from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
+from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session_folder import SessionFileError
 from worldmodel_ros.engine.session_store import (

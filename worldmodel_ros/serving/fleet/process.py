@@ -35,8 +35,8 @@ class Options:
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
         if self.servers < 1 or self.sessions < 1 or self.page < -1 or not self.full > 0.0:
-            raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at least 1 '
-                             'of each, and a share above 0')
+            raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
+                             'least 1 of each, and a share above 0')
 
 
 def default_store() -> Path:
