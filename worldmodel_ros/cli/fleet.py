@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     status = actions.add_parser('status', help='print servers, claims and slack as JSON')
     status.set_defaults(run=_status)
     move = actions.add_parser('move', help='move a session to another server')
-    move.add_argument('session', metavar='SESSION')
+    move.add_argument('session', metavar='SESSION', help='as fleet status names it')
     move.add_argument('--to', default='auto', metavar='PATH', help='socket of the server (default: auto, where there is time)')
     move.set_defaults(run=_move)
     for each in (start, status, move):
