@@ -10,7 +10,7 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
 from worldmodel_ros.nodes.common.diagnostics import WARN, Diagnostics, Refusals, Report
-from worldmodel_ros.nodes.world_model.statistics import Statistics
+from worldmodel_ros.nodes.world_model.outputs import Statistics
 
 
 def test_reports_arrive_under_the_name_of_the_node_with_readable_values():
@@ -21,7 +21,7 @@ def test_reports_arrive_under_the_name_of_the_node_with_readable_values():
         arrived = []
         node.create_subscription(DiagnosticArray, '/diagnostics', arrived.append, 10)
         report = Report(WARN, 'slow', {'rate_hz': 9.87654321, 'frames': 3})
-        diagnostics = Diagnostics(node, {'camera': lambda: report})
+        diagnostics = Diagnostics(node, {'camera': lambda: report}, 1.0)
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         diagnostics.publish()

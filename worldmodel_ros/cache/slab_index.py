@@ -26,7 +26,7 @@ class SlabIndex:
         self.shared = 0  # slabs that were found
 
     def add(self, content: Hashable, tier: int, ids: np.ndarray, uses: np.ndarray) -> None:
-        """Says that pages ``ids`` (tiles,) of a tier, when they had been given out ``uses`` (tiles,) times, hold a
+        """Say that pages ``ids`` (tiles,) of a tier, when they had been given out ``uses`` (tiles,) times, hold a
         complete slab of this content."""
         with self._lock:
             self._places[content] = tier, ids, uses
@@ -35,7 +35,7 @@ class SlabIndex:
                 self._places.popitem(last=False)
 
     def share(self, content: Hashable, cache: SequenceCache, tier: int) -> np.ndarray | None:
-        """Has a sequence hold the pages of a slab of this content, too: their ids (tiles,); None where none does.
+        """Have a sequence hold the pages of a slab of this content, too: their ids (tiles,); None where none does.
         Raises OutOfPages beyond what the sequence is guaranteed."""
         with self._lock:
             place = self._places.get(content)

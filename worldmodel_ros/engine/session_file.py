@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ..cache import snapshot
-from ..cache.sequence import SequenceCache
-from ..cache.table import OBSERVED, PAGES, SLAB, TIER, VALID
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..model.presets import Preset
 from .session_folder import SessionFileError
 
@@ -52,13 +51,13 @@ class Capture:
         return self._fingerprint()
 
     def pieces(self) -> Iterator[None]:
-        """Copies a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
+        """Copy a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
         them."""
         yield from self._copy.pieces()
         self.cache.close()
 
     def write(self, file: BinaryIO) -> None:
-        """Writes the session to an empty file. Raises OSError."""
+        """Write the session to an empty file. Raises OSError."""
         arrays = {**self.state, **self._copy.arrays}
         header, position = {'__metadata__': {'format': FORMAT, 'model': self._spec.name,
                                              'fingerprint': self.fingerprint, 'sha256': _BLANK}}, 0
@@ -93,7 +92,7 @@ class Loaded:
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
 
     def pieces(self) -> Iterator[None]:
-        """Fills a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
+        """Fill a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
         use."""
         for _ in snapshot.fill(self._cache, self._pages):
             yield
@@ -109,7 +108,7 @@ class Loaded:
         return self._cache
 
     def close(self) -> None:
-        """Gives back what no session has taken over. From any thread."""
+        """Give back what no session has taken over. From any thread."""
         with self._ending:
             if not self._over:
                 self._over = True
@@ -124,7 +123,7 @@ def largest(spec: Preset, memory: Memory) -> int:
 
 
 def read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
-    """Reads what `Capture.write` wrote, ``size`` bytes, checks all of it, and touches no session.
+    """Read what `Capture.write` wrote, ``size`` bytes, and check all of it, without touching a session.
 
     No more is read, or memory taken, than a session of this model needs. Raises SessionFileError.
     """
@@ -209,7 +208,7 @@ def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raises ValueError where tensors have other names, shapes or types than those of a session."""
+    """Raise ValueError where tensors have other names, shapes or types than those of a session."""
     expected = _state_forms(spec)
     counts = [max((len(array) for name, array in arrays.items() if name.startswith(f'{pool.name}.') and array.ndim),
                   default=0) for pool in memory.pools]
@@ -222,7 +221,7 @@ def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) ->
 
 
 def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raises ValueError where a session could not have these values."""
+    """Raise ValueError where a session could not have these values."""
     _check_numbers(state)
     snapshot.check(memory, pages, [count // memory.layout.tiles for count in memory.guaranteed_pages])
     snapshot.require_finite(memory.pools, pages)
@@ -230,7 +229,7 @@ def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], sp
 
 
 def check_state(state: dict[str, np.ndarray], spec: Preset) -> None:
-    """Raises ValueError where a session could not have this state."""
+    """Raise ValueError where a session could not have this state."""
     found = {name: (array.shape, array.dtype) for name, array in state.items()}
     if found != _state_forms(spec):
         raise ValueError(f'its state is {found}, and should be {_state_forms(spec)}')
@@ -238,7 +237,7 @@ def check_state(state: dict[str, np.ndarray], spec: Preset) -> None:
 
 
 def check_table(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) -> None:
-    """Raises ValueError where a session could not have these slabs, int64 (n, PAGES), at its frame ``time``."""
+    """Raise ValueError where a session could not have these slabs, int64 (n, PAGES), at its frame ``time``."""
     snapshot.check_slabs(memory, slabs, [count // memory.layout.tiles for count in memory.guaranteed_pages])
     _check_window(slabs, time, spec, memory)
 

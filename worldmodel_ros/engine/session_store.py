@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.sequence import SequenceCache
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, decode, digest, encode
 from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
-from ..cache.table import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..model.presets import Preset
 from .session_file import Capture, check_state, check_table
 from .session_folder import SessionFileError
@@ -40,7 +39,7 @@ class Fenced(StoreError):
 
 
 def check_session(name: str) -> None:
-    """Raises ValueError for what is no name of a session."""
+    """Raise ValueError for what is no name of a session."""
     if not _SESSION.fullmatch(name):
         raise ValueError(f'{name[:70]!r} is no name of a session: at most 64 characters of a-z, A-Z, 0-9, ".", "_" and "-", of '
                          'which the first is a letter or a digit')
@@ -94,7 +93,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, key: str, blob: memoryview) -> Manifest:
-        """Raises Corrupt."""
+        """Raise Corrupt."""
         if digest(blob) != _digest(key):
             raise Corrupt(f'{key} is damaged: its SHA-256 is not the one that it was stored with')
         try:
@@ -129,7 +128,7 @@ class SessionLog:
         return Checkpoint(self, capture, dict(about))
 
     def require_own(self) -> None:
-        """Raises Fenced where a later generation has been claimed."""
+        """Raise Fenced where a later generation has been claimed."""
         if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
             raise Fenced(f'session {self.session} has another owner than that of generation {self.generation}')
 
@@ -176,7 +175,7 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copies a slab with every `next`. Raises OutOfPages where memory was so short that the session's copy lost
+        """Copy a slab with every `next`. Raises OutOfPages where memory was so short that the session's copy lost
         its pages."""
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
@@ -190,7 +189,7 @@ class Checkpoint:
         self._cache.close()
 
     def write(self) -> Manifest:
-        """Stores what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays."""
+        """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays."""
         log, blobs, entries = self._log, [], []
         for row, use, found in self._slabs:
             if not isinstance(found, SlabEntry):
@@ -244,7 +243,7 @@ class StoredSession:
         self.read_nbytes = self.shared_slabs = 0  # by the last `read`
 
     def read(self, manifest: Manifest) -> None:
-        """Reads and checks all that a manifest names and is not here yet; touches no session. Raises StoreError, and
+        """Read and checks all that a manifest names and is not here yet; touches no session. Raises StoreError, and
         SessionFileError where the session is another model's."""
         if manifest.fingerprint != self._fingerprint:
             raise SessionFileError(f'session {manifest.session} is of another model than this {self._spec.name!r}, or of other '
@@ -269,7 +268,7 @@ class StoredSession:
         self.state = state
 
     def pieces(self) -> Iterator[None]:
-        """Fills a slab with every `next`. Raises OutOfPages where there is no room."""
+        """Fill a slab with every `next`. Raises OutOfPages where there is no room."""
         for slab, pages in self._coming:
             if self._over:
                 return
@@ -292,14 +291,14 @@ class StoredSession:
         return self._cache
 
     def close(self) -> None:
-        """Gives back what no session has taken over. From any thread."""
+        """Give back what no session has taken over. From any thread."""
         with self._ending:
             if not self._over:
                 self._over = True
                 self._cache.close()
 
     def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
-        """Lets go of slabs that are not, or no more, in the session."""
+        """Let go of slabs that are not, or no more, in the session."""
         gone = [number for number, (content, _) in self._there.items() if contents.get(number) != content]
         for number in gone:
             _, row = self._there.pop(number)
@@ -353,7 +352,7 @@ def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]
 
 def read_newest(store: SlabStore, session: str, into: StoredSession,
                 allow: Callable[[Manifest], None] = lambda manifest: None) -> tuple[Manifest, list[str]]:
-    """Reads the newest manifest of a session that is complete; also says what was wrong with newer ones. ``allow``
+    """Read the newest manifest of a session that is complete; also says what was wrong with newer ones. ``allow``
     may raise what forbids to read a manifest. Raises NotStored where there is none, and StoreError."""
     wrong = []
     for manifest in manifests(store, session):
@@ -369,7 +368,7 @@ def read_newest(store: SlabStore, session: str, into: StoredSession,
 
 
 def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
-    """Makes ``owner`` the one owner of a generation of a session. Raises AlreadyStored for all but one, and Fenced
+    """Make ``owner`` the one owner of a generation of a session. Raises AlreadyStored for all but one, and Fenced
     where a later generation is owned."""
     check_session(session)
     newest, other = owner_of(store, session)
@@ -400,7 +399,7 @@ def claim_next(store: SlabStore, session: str, owner: str) -> int:
 
 
 def forget(store: SlabStore, session: str) -> None:
-    """Deletes all of a session; its manifests first. Raises StoreError."""
+    """Delete all of a session; its manifests first. Raises StoreError."""
     check_session(session)
     for part in ('manifests', 'states', 'slabs', 'claims'):
         store.delete(store.list(f'{session}/{part}').result()).result()

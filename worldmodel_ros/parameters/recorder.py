@@ -1,13 +1,13 @@
 """The parameters of the recorder."""
 
-from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 
 TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 'action_chunk', 'predicted_future',
           'predicted_image/compressed', 'predicted_path', 'deadline_status', 'command_status', '/diagnostics')
 
 PARAMETERS = (
     Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),
-    Param('topics', TOPICS, 'topics to record as soon as somebody publishes them; relative names are of the '
+    Param('topics', TOPICS, 'topics to record as soon as they have a publisher; relative names are of the '
           "node's namespace", read_only=True),
     Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
           'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
@@ -15,4 +15,5 @@ PARAMETERS = (
           read_only=True),
     Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
           high=100_000, read_only=True),
+    DIAGNOSTICS_PERIOD,
 )

@@ -25,7 +25,7 @@ class FileStore:
     """
 
     def __init__(self, path: Path, durable: bool = True, threads: int = 4):
-        """Raises StoreError where the folder cannot be made."""
+        """Raise StoreError where the folder cannot be made."""
         self.path, self._durable = Path(path), durable
         self._parts = self.path / _PARTS
         try:

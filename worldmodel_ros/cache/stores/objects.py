@@ -13,7 +13,7 @@ class ObjectStore:
     `obstore.store.from_url`, such as region and credentials."""
 
     def __init__(self, url: str, threads: int = 16, **options: Any):
-        """Raises StoreError where obstore is not installed, or does not know such an address."""
+        """Raise StoreError where obstore is not installed, or does not know such an address."""
         try:
             import obstore
             from obstore.store import from_url

@@ -34,14 +34,14 @@ class SlabStore(Protocol):
     """
 
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
-        """Stores blobs, each given in parts. A key that is there keeps its blob, or is replaced by an equal one;
+        """Store blobs, each given in parts. A key that is there keeps its blob, or is replaced by an equal one;
         with ``create`` it raises AlreadyStored, for exactly one of those that put it at the same time does not."""
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
         """The blobs. Raises NotStored if one is missing."""
 
     def delete(self, keys: Sequence[str]) -> Promise[None]:
-        """Forgets blobs; what is not there is no error."""
+        """Forget blobs; what is not there is no error."""
 
     def list(self, prefix: str) -> Promise[list[str]]:
         """All keys that begin with the names of ``prefix``, sorted."""
@@ -50,11 +50,11 @@ class SlabStore(Protocol):
         """Bytes of each blob; None where there is none."""
 
     def close(self) -> None:
-        """Ends what it runs; what was put stays, unless it is in the memory of this process."""
+        """End what it runs; what was put stays, unless it is in the memory of this process."""
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for what is no key."""
+    """Raise ValueError for what is no key."""
     if not _KEY.fullmatch(key):
         raise ValueError(f'{key[:140]!r} is no key of a store: one to five names of a-z, A-Z, 0-9, ".", "_" and "-", at most '
                          '128 characters each, that begin with a letter or a digit, joined by "/"')
@@ -68,7 +68,7 @@ class Threads:
 
     def each(self, function: Callable[..., Result], items: Sequence[tuple], finish: Callable[[], None] | None = None
              ) -> Promise[list[Result]]:
-        """Promises what ``function(*item)`` returns for each item, or the first exception, once all have ended. Then,
+        """Promise what ``function(*item)`` returns for each item, or the first exception, once all have ended. Then,
         unless one has raised, ``finish`` is called before the promise is kept."""
         promise: Promise[list[Result]] = Promise()
         results: list[Result | None] = [None] * len(items)
@@ -105,9 +105,9 @@ class Threads:
         return promise
 
     def submit(self, function: Callable[..., Result], *arguments: object) -> Promise[Result]:
-        """Promises what one call returns."""
+        """Promise what one call returns."""
         return self._pool.submit(function, *arguments)
 
     def close(self) -> None:
-        """Ends the threads after what they were given."""
+        """End the threads after what they were given."""
         self._pool.shutdown()

@@ -39,7 +39,7 @@ class TieredStore:
         return self._used
 
     def expect(self, session: str, when: float) -> None:
-        """Says when a session's next tick is expected: steady time in s; infinity forgets it."""
+        """Say when a session's next tick is expected: steady time in s; infinity forgets it."""
         with self._lock:
             if math.isinf(when):
                 self._expected.pop(session, None)

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from ...cache.layout import FlatLayout
 from ...cache.pool import PagePool
-from ...cache.sequence import SequenceCache
-from ...cache.table import OBSERVED, PAGES, Table
+from ...cache.sequence import OBSERVED, PAGES, SequenceCache, Table
 from ...cache.torch_storage import TorchStorage
 from ...kernels.attention import paged_attention
 from ...kernels.pages import Pool, Precision, TileLists

@@ -79,7 +79,7 @@ class _Sent:
 
 class RemoteWorker:
     """
-    A session on the server at `path`, opened anew whenever it was lost. The public methods may be called from any
+    A session on the server at `path`, opened again whenever it was lost. The public methods may be called from any
     thread; `executed` as for engine.worker.Worker.
     """
 
@@ -230,7 +230,7 @@ class RemoteWorker:
                 self._stopping.wait(pause)
 
     def _follow(self, link: Link, moved: _Moved) -> Link:
-        """Goes on at the server that has the session now, with what is not answered. Raises _Away."""
+        """Go on at the server that has the session now, with what is not answered. Raises _Away."""
         try:
             new = open_link(moved.path, self._robot, self._own, self._session, moved.generation)
         except Unavailable as error:
@@ -297,7 +297,7 @@ class RemoteWorker:
             raise MessageError(f'{type(message).__name__} is no message of a server')
 
     def _answered(self, message: messages.Planned | messages.Refused | messages.Failed) -> None:
-        """Takes the answer to a tick. Where it raises, the tick stays to be answered by somebody else."""
+        """Take the answer to a tick. Where it raises, the tick stays to be answered by another engine."""
         with self._lock:
             sent = self._pending.get(message.number)
         if sent is None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
 from worldmodel_ros.engine.engine import Engine
@@ -85,7 +85,7 @@ class Keeper:
         self._counts: Counter[str] = Counter()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
-        """Has one of the keeper's threads call a function, which may wait."""
+        """Have one of the keeper's threads call a function, which may wait."""
         return self._executor.submit(function, *arguments)
 
     def open(self, listener: ServiceListener, account: Hashable, name: str) -> Kept:
@@ -242,7 +242,7 @@ class Keeper:
                 'store_read_mb_s': None if rate is None else round(rate / 1e6, 1)}
 
     def _allow(self, manifest: Manifest) -> None:
-        """Raises TooSlow where a session is not to be read."""
+        """Raise TooSlow where a session is not to be read."""
         gap = time.time() - float(manifest.about.get('at', 0.0))
         if gap > self.settings.longest_gap:
             raise TooSlow(f'it has not ticked for {gap:.0f} s, and at most {self.settings.longest_gap:g} are allowed')

@@ -31,13 +31,13 @@ class Moving(Protocol):
     """The robot whose session moves, as its server sees it."""
 
     def hold(self, patience: float) -> None:
-        """Waits for the border between two ticks, at most ``patience`` s; from then on what comes is kept, not served."""
+        """Wait for the border between two ticks, at most ``patience`` s; from then on what comes is kept, not served."""
 
     def release(self) -> None:
-        """Serves what was kept, and goes on."""
+        """Serve what was kept, and goes on."""
 
     def send_to(self, address: str, generation: int) -> None:
-        """Tells the robot where its session is; nothing is served here any more."""
+        """Tell the robot where its session is; nothing is served here any more."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
 
 
 def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:
-    """Keeps the session, and raises MoveError; unless the other server was faster, whose it is then."""
+    """Keep the session, and raises MoveError; unless the other server was faster, whose it is then."""
     try:
         keeper.reclaim(kept)
     except AlreadyStored:
@@ -109,7 +109,7 @@ class Peer:
     """Another server, as this one asks it for things."""
 
     def __init__(self, path: Path) -> None:
-        """Raises AddressError."""
+        """Raise AddressError."""
         self._connection = Connection(connect(path, CONNECT))
 
     def ask(self, kind: type, patience: float, *values: Any) -> None:

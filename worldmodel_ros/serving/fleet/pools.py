@@ -28,16 +28,16 @@ class Pool(Protocol):
     name: str
 
     def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
-        """Has `worldmodel serve` run with these arguments, and again whenever it has ended. Raises PoolError."""
+        """Have `worldmodel serve` run with these arguments, and again whenever it has ended. Raises PoolError."""
 
     def look(self) -> dict[int, str]:
         """What each server does, in a word or two; starts again what has ended. Raises PoolError where that is of no use."""
 
     def stop(self, number: int) -> None:
-        """Ends a server in good order, for good."""
+        """End a server in good order, for good."""
 
     def close(self) -> None:
-        """Ends all."""
+        """End all."""
 
 
 class ServerProcess:

@@ -47,7 +47,7 @@ class Continuity:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Continuity:
-        """Raises ValueError for what is none."""
+        """Raise ValueError for what is none."""
         try:
             found = cls(**{**values, 'actions': tuple(values['actions']), 'seen_actions': tuple(values['seen_actions'])})
             sums = np.array([*found.actions, *found.seen_actions], np.float64)
@@ -68,7 +68,7 @@ class TickTiming:
         self._early: deque[float] = deque(maxlen=50)
 
     def ticked(self, now: float) -> float:
-        """Takes a tick; the steady time [s] before which the next one is not to be expected."""
+        """Take a tick; the steady time [s] before which the next one is not to be expected."""
         if self._due is not None:
             self._early.append(self._due - now)
         self._due = now + self._period
@@ -90,7 +90,7 @@ class ModelSession:
         self._seen: ActionTotal | None = None  # when its newest frame came
 
     def begin(self, generation: int, total: ActionTotal) -> None:
-        """Makes ready for a frame: begins again if the client has, or if the gap before it is too long."""
+        """Make ready for a frame: begins again if the client has, or if the gap before it is too long."""
         if self.session is None:
             self.session = self._engine.open_session(self.seed)
         gap = self._seen and total.ticks - self._seen.ticks > self._reach
@@ -152,7 +152,7 @@ class Client:
                        for index, engine in enumerate(engines)]
 
     def event(self, event: Event) -> None:
-        """Goes on to the state that ``event`` leads to; raises SessionError."""
+        """Go on to the state that ``event`` leads to; raise SessionError."""
         self.state = after(self.number, self.state, event)
 
     def continuity(self) -> Continuity:
@@ -163,7 +163,7 @@ class Client:
                           _floats(seen.actions), seen.ticks)
 
     def go_on(self, continuity: Continuity) -> ActionTotal:
-        """Becomes the client that another service had, which has seen nothing of its own yet; returns what the robot had
+        """Become the client that another service had, which has seen nothing of its own yet; return what the robot had
         done by the newest frame of the session that comes with it."""
         self.episode, self.sequence = continuity.episode, continuity.sequence
         self.total = ActionTotal(np.array(continuity.actions), continuity.ticks)
@@ -172,7 +172,7 @@ class Client:
         return ActionTotal(np.array(continuity.seen_actions), continuity.seen_ticks)
 
     def begin_anew(self, event: Event, reason: str) -> None:
-        """Leaves all that is in flight behind."""
+        """Leave all that is in flight behind."""
         self.event(event)
         self.generation += 1
         self.reason = reason

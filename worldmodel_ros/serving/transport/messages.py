@@ -4,7 +4,7 @@ What the front end of a robot and the engine's server say to each other, version
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
 SessionFile by one Done. A robot of which nothing has come for long is told Idle, one whose session has gone to another
-server Moved. Pictures travel as memory beside the message (pictures.py), frames in slots (frames.py).
+server Moved. Images travel as memory next to the message (pictures.py), frames in slots (frames.py).
 
 Servers of one store move sessions among each other: see docs/fleet.md. Move, Prepare and TakeOver are answered by Done.
 """
@@ -150,7 +150,7 @@ class Refused:
 
 @message(69)
 class Failed:
-    """The model failed on the tick; the session begins anew with the next one."""
+    """The model failed on the tick; the session begins again with the next one."""
 
     number: int = u64()
     reason: str = text()
