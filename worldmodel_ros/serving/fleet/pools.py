@@ -15,6 +15,7 @@ from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
 _PATIENCE = 10.0  # s for a server to end in good order
+_ATTEMPTS = 3     # to start Ray
 _AGAIN = 1.0      # s before one that has ended is started again
 
 
@@ -140,8 +141,7 @@ class RayPool:
             raise PoolError('ray is not installed: pip install "worldmodel-ros[ray]"') from error
         self._ray, self._owned = ray, not ray.is_initialized()
         if self._owned:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False,
-                     **({} if address else {'num_cpus': max(1, round(servers * cpus))}))
+            self._begin(address, {} if address else {'num_cpus': max(1, round(servers * cpus))})
         self._group = placement_group([{'CPU': cpus}] * servers, strategy='PACK')
         if not self._group.wait(60):
             raise PoolError(f'Ray has no room for {servers} servers of {cpus:g} CPUs each')
@@ -171,6 +171,18 @@ class RayPool:
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(actor.stop.remote(), timeout=2 * _PATIENCE)
         self._ray.kill(actor)
+
+    def _begin(self, address: str | None, options: dict[str, Any]) -> None:
+        # Ray waits for its own processes for 30 s, which a busy machine may take longer for.
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False,
+                               **options)
+                return
+            except Exception as error:  # it raises no class of its own
+                self._ray.shutdown()
+                if attempt + 1 == _ATTEMPTS:
+                    raise PoolError(f'Ray cannot be started: {error}') from error
 
     def close(self) -> None:
         for number in list(self._actors):
