@@ -112,7 +112,8 @@ class Server:
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': time.monotonic() - self._begun,
                 'robots': [peer.robot.status() for peer in self._peers.values() if peer.robot],
                 'connections_refused': self._refused, 'connections_paused': self._paused,
-                **({'store': self._keeper.status()} if self._keeper else {}), 'service': self._service.stats()}
+                **({'store': self._keeper.status()} if self._keeper else {}), 'preset': self._service.spec.to_dict(),
+                'service': self._service.stats()}
 
     def _accept(self) -> None:
         accepted = self._listening.accept()

@@ -149,7 +149,7 @@ class Service:
             promise = self._questions.ask(client, question) if not refusal else uncancellable_future()
             self._thread.stir()
         if refusal:
-            promise.set_exception(QuestionError(refusal))
+            promise.set_exception(refusal)
         return promise
 
     def save(self, session: int, folder: SessionFolder, name: str) -> str:
