@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait)
 
-from .attention_hopper_load import barrier, length_of, next_item, page_of, place_of, row_of
+from .attention_hopper_load import barrier, length_of, next_item, own_row, page_of, place_of, row_of
 
 
 @gluon.jit
@@ -58,6 +58,74 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 
 
 @gluon.jit
+def _exp2(x, POLYNOMIAL: gl.constexpr):
+    """2^x, of so many of four values by a polynomial of the third degree, whose relative error is 2^-13: that takes
+    multiplications, of which there are more to spare than of the one unit that has exponentials and rounds to FP8, too
+    (as in FlashAttention-4)."""
+    if POLYNOMIAL == 0:
+        return gl.exp2(x)
+    elif POLYNOMIAL == 1:
+        return gl.inline_asm_elementwise(
+            """{
+            .reg .f32 f, t, n, p, zero;
+            .reg .b32 i, b;
+            max.NaN.f32 f, $4, 0fC2FC0000;
+            mul.f32 zero, f, 0f00000000;
+            add.rn.f32 t, f, 0f4B400000;
+            sub.rn.f32 n, t, 0f4B400000;
+            sub.rn.f32 f, f, n;
+            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
+            fma.rn.f32 p, p, f, 0f3F31798D;
+            fma.rn.f32 p, p, f, 0f3F7FFB49;
+            mov.b32 i, t;
+            mov.b32 b, p;
+            shl.b32 i, i, 23;
+            add.s32 b, b, i;
+            mov.b32 p, b;
+            add.f32 $0, p, zero;
+            ex2.approx.ftz.f32 $1, $5;
+            ex2.approx.ftz.f32 $2, $6;
+            ex2.approx.ftz.f32 $3, $7;
+            }""", '=f,=f,=f,=f,f,f,f,f', [x], dtype=gl.float32, is_pure=True, pack=4)
+    else:
+        return gl.inline_asm_elementwise(
+            """{
+            .reg .f32 f, t, n, p, zero;
+            .reg .b32 i, b;
+            max.NaN.f32 f, $4, 0fC2FC0000;
+            mul.f32 zero, f, 0f00000000;
+            add.rn.f32 t, f, 0f4B400000;
+            sub.rn.f32 n, t, 0f4B400000;
+            sub.rn.f32 f, f, n;
+            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
+            fma.rn.f32 p, p, f, 0f3F31798D;
+            fma.rn.f32 p, p, f, 0f3F7FFB49;
+            mov.b32 i, t;
+            mov.b32 b, p;
+            shl.b32 i, i, 23;
+            add.s32 b, b, i;
+            mov.b32 p, b;
+            add.f32 $0, p, zero;
+            max.NaN.f32 f, $5, 0fC2FC0000;
+            mul.f32 zero, f, 0f00000000;
+            add.rn.f32 t, f, 0f4B400000;
+            sub.rn.f32 n, t, 0f4B400000;
+            sub.rn.f32 f, f, n;
+            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
+            fma.rn.f32 p, p, f, 0f3F31798D;
+            fma.rn.f32 p, p, f, 0f3F7FFB49;
+            mov.b32 i, t;
+            mov.b32 b, p;
+            shl.b32 i, i, 23;
+            add.s32 b, b, i;
+            mov.b32 p, b;
+            add.f32 $1, p, zero;
+            ex2.approx.ftz.f32 $2, $6;
+            ex2.approx.ftz.f32 $3, $7;
+            }""", '=f,=f,=f,=f,f,f,f,f', [x], dtype=gl.float32, is_pure=True, pack=4)
+
+
+@gluon.jit
 def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.constexpr):
     """Where a row of the tiles of a group lies among those of its frames."""
     RUN: gl.constexpr = PAGE // FRAMES
@@ -70,7 +138,7 @@ def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.conste
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-           TILES: gl.constexpr):
+           TILES: gl.constexpr, REPEATS: gl.constexpr, POLYNOMIAL: gl.constexpr):
     """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
     With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written, where
@@ -111,7 +179,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         rows = first_row + gl.arange(0, ROWS, layout=S_ROW)
         row_scale = gl.full([ROWS], 1.0, gl.float32, layout=S_ROW) * scale_log2
         if QUANTISED:
-            row_scale *= gl.load(q_scale + rows * heads + head)
+            row_scale *= gl.load(q_scale + own_row(rows, work, BM, REPEATS) * heads + head)
         zero = gl.full([ROWS, BN], 0.0, gl.float32, layout=S_LAYOUT)
         token = gl.expand_dims(gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT)), 0)
         m = gl.full([ROWS], -float('inf'), gl.float32, layout=S_ROW)
@@ -135,7 +203,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 s = gl.where(token < length_of(lists, row, 0, HAS_FP4), s, -float('inf'))
             c = row_scale * k_unit
             m = gl.max(s, 1) * c
-            p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(m - SHIFT, 1))
+            p = _exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(m - SHIFT, 1), POLYNOMIAL)
             l = gl.sum(p, 1)
             ring += 1
             mbarrier.wait(k_ready.index(ring % STAGES), (ring // STAGES) & 1, pred=blocks > 1)
@@ -158,7 +226,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                     s = gl.where(token < length, s, -float('inf'))
                 new_m = gl.maximum(m, gl.max(s, 1) * c)
                 shrink = gl.exp2(m - new_m)
-                p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(new_m - SHIFT, 1))
+                p = _exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(new_m - SHIFT, 1), POLYNOMIAL)
                 l = l * shrink + gl.sum(p, 1)
                 m = new_m
                 # Waiting here is a loop, which ptxas moves no exponential across: they run while the tensor cores do.
