@@ -24,8 +24,10 @@ import argparse
 import gc
 import json
 import math
+import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -53,6 +55,7 @@ from worldmodel_ros.model.weights import RandomWeights
 PARTS = {'correct': 45, 'vae': 50, 'small': 75, 'large': 165, 'kernels': 30, 'branches': 35, 'peers_small': 45,
          'peers_large': 75, 'long': 250}
 NAMES = {'small': 'lingbot_world_v2_1.3b', 'large': 'lingbot_world_fast'}
+HANGS = 40.0  # seconds after its end at which a part is given up
 CHUNK, WINDOW = wan_kernels.CHUNK, wan_kernels.WINDOW
 BRANCHES = 4
 TEXT_ROWS = 120  # of a prompt
@@ -71,7 +74,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace):
         self.tiny, self.compiled = options.tiny, not options.eager
-        self.seconds, self._start, self._end = options.seconds, time.perf_counter(), math.inf
+        self.seconds, self.start, self._end = options.seconds, time.perf_counter(), math.inf
         self.device = torch.device('cpu' if options.tiny else 'cuda')
         self.grid = (5, 7) if options.tiny else (30, 52)
         self.chunks = {'small': 2, 'large': 2} if options.tiny else {'small': options.chunks, 'large': options.large_chunks}
@@ -108,7 +111,7 @@ class Run:
         """A part that fails or is too long leaves the others'; with ``seconds``, it ends after them, or when all must."""
         begin, outer = time.perf_counter(), self._end
         if seconds is not None:
-            self._end = min(begin + seconds, self._start + self.seconds)
+            self._end = min(begin + seconds, self.start + self.seconds)
             signal.setitimer(signal.ITIMER_REAL, max(0.1, self._end - begin))
         try:
             yield
@@ -122,8 +125,16 @@ class Run:
             self._end = outer
             print(f'{name}: {time.perf_counter() - begin:.1f} s', file=sys.stderr, flush=True)
         gc.collect()
-        if not self.tiny:
+        if self.healthy() and not self.tiny:
             torch.cuda.empty_cache()
+
+    def healthy(self) -> bool:
+        """Whether the GPU still answers: after some faults, all that a process asks of it fails."""
+        try:
+            self.wait()
+        except RuntimeError:
+            return False
+        return True
 
     def left(self) -> float:
         """Seconds of the part."""
@@ -527,17 +538,33 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     signal.signal(signal.SIGALRM, _too_long)
     run = Run(options)
-    for part in options.parts:
+    for at, part in enumerate(options.parts):
         if part == 'kernels' and run.tiny:
             continue
+        watchdog = threading.Timer(PARTS[part] * options.stretch + HANGS, restart, (run, options.parts[at:]))
+        watchdog.daemon = True
+        watchdog.start()
         with run.part(part, PARTS[part] * options.stretch):
             if run.left() < 5.0:
                 raise TooLong('no time was left for it')
             measure(run, part)
+        watchdog.cancel()
+        if not run.healthy():
+            restart(run, options.parts[at:])
     result = {'command': 'python benchmarks/wan.py ' + ' '.join(sys.argv[1:]), 'weights': 'random', 'machine': machine(),
               'versions': versions(('torch', 'triton', 'diffusers')), 'failed': run.failed, 'rows': run.rows}
     run.file.write_text(json.dumps(result, indent=1) + '\n')
     return 1 if run.failed else 0
+
+
+def restart(run: Run, parts: list[str]) -> None:
+    """Goes on with the parts after the first in a new process: this one's GPU hangs, or answers nothing but errors any more."""
+    run.row(part=parts[0], failed=run.failed, note='the process was restarted after this part')
+    kept = [word for word in sys.argv if word not in PARTS and word != '--parts']
+    left = run.seconds - (time.perf_counter() - run.start)
+    if len(parts) == 1:
+        os._exit(1)
+    os.execv(sys.executable, [sys.executable, *kept, '--seconds', str(left), '--parts', *parts[1:]])
 
 
 def _too_long(signum: int, frame: object) -> None:
