@@ -49,10 +49,10 @@ class WanVae:
     MARK = 'Rep'  # diffusers' sign for "has seen one frame"
 
     def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True):
-        """``fused``: the decoder is `vae_layers.fuse`d, with its weights' channels last where ``channels_last``."""
+        """``fused``: the decoder is `vae_layers.fuse`d, on a GPU with its weights' channels last where ``channels_last``."""
         self.model = model.eval().requires_grad_(False)
         if fused:
-            fuse(model.decoder, channels_last)
+            fuse(model.decoder, channels_last and next(model.parameters()).is_cuda)
         shape = 1, -1, 1, 1, 1
         parameter = next(model.parameters())
         self._mean = torch.tensor(model.config.latents_mean, device=parameter.device).view(shape)
@@ -88,11 +88,13 @@ class WanVae:
         z = latents[None].to(self.device, torch.float32) * self._std + self._mean
         z, features, out = self.model.post_quant_conv(z.to(self.dtype)), list(state.features), []
         first = all(part is None for part in features)
-        # All at once, but for the first frame, which is not like the others: larger products and fewer of them.
-        for part in (z[:, :, :1], z[:, :, 1:]) if first else (z,):
-            if part.shape[2]:
-                out.append(self.model.decoder(part, feat_cache=features, feat_idx=[0], first_chunk=first))
-                first = False
+        # On a GPU all at once, but for the first frame, which is not like the others: larger products and fewer of them. A CPU
+        # gains nothing by it, and frame by frame its results are those of the whole video, bit for bit.
+        count = z.shape[2]
+        sizes = [1] * count if self.device.type == 'cpu' else [1, count - 1] if first and count > 1 else [count]
+        for part in z.split(sizes, 2):
+            out.append(self.model.decoder(part, feat_cache=features, feat_idx=[0], first_chunk=first))
+            first = False
         return torch.cat(out, 2)[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
 
     @torch.inference_mode()
