@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import Pattern, page_lists
-from worldmodel_ros.cache.table import Table
+from worldmodel_ros.cache.sequence import Table
 from worldmodel_ros.cache.torch_storage import kernel_lists
 from worldmodel_ros.kernels.pages import Pool, Precision, TileLists
 from worldmodel_ros.kernels.quantise import write_pages

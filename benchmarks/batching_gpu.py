@@ -21,7 +21,7 @@ import torch
 
 from worldmodel_ros.engine.backends.networks import random_model
 from worldmodel_ros.engine.backends.torch import TorchBackend
-from worldmodel_ros.engine.calls import Boundary, Calls, Work, run, run_unit
+from worldmodel_ros.engine.network_calls import Boundary, Calls, Work, run, run_unit
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.kernels.pages import Precision

@@ -19,9 +19,8 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import page_lists, window
-from worldmodel_ros.cache.pool import PagePool
+from worldmodel_ros.cache.pool import NumpyStorage, PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.engine import load
 
 YOUNG, OLD = 100, 6000  # frames at 10 Hz

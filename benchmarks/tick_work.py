@@ -5,7 +5,7 @@ import numpy as np
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import Pattern, page_lists
-from worldmodel_ros.cache.table import Table
+from worldmodel_ros.cache.sequence import Table
 from worldmodel_ros.engine.tile_window import patterns_of
 from worldmodel_ros.model.presets import Preset
 

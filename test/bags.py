@@ -18,7 +18,7 @@ import pytest
 from bag_messages import ACTIONS, TYPES, image_message, string
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import STOP_DISTANCE, expert_action
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, World

@@ -110,6 +110,12 @@ class FakeBackend(Backend):
         self.engine.spend(network)
         return [self._plan() if network == 'policy' else None for _ in batch]
 
+    def host(self, array):
+        return array
+
+    def stack(self, arrays):
+        return np.stack(arrays)
+
     def _plan(self):
         # Rows that can be told apart: the second column grows with the steps of the plan.
         plan = np.tile(np.float32(self.engine.plan_value), (SPEC.chunk_frames, 1))

@@ -11,11 +11,8 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from worldmodel_ros.safety.chunk import MAX_ROWS, Chunk, Fault, Refusal
-from worldmodel_ros.safety.gate import Gate, Policy, State
-from worldmodel_ros.safety.joints import MeasuredPositions
-from worldmodel_ros.safety.limits import Limits
-from worldmodel_ros.safety.motion import PositionMotion, VelocityMotion
+from worldmodel_ros.safety.gate import MAX_ROWS, Chunk, Fault, Gate, Policy, Refusal, State
+from worldmodel_ros.safety.motion import Limits, MeasuredPositions, PositionMotion, VelocityMotion
 
 NS = 10**9
 TICK = 0.02

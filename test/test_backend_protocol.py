@@ -72,7 +72,7 @@ def test_a_use_that_is_not_declared_is_found(tmp_path):
 def test_every_back_end_has_all_of_the_protocol(kind):
     assert Backend in kind.__mro__ and not kind.__abstractmethods__
     without_default = {name for name in Backend.__annotations__ if not hasattr(Backend, name)} | Backend.__abstractmethods__
-    assert without_default == {'name', 'preset', 'storage', 'run'}
+    assert without_default == {'name', 'preset', 'storage', 'run', 'host', 'stack'}
     assert without_default <= own(kind), f'{kind.__name__} lacks {sorted(without_default - own(kind))}'
     for name, method in vars(Backend).items():
         if not name.startswith('_') and inspect.isfunction(method) and not isinstance(getattr(kind, name), property):

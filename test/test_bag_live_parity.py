@@ -18,7 +18,7 @@ from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.engine import load
 from worldmodel_ros.nodes.bag_player.node import BagPlayer
-from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import to_jpeg
 
 pytestmark = pytest.mark.ros
 

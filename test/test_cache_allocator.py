@@ -4,7 +4,7 @@ import gc
 import numpy as np
 import pytest
 
-from worldmodel_ros.cache.allocator import OutOfPages, PageAllocator
+from worldmodel_ros.cache.pool import OutOfPages, PageAllocator
 
 
 def test_pages_of_one_allocation_lie_together_where_a_run_is_free():

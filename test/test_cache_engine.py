@@ -5,7 +5,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from small_model import SMALL, small_checkpoint
 
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.engine import load, memory
 from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionError

@@ -6,10 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.patterns import EVERYTHING, SPATIAL, TEMPORAL, Pattern, page_lists, window
-from worldmodel_ros.cache.pool import PagePool
-from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
-from worldmodel_ros.cache.table import Table
+from worldmodel_ros.cache.pool import NumpyStorage, PagePool
+from worldmodel_ros.cache.sequence import SequenceCache, Table
 from worldmodel_ros.cache.torch_storage import TorchStorage, kernel_lists
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.kernels.reference import paged_attention

@@ -4,11 +4,9 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worldmodel_ros.cache import snapshot
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import NumpyStorage, OutOfPages, PagePool
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
 
 LAYERS, HEADS, DIM, SLABS, GUARANTEED = 2, 1, 2, 10, 6
 LAYOUTS = (TileLayout((1, 2, 2), (2, 2)), TileLayout((2, 2, 2), (3, 4)), TileLayout((4, 2, 2), (2, 3)))

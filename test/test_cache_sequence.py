@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from worldmodel_ros.cache import snapshot
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import NumpyStorage, OutOfPages, PagePool
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
 
 LAYOUT = TileLayout((4, 2, 2), (4, 4))  # 4 tiles a slab
 LAYERS, HEADS, DIM = 2, 2, 4

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from worldmodel_ros.cache import snapshot
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import NumpyStorage, OutOfPages, PagePool
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.pool import PagePool
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
 from worldmodel_ros.cache.tiers import Prefetch, TierPolicy, move
 from worldmodel_ros.cache.torch_storage import TorchStorage
 from worldmodel_ros.kernels.pages import Precision

@@ -16,7 +16,7 @@ from scenarios.speed import USUAL_TICK, measured
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.exit_codes import TOO_SLOW
-from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA
 from worldmodel_ros.nodes.sim_robot.messages import image
 from worldmodel_ros.srv import WhatIf

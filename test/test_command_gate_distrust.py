@@ -135,7 +135,7 @@ def test_episodes_of_two_processes_differ_though_the_wall_clock_says_the_same():
     code = ('import time\n'
             'time.time_ns = lambda: 1_700_000_000 * 10**9\n'
             'time.time = lambda: 1.7e9\n'
-            'from worldmodel_ros.nodes.world_model.camera import Intake\n'
+            'from worldmodel_ros.nodes.world_model.inputs import Intake\n'
             'from types import SimpleNamespace\n'
             'spec = SimpleNamespace(step_period=0.1, image_size=(8, 8))\n'
             'print(*(Intake(spec, None, None, None, None, None, None).episode for _ in range(3)))\n')

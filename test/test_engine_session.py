@@ -4,7 +4,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.step_times import StepTimes
+from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.model.checkpoint_description import ModelError
 
 

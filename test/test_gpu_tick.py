@@ -10,7 +10,7 @@ from fake_engine import FakeClock, FakeEngine, FakeSession
 from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
-from worldmodel_ros.control.background_work import BackgroundWork
+from worldmodel_ros.control.worker import BackgroundWork
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.backends.torch import TorchBackend, compile_layers, not_compiled
 from worldmodel_ros.engine.engine import Engine

@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.inputs import images
 from worldmodel_ros.inputs.images import ImageError, compressed_to_rgb, fit, to_rgb
-from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import to_jpeg
 
 SIZE = (64, 64)
 

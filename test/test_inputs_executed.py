@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
-from worldmodel_ros.inputs.ticks import NS
+from worldmodel_ros.inputs.ticks import NS, ExecutedActions, is_usable
 
 START = 1_000 * NS
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_model import SMALL, small_checkpoint, small_model
 
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.memory import Memory
 from worldmodel_ros.engine.session import Session
-from worldmodel_ros.engine.step_times import StepTimes
+from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import TINY, Preset

@@ -10,7 +10,7 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
 from worldmodel_ros.nodes.common.diagnostics import WARN, Diagnostics, Refusals, Report
-from worldmodel_ros.nodes.world_model.statistics import Statistics
+from worldmodel_ros.nodes.world_model.outputs import Statistics
 
 
 def test_reports_arrive_under_the_name_of_the_node_with_readable_values():

@@ -6,10 +6,8 @@ import pytest
 import yaml
 
 from worldmodel_ros.control.ladder import Settings
-from worldmodel_ros.inputs import executed
-from worldmodel_ros.inputs.ticks import FrameSettings
-from worldmodel_ros.nodes.command_gate.output import TWIST_OUTPUTS
-from worldmodel_ros.nodes.command_gate.parameters import inconsistency, make_limits, make_policy
+from worldmodel_ros.inputs.ticks import EXECUTED_TIMEOUT, FrameSettings
+from worldmodel_ros.nodes.command_gate.parameters import TWIST_OUTPUTS, inconsistency, make_limits, make_policy
 from worldmodel_ros.nodes.world_model import parameters as world_model
 from worldmodel_ros.parameters.command_gate import OUTPUTS
 from worldmodel_ros.parameters.declaration import Param
@@ -116,7 +114,7 @@ def test_the_code_behind_the_nodes_has_the_same_defaults():
     assert make_limits(gate) == LIMITS.axes(), 'those of the simulated robot'
     assert inconsistency(gate) is None and set(TWIST_OUTPUTS) < set(OUTPUTS)
     assert world_model.ladder_settings(model) == Settings() and world_model.frame_settings(model) == FrameSettings()
-    assert model['executed_timeout_s'] == executed.TIMEOUT and world_model.inconsistency(model) is None
+    assert model['executed_timeout_s'] == EXECUTED_TIMEOUT and world_model.inconsistency(model) is None
     assert model['deadline_s'] == gate['deadline_s'] == DEFAULTS['sim_robot']['deadline_s']
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from worldmodel_ros import realtime
-from worldmodel_ros.control.work_thread import Urgency, WorkThread
+from worldmodel_ros.control.worker import Urgency, WorkThread
 
 PATIENCE = 10.0  # s, for what takes milliseconds
 

@@ -354,7 +354,7 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
 
     spin_until(lambda: subject.report().level == WARN)
     # Neither of the two forms of the camera; command_status may stay away.
-    assert subject.report().message == 'nobody publishes /robot7/camera/image_raw, /robot7/camera/image_raw/compressed'
+    assert subject.report().message == 'no publisher of /robot7/camera/image_raw, /robot7/camera/image_raw/compressed'
     compressed = robot.node.create_publisher(CompressedImage, 'camera/image_raw/compressed', CAMERA)
     spin_until(compressed.get_subscription_count)
     assert subject.report().level == OK

@@ -7,8 +7,7 @@ from array import array
 import pytest
 from safety_rig import NAMES, PERIOD, Rig
 
-from worldmodel_ros.safety.chunk import MAX_ROWS, Fault
-from worldmodel_ros.safety.gate import Policy, State
+from worldmodel_ros.safety.gate import MAX_ROWS, Fault, Policy, State
 
 
 def test_the_first_command_passes_at_once_and_carries_the_stamp_of_its_observation():

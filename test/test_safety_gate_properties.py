@@ -6,10 +6,8 @@ from gate_machine import GateMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel_ros.safety.chunk import Chunk
-from worldmodel_ros.safety.gate import Gate, Policy, State
-from worldmodel_ros.safety.limits import TwistLimits
-from worldmodel_ros.safety.motion import VelocityMotion
+from worldmodel_ros.safety.gate import Chunk, Gate, Policy, State
+from worldmodel_ros.safety.motion import TwistLimits, VelocityMotion
 
 NAMES = ('linear.x', 'angular.z')
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)

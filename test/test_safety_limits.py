@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel_ros.safety.limits import Limits, TwistLimiter, TwistLimits
+from worldmodel_ros.safety.motion import Limits, TwistLimiter, TwistLimits
 
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
 LIMITER = TwistLimiter(LIMITS)

@@ -5,11 +5,8 @@ import math
 
 import pytest
 
-from worldmodel_ros.safety.chunk import Chunk
-from worldmodel_ros.safety.gate import Gate, Policy, State
-from worldmodel_ros.safety.joints import MeasuredPositions
-from worldmodel_ros.safety.limits import Limits
-from worldmodel_ros.safety.motion import PositionMotion, VelocityMotion
+from worldmodel_ros.safety.gate import Chunk, Gate, Policy, State
+from worldmodel_ros.safety.motion import Limits, MeasuredPositions, PositionMotion, VelocityMotion
 
 NAMES = ('a', 'b')
 LIMITS = Limits(low=(-1.0, -2.0), high=(1.0, 2.0), rate=(2.0, 2.0))

@@ -10,7 +10,7 @@ from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.backends.torch import TorchBackend
-from worldmodel_ros.engine.calls import Boundary, Call, Work, run, run_unit
+from worldmodel_ros.engine.network_calls import Boundary, Call, Work, run, run_unit
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.kernels.pages import Precision

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from small_model import SMALL, small_checkpoint, small_model
 
 from worldmodel_ros.cache import snapshot
-from worldmodel_ros.cache.allocator import OutOfPages
+from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.engine import load, session_folder, session_transfer
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder, check_name
 from worldmodel_ros.engine.session_transfer import Transfer

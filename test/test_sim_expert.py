@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action, search_action
 from worldmodel_ros.sim.rollout import TRAINING_SEEDS
 from worldmodel_ros.sim.scene import GOAL_DISTANCE

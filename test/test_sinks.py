@@ -7,7 +7,7 @@ import torch
 from small_model import SMALL, small_model
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.calls import Boundary, Call, run
+from worldmodel_ros.engine.network_calls import Boundary, Call, run
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.model import checkpoint

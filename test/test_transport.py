@@ -340,7 +340,7 @@ def test_a_path_has_one_server_at_a_time_and_a_dead_one_leaves_it_free(address):
             ListeningSocket(address)
         server.kill()
     assert address.exists()
-    with pytest.raises(AddressError, match='nobody listens'):
+    with pytest.raises(AddressError, match='no process listens'):
         connect(address, 1.0)
     listening = ListeningSocket(address)
     listening.listen()

@@ -9,7 +9,7 @@ from fake_engine import FakeClock, FakeEngine
 from small_model import SMALL, small_checkpoint
 from timed_backend import COSTS, Rig
 
-from worldmodel_ros.control.background_work import BackgroundWork
+from worldmodel_ros.control.worker import BackgroundWork
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.what_if import Branch, Inquiry, Question, QuestionError

@@ -1,4 +1,4 @@
-"""What the world model node hears besides its camera: goals of any publisher, and what the robot executes."""
+"""What the world model node hears in addition to its camera: goals of any publisher, and what the robot executes."""
 import contextlib
 from types import SimpleNamespace
 
@@ -90,7 +90,7 @@ def test_a_wrong_topic_of_executed_actions_is_told():
     with rig('configure', executed_action_topic='elsewhere') as node:
         executed = node.subject._executed
         at = command(executed, 0.0, 1.5)
-        assert 'nobody publishes it: start the gate' in executed.degraded_reason(at)
+        assert 'it has no publisher: start the gate' in executed.degraded_reason(at)
         with stranger(node, String, 'elsewhere'):
             assert 'std_msgs/msg/String is published there: set executed_action_topic' in executed.degraded_reason(at)
 

@@ -9,7 +9,7 @@ import numpy as np
 from fake_engine import FakeClock
 from small_model import SMALL
 
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.scheduler import StepTable
@@ -56,6 +56,12 @@ class TimedBackend(Backend):
         if network in self.broken:
             raise self.broken[network]
         return [getattr(self, f'_{network}')(*inputs) for inputs in batch]
+
+    def host(self, array):
+        return array
+
+    def stack(self, arrays):
+        return np.stack(arrays)
 
     def _encode(self, frame, state):
         # The latent tells which frame it is of.

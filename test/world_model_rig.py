@@ -24,9 +24,8 @@ from std_srvs.srv import Trigger
 from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture
-from worldmodel_ros.nodes.common.images import to_jpeg
+from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED
-from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 NS = 1_000_000_000

@@ -29,7 +29,7 @@ WAYS = {'copy_last': 'copy the last picture', 'teacher': 'teacher, 32 steps', 't
 CAPTIONS = {'first': 'Not chosen: the first start in a room. Last picture seen, then 0.4, 1, 2 and 5 s ahead. '
                      'Rows: what came, two steps, one step, teacher.',
             'worst': 'The worst start of the room, of the rooms with the worst ones. Rows as above.',
-            'dream': 'A dream of ten minutes: what came (above) and what was imagined at 0, 1, 2, 5 and 10 minutes.'}
+            'dream': 'A rollout of ten minutes: what came (above) and what was imagined at 0, 1, 2, 5 and 10 minutes.'}
 
 
 def table(head: list[str], rows: list[list]) -> str:
@@ -137,7 +137,7 @@ def drift(report: dict) -> str:
             ('sharpness_ratio', 'colour_ratio', 'action_response_ratio', 'fork_difference_ratio', 'histogram_distance')]
     rows += [[f'{name} over that of the true drive, {end} fifth', of[f'{name}_of_true'][end], 1] for name in
              ('sharpness', 'response', 'fork') for end in ('first', 'last')]
-    return (f'{of["dreams"]} dreams of {of["seconds"]:.0f} s.\n\n'
+    return (f'{of["dreams"]} rollouts of {of["seconds"]:.0f} s.\n\n'
             + table(['last fifth over first fifth', 'imagined', 'true drives'], rows))
 
 
@@ -194,7 +194,7 @@ def block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The card with every block written anew."""
+    """The card with every block written again."""
     return re.sub(r'(<!-- ([a-z_]+ [a-z0-9_]+) -->\n).*?(<!-- end -->)',
                   lambda found: f'{found[1]}{block(found[2])}\n{found[3]}', text, flags=re.DOTALL)
 

@@ -56,7 +56,7 @@ def complaints(root: Path, tag: str = '') -> list[str]:
 
 
 def missing(dist: Path) -> list[str]:
-    """What the built files lack of what nobody can do without."""
+    """What the built files lack of what every user needs."""
     (sdist,), (wheel,) = dist.glob('*.tar.gz'), dist.glob('*.whl')
     with tarfile.open(sdist) as archive:
         packed = {name.partition('/')[2] for name in archive.getnames()}

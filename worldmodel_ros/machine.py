@@ -46,7 +46,7 @@ def _field(path: str, key: str) -> str:
 
 
 def _gpus() -> list[str]:
-    torch = sys.modules.get('torch')  # whoever used a GPU has imported it; asking must not cost those that did not
+    torch = sys.modules.get('torch')  # a process that used a GPU has imported it; asking must not cost those that did not
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

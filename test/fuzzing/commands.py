@@ -9,7 +9,7 @@ from geometry_msgs.msg import TwistStamped
 from rclpy.serialization import serialize_message
 
 from worldmodel_ros.nodes.common.diagnostics import Refusals
-from worldmodel_ros.nodes.world_model.executed import ExecutedTopic
+from worldmodel_ros.nodes.world_model.inputs import ExecutedTopic
 
 from . import ros
 from .harness import Bytes

@@ -8,7 +8,7 @@ from rclpy.serialization import serialize_message
 from std_msgs.msg import String
 
 from worldmodel_ros.nodes.common.diagnostics import Refusals
-from worldmodel_ros.nodes.world_model.goal import GoalTopic
+from worldmodel_ros.nodes.world_model.inputs import GoalTopic
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
 from . import ros

@@ -17,7 +17,8 @@ from worldmodel_ros.srv import WhatIf
 from . import ros
 from .harness import Bytes
 
-_CONTEXT = Context(SimpleNamespace(), SPEC, 'red', 'camera', 'base_link', 0.8, 1.0, 2, Path('/nowhere'))
+_INTAKE = SimpleNamespace(goal='red', camera_frame='camera')
+_CONTEXT = Context(SimpleNamespace(), _INTAKE, SPEC, 'base_link', 0.8, 1.0, 2, Path('/nowhere'))
 
 
 def seeds() -> list[bytes]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.memory import Memory
 from worldmodel_ros.engine.session_file import Capture, Loaded, read
 from worldmodel_ros.engine.session_folder import SessionFileError

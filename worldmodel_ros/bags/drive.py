@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from worldmodel_ros.inputs.executed import ExecutedActions, is_usable
-from worldmodel_ros.inputs.ticks import NS, FrameSettings, Frames, Pace
+from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.model.presets import Preset
 from .ahead import ahead

@@ -66,10 +66,10 @@ _KNOWN = {
         'Images stamped more than 100 ms after their receipt: {count}. The live node refuses them. '
         'Synchronise the clocks; for this bag, set image_stamps: log to take the time of receipt instead.'),
     'frozen camera': ('warning',
-        'Images that repeat the same picture although the robot moves, left out: {count}. The live node '
+        'Images that repeat the one before although the robot moves, left out: {count}. The live node '
         'stops the robot. Look for a camera driver that republishes its last image.'),
     'mixed sizes': ('warning',
-        'Pictures of another size than the first: {count}. Their field of view may differ too, which the '
+        'Images of another size than the first: {count}. Their field of view may differ too, which the '
         'model cannot know.'),
     'action out of range': ('warning',
         'Actions beyond the range that the model was trained for: {count}. Check scale and units in the '

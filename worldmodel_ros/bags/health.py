@@ -1,4 +1,4 @@
-"""How sound the recorded data is: gaps, stamps, jitter, pictures and actions, found while a drive is read."""
+"""How sound the recorded data is: gaps, stamps, jitter, images and actions, found while a drive is read."""
 from __future__ import annotations
 
 from array import array
@@ -157,7 +157,7 @@ class Health:
             try:
                 with PIL.Image.open(BytesIO(message.data)) as picture:  # reads no more than the header
                     size = picture.size
-            except OSError:  # a kind of picture that only OpenCV knows
+            except OSError:  # a kind of image that only OpenCV knows
                 return
         if self.sizes and size != next(iter(self.sizes)):
             self._note('mixed sizes', stamp)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from worldmodel_ros.inputs import executed
+from worldmodel_ros.inputs import ticks
 from .fields import Field, YawRate
 from .problems import BagError
 
@@ -36,7 +36,7 @@ class Mapping:
     actions: tuple[Field | YawRate, ...]
     goal_topic: str | None = None
     image_stamps: str = 'header'
-    executed_timeout: float = executed.TIMEOUT
+    executed_timeout: float = ticks.EXECUTED_TIMEOUT
     notes: tuple[str, ...] = ()
 
     @property

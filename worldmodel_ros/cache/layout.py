@@ -25,22 +25,22 @@ class TileLayout:
             raise ValueError(f'tile {self.tile} and grid {self.grid} must be (frames, rows, columns) and '
                              f'(rows, columns), each at least 1')
 
-    @property
+    @cached_property
     def frames(self) -> int:
         """Frames of a slab."""
         return self.tile[0]
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a frame."""
         return self.grid[0] * self.grid[1]
 
-    @property
+    @cached_property
     def page_tokens(self) -> int:
         """Places for tokens in a page."""
         return self.tile[0] * self.tile[1] * self.tile[2]
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Tiles, and so pages, of a slab."""
         return len(self.positions)
@@ -115,7 +115,7 @@ class FlatLayout:
         if min(self.frames, self.tokens, self.page_tokens) < 1:
             raise ValueError(f'{self}: each must be at least 1')
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Pages of a slab."""
         return -(-self.frames * self.tokens // self.page_tokens)
@@ -137,7 +137,7 @@ class FlatLayout:
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Puts a zero bit before each of the 16 low bits."""
+    """Put a zero bit before each of the 16 low bits."""
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         values = (values | values << shift) & mask
     return values

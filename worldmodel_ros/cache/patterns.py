@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from .layout import TileLayout
-from .table import Table
+from .sequence import Table
 
 
 @dataclass(frozen=True)

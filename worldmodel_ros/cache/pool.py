@@ -1,10 +1,315 @@
-"""A pool of pages: who holds them and what is in them."""
+"""
+A pool of pages: who holds them, and the keys and values in them.
+
+Pages are counted by references, so that branches share them; what a session was guaranteed, no branch can take.
+"""
 from __future__ import annotations
 
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .allocator import PageAllocator
-from .storage import Storage
+import numpy as np
+
+from .layout import TileLayout
+
+
+class OutOfPages(RuntimeError):
+    """Pages were asked for beyond what there is, or what the others were guaranteed."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Pages of a pool. ``shared``: held by more than one lease. ``guaranteed``: promised to leases, used or not.
+
+    ``fragmentation`` is the share of the free pages outside the longest free run; ``scattered`` counts the
+    allocations so far that no run was long enough for.
+    """
+
+    pages: int
+    used: int
+    shared: int
+    guaranteed: int
+    longest_free_run: int
+    fragmentation: float
+    scattered: int
+
+    @property
+    def free(self) -> int:
+        return self.pages - self.used
+
+
+class PageAllocator:
+    """Ids 0 to ``pages`` - 1 of the pages of one pool; it knows nothing of what they hold. For any thread.
+
+    Pages are held by leases. A lease with a guarantee gets its pages whatever the others do: there are always as many
+    free ones as the guaranteed leases do not hold yet. A branch, which has none, costs nothing as long as it shares a
+    session's pages; when the session lets go of them and what was promised could not be kept, the oldest branches
+    lose theirs.
+    """
+
+    def __init__(self, pages: int):
+        self._references = np.zeros(pages, np.int32)
+        self._free = pages
+        self._guaranteed = 0
+        self._promised = 0  # of the guaranteed pages, those that are not held yet
+        self._scattered = 0
+        self._branches: deque[weakref.ref[Lease]] = deque()
+        self._lock = threading.Lock()
+        # Filled by the garbage collector, which may strike while this very thread holds the lock.
+        self._abandoned: deque[tuple[Lease, np.ndarray]] = deque()
+
+    @property
+    def pages(self) -> int:
+        return len(self._references)
+
+    def lease(self, guaranteed: int = 0, surrender: Callable[[Lease], np.ndarray] | None = None) -> Lease:
+        """A lease that can always hold ``guaranteed`` pages; raises OutOfPages if that cannot be promised.
+
+        One without a guarantee may hold pages together with guaranteed ones if it has ``surrender``, a method that
+        gives them all up when they are needed: it returns their ids, and must not call back.
+        """
+        lease = Lease(self, guaranteed)
+        with self._lock:
+            self._collect()
+            self._require(guaranteed, 'to be guaranteed')
+            self._guaranteed += guaranteed
+            self._promised += guaranteed
+            if surrender:
+                lease._surrender = weakref.WeakMethod(surrender)
+                alive = [branch for branch in self._branches if branch() is not None]
+                self._branches = deque([*alive, weakref.ref(lease)])
+        return lease
+
+    def usage(self) -> Usage:
+        with self._lock:
+            self._collect()
+            starts, ends = self._free_runs()
+            longest = int((ends - starts).max(initial=0))
+            return Usage(self.pages, self.pages - self._free, int((self._references > 1).sum()), self._guaranteed,
+                         longest, 1.0 - longest / self._free if self._free else 0.0, self._scattered)
+
+    def references(self, ids: np.ndarray) -> np.ndarray:
+        """How many leases hold each page, int32 (n,)."""
+        with self._lock:
+            self._collect()
+            return self._references[ids]
+
+    def _allocate(self, lease: Lease, count: int) -> np.ndarray:
+        with self._lock:
+            self._collect()
+            self._admit(lease, count)
+            if not lease.guaranteed:
+                self._require(count, 'needed')
+            ids = self._find(count)
+            self._hold(lease, ids)
+            return ids
+
+    def _share(self, lease: Lease, ids: np.ndarray) -> None:
+        with self._lock:
+            self._collect()
+            self._admit(lease, len(ids))
+            self._hold(lease, ids)
+
+    def _release(self, lease: Lease, ids: np.ndarray) -> None:
+        with self._lock:
+            self._collect()
+            self._let_go(lease, ids)
+            while self._free < self._promised and self._branches:
+                branch = self._branches.popleft()()
+                surrender = branch and branch._surrender()
+                if surrender:
+                    self._let_go(branch, surrender(branch))
+
+    def _close(self, lease: Lease) -> None:
+        with self._lock:
+            self._end(lease)
+
+    def _collect(self) -> None:
+        while self._abandoned:
+            lease, ids = self._abandoned.popleft()
+            self._let_go(lease, ids)
+            self._end(lease)
+
+    def _admit(self, lease: Lease, count: int) -> None:
+        if lease.guaranteed and lease.held + count > lease.guaranteed:
+            raise OutOfPages(f'{count} more pages are needed, but of the {lease.guaranteed} guaranteed ones '
+                             f'{lease.held} are held: evict slabs, or open the session with a larger window')
+
+    def _require(self, count: int, what: str) -> None:
+        spare = self._free - self._promised
+        if count > spare:
+            raise OutOfPages(f'{count} more pages are {what}, and of {self.pages} only {spare} are free and '
+                             f'unreserved: close sessions, drop branches, or make the pool larger')
+
+    def _hold(self, lease: Lease, ids: np.ndarray) -> None:
+        # The ids of one lease are distinct, so plain indexing counts each.
+        self._free -= int(np.count_nonzero(self._references[ids] == 0))
+        self._references[ids] += 1
+        self._count(lease, len(ids))
+
+    def _let_go(self, lease: Lease, ids: np.ndarray) -> None:
+        self._references[ids] -= 1
+        self._free += int(np.count_nonzero(self._references[ids] == 0))
+        self._count(lease, -len(ids))
+
+    def _count(self, lease: Lease, change: int) -> None:
+        lease.held += change
+        if lease.guaranteed:
+            self._promised -= change
+
+    def _end(self, lease: Lease) -> None:
+        self._guaranteed -= lease.guaranteed
+        self._promised -= lease.guaranteed - lease.held if lease.guaranteed else 0
+        lease.guaranteed = 0
+
+    def _find(self, count: int) -> np.ndarray:
+        if count == 1:
+            return self._references.argmin(keepdims=True)  # the first zero, in a single pass
+        starts, ends = self._free_runs()
+        fitting = np.flatnonzero(ends - starts >= count)
+        if len(fitting):
+            return np.arange(starts[fitting[0]], starts[fitting[0]] + count)
+        self._scattered += 1
+        return np.flatnonzero(self._references == 0)[:count]
+
+    def _free_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        free = np.zeros(self.pages + 2, bool)
+        free[1:-1] = self._references == 0
+        edges = np.flatnonzero(free[1:] != free[:-1])
+        return edges[::2], edges[1::2]
+
+
+class Lease:
+    """Pages that are held together; every id at most once."""
+
+    def __init__(self, allocator: PageAllocator, guaranteed: int):
+        self._allocator = allocator
+        self._surrender: weakref.WeakMethod | None = None
+        self.guaranteed = guaranteed
+        self.held = 0
+
+    def allocate(self, count: int) -> np.ndarray:
+        """Ids int64 (count,) of free pages: the first free run that is long enough, else scattered.
+
+        Raises OutOfPages.
+        """
+        return self._allocator._allocate(self, count)
+
+    def share(self, ids: np.ndarray) -> None:
+        """Hold pages that another lease holds too. Raises OutOfPages beyond what is guaranteed, if anything is."""
+        self._allocator._share(self, ids)
+
+    def release(self, ids: np.ndarray) -> None:
+        """Give pages back; those without a reference left are free."""
+        self._allocator._release(self, ids)
+
+    def close(self) -> None:
+        """Give up the guarantee, after the pages were released."""
+        self._allocator._close(self)
+
+    def abandon(self, ids: np.ndarray) -> None:
+        """Release ``ids`` and close, from a finalizer: without a lock, and in effect with the next call."""
+        self._allocator._abandoned.append((self, ids))
+
+
+class Storage(Protocol):
+    """Keys and values of pages, one page id for all layers. Which ids are in use is the allocator's business.
+
+    Keys and values that go in are (layers, heads, n, head_dim) for n tokens. Whole pages that come out are float32
+    (n, layers, heads, page_tokens, head_dim).
+    """
+
+    pages: int
+    page_bytes: int  # of one page: keys and values of all layers
+    on_host: bool  # whether any thread may `dump` and `load` pages that are not being written; else only the engine's
+
+    def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
+        """Write n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
+
+    def clear(self, ids: np.ndarray) -> None:
+        """Make pages zero, so that what is left unwritten in them is finite."""
+
+    def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
+        """Copy whole pages from this or another storage; exactly, where both hold numbers in the same way."""
+
+    def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
+        """Start to `copy` concurrently with the device's computation; the result makes what is computed next wait for it."""
+
+    def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of whole pages, as numbers."""
+
+    def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The bytes of whole pages as arrays of n pages each, which a file can hold."""
+
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and type of one page in each array of `dump`, by its name; from any thread."""
+
+    def finite(self, name: str, array: np.ndarray) -> bool:
+        """Whether the numbers in an array of `dump` are finite; from any thread."""
+
+    def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+        """Write back what `dump` gave."""
+
+
+class NumpyStorage:
+    """Pages in float32, each contiguous over all layers and heads, which makes writing one a plain copy.
+
+    One page more than ``pages`` is there, of zeros: `null_page` stands wherever a graph of fixed shape wants a page and
+    the session has none. All of the memory is committed at once: the system gives it out in parts of 2 MiB, and makes
+    them zero, which takes a tick that is the first to write there milliseconds.
+    """
+
+    on_host = True
+
+    def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int):
+        self.pages, self.null_page = pages, pages
+        shape = (pages + 1, layers, heads, layout.page_tokens, head_dim)
+        self.k, self.v = np.full(shape, 0.0, np.float32), np.full(shape, 0.0, np.float32)
+        self.page_bytes = self.k[0].nbytes + self.v[0].nbytes
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values, (rows, page_tokens, head_dim) each, one row for each page, layer and head; views."""
+        return self.k.reshape(-1, *self.k.shape[3:]), self.v.reshape(-1, *self.v.shape[3:])
+
+    def row_index(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of pages, int64 (layers, heads, n)."""
+        layers, heads = self.k.shape[1:3]
+        return ids * (layers * heads) + np.arange(layers * heads).reshape(layers, heads, 1)
+
+    def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
+        tile, offset = np.divmod(places, self.k.shape[3])
+        for pool, values in ((self.k, k), (self.v, v)):
+            pool[ids[tile], :, :, offset] = np.asarray(values).transpose(2, 0, 1, 3)
+
+    def clear(self, ids: np.ndarray) -> None:
+        self.k[ids] = 0.0
+        self.v[ids] = 0.0
+
+    def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
+        self.k[ids], self.v[ids] = source.read(source_ids)
+
+    def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
+        self.copy(ids, source, source_ids)
+        return lambda: None
+
+    def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.k[ids], self.v[ids]
+
+    def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        return {'k': self.k[ids], 'v': self.v[ids]}
+
+    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        return dict.fromkeys('kv', (self.k.shape[1:], self.k.dtype))
+
+    def finite(self, name: str, array: np.ndarray) -> bool:
+        return bool(np.isfinite(array).all())
+
+    def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+        self.k[ids], self.v[ids] = arrays['k'], arrays['v']
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The cache of one session or branch: a table of slabs whose pages lie in pools that all sessions share.
+"""
+The cache of one session or branch: a table of slabs whose pages lie in pools that all sessions share.
 
 What is added is staged first: written where no table looks, and made visible all at once.
 """
@@ -6,14 +7,68 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .allocator import Lease, OutOfPages
+from .pool import Lease, OutOfPages, PagePool
 from .layout import TileLayout
-from .pool import PagePool
-from .table import OBSERVED, PAGES, TIER, VALID, Table
+
+SLAB, VALID, OBSERVED, TIER, PAGES = range(5)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One row a slab, ascending; never changed, so that forks share it and its identity is its version.
+
+    ``rows`` int64 (slabs, 4 + tiles): number of the slab (that of its first frame, divided by the frames of a slab),
+    how many of its frames are written and how many of those were observed (the first ones, both), its tier, its pages.
+    """
+
+    rows: np.ndarray
+
+    @classmethod
+    def empty(cls, tiles: int) -> Table:
+        return cls(np.empty((0, PAGES + tiles), np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def slabs(self) -> np.ndarray:
+        return self.rows[:, SLAB]
+
+    @property
+    def valid(self) -> np.ndarray:
+        return self.rows[:, VALID]
+
+    @property
+    def observed(self) -> np.ndarray:
+        return self.rows[:, OBSERVED]
+
+    @property
+    def tiers(self) -> np.ndarray:
+        return self.rows[:, TIER]
+
+    @property
+    def pages(self) -> np.ndarray:
+        return self.rows[:, PAGES:]
+
+    def find(self, slab: int) -> np.ndarray | None:
+        """Row of a slab, if it is there."""
+        at = int(self.slabs.searchsorted(slab))
+        return self.rows[at] if at < len(self.rows) and self.rows[at, SLAB] == slab else None
+
+    def put(self, row: np.ndarray) -> Table:
+        """The table with a slab's row added, or replaced."""
+        at = int(self.slabs.searchsorted(row[SLAB]))
+        behind = at + (at < len(self.rows) and self.rows[at, SLAB] == row[SLAB])
+        return Table(np.concatenate([self.rows[:at], row[None], self.rows[behind:]]))
+
+    def select(self, kept: np.ndarray) -> Table:
+        """The slabs where ``kept`` (slabs,) is true."""
+        return Table(self.rows[kept])
 
 
 class SequenceCache:
@@ -40,7 +95,7 @@ class SequenceCache:
         return self._holding.table
 
     def require_pages(self) -> None:
-        """Raises OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
+        """Raise OutOfPages in a branch that lost its pages to a session: what they held is no longer in them."""
         if self.lost:
             raise OutOfPages('the pages of this branch were needed by a session: branch again, or make the pool larger')
 
@@ -66,13 +121,13 @@ class SequenceCache:
         return branch
 
     def evict(self, before: int) -> None:
-        """Drops the slabs whose frames all come before the frame ``before``, but for the sinks."""
+        """Drop the slabs whose frames all come before the frame ``before``, but for the sinks."""
         old = (self.table.slabs + 1) * self.layout.frames <= before
         old[:self.sinks] = False
         self._drop(old)
 
     def drop_predicted(self) -> None:
-        """Drops every predicted frame."""
+        """Drop every predicted frame."""
         self._drop(self.table.observed == 0)
         partly = self.table.observed < self.table.valid
         if partly.any():
@@ -81,7 +136,7 @@ class SequenceCache:
             self.replace(Table(rows))
 
     def adopt(self, other: SequenceCache) -> None:
-        """Drops everything, and takes over the pages of a sequence of the same pools, which is empty then. Raises
+        """Drop everything, and take over the pages of a sequence of the same pools, which is empty then. Raises
         OutOfPages, and changes nothing, where they are more than this one is guaranteed."""
         table = other.table
         for tier in range(len(self.pools)):
@@ -96,16 +151,16 @@ class SequenceCache:
         other.clear()
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drop everything."""
         self._drop(np.ones(len(self.table), bool))
 
     def close(self) -> None:
-        """Drops everything and gives up the guarantee; a sequence that is garbage does so by itself."""
+        """Drop everything and give up the guarantee; a sequence that is garbage does so by itself."""
         if self._finalizer.detach():
             self._holding.abandon()
 
     def replace(self, table: Table) -> None:
-        """Makes ``table`` the visible one. Its pages must be held, and those that it no longer has be released."""
+        """Make ``table`` the visible one. Its pages must be held, and those that it no longer has be released."""
         self._holding.table = table
 
     def _drop(self, dropped: np.ndarray) -> None:
@@ -145,7 +200,7 @@ class Stage:
             raise RuntimeError('the sequence was changed while frames were staged; nothing was written')
 
     def write(self, first: int, k: Any, v: Any, observed: bool = True) -> None:
-        """Writes T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
+        """Write T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
         heads, T, tokens, head_dim) each. See `claim` for what is refused."""
         layout = self._cache.layout
         if k.shape != v.shape or k.ndim != 5 or k.shape[3] != layout.tokens:
@@ -226,14 +281,14 @@ class _Holding:
             for pool, slabs in zip(pools, guaranteed_slabs, strict=True))
 
     def surrender(self, lease: Lease) -> np.ndarray:
-        """Loses the pages of one tier to a session."""
+        """Lose the pages of one tier to a session."""
         tier = self.leases.index(lease)
         ids = pages_of(self.table, tier)
         self.table, self.lost = self.table.select(self.table.tiers != tier), True
         return ids
 
     def abandon(self) -> None:
-        """Loses all pages for good."""
+        """Lose all pages for good."""
         for tier, lease in enumerate(self.leases):
             lease.abandon(pages_of(self.table, tier))
         self.table = self.table.select(self.table.tiers < 0)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from .allocator import OutOfPages
-from .sequence import pages_of
-from .table import OBSERVED, PAGES, SLAB, TIER, VALID
+from .pool import OutOfPages
+from .sequence import OBSERVED, PAGES, SLAB, TIER, VALID, pages_of
 
 if TYPE_CHECKING:
     from .layout import TileLayout
@@ -27,7 +26,7 @@ def save(cache: SequenceCache) -> dict[str, np.ndarray]:
 
 
 def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
-    """Replaces what a sequence holds by what `save` gave; pages get new ids.
+    """Replace what a sequence holds by what `save` gave; pages get new ids.
 
     Raises ValueError, and changes nothing, for arrays that do not fit; OutOfPages for a branch whose pool is full,
     which leaves it empty.
@@ -58,7 +57,7 @@ class Copy:
             len(ids) * _page_bytes(pool) for pool, ids in self._parts)
 
     def pieces(self) -> Iterator[None]:
-        """Copies about PIECE bytes with every `next`; raises OutOfPages where a branch has lost its pages."""
+        """Copy about PIECE bytes with every `next`; raise OutOfPages where a branch has lost its pages."""
         for pool, ids in self._parts:
             whole = {f'{pool.name}.{name}': np.empty((len(ids), *shape), dtype)
                      for name, (shape, dtype) in pool.storage.forms().items()}
@@ -85,7 +84,7 @@ class Shape(Protocol):
 
 
 def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None:
-    """Raises ValueError for arrays that a sequence of such a shape cannot hold: of other shapes or types, or of more
+    """Raise ValueError for arrays that a sequence of such a shape cannot hold: of other shapes or types, or of more
     than ``rooms`` slabs of each pool (0: any number)."""
     slabs = _checked_slabs(shape, arrays.get('slabs'), rooms)
     counts = [int((slabs[:, TIER] == tier).sum()) * shape.layout.tiles for tier in range(len(shape.pools))]
@@ -96,7 +95,7 @@ def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None
 
 
 def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -> None:
-    """Raises ValueError where pages in arrays that `check` let pass hold numbers that are not finite."""
+    """Raise ValueError where pages in arrays that `check` let pass hold numbers that are not finite."""
     for pool in pools:
         for name in pool.storage.forms():
             array = arrays.get(f'{pool.name}.{name}', ())
@@ -105,7 +104,7 @@ def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -
 
 
 def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
-    """Writes arrays that `check` let pass into an empty sequence, about PIECE bytes with every `next`. Raises
+    """Write arrays that `check` let pass into an empty sequence, about PIECE bytes with every `next`. Raises
     OutOfPages, which leaves it empty."""
     table = cache.table
     try:

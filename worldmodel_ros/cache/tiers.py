@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .allocator import Lease
-from .table import PAGES, TIER
+from .pool import Lease
+from .sequence import PAGES, TIER
 
 if TYPE_CHECKING:
     from .sequence import SequenceCache
@@ -32,7 +32,7 @@ class TierPolicy:
         return cls((max(1, frames // 4),))
 
     def apply(self, cache: SequenceCache, newest: int) -> int:
-        """Moves the slabs that have come of age by the frame ``newest``; returns how many moved.
+        """Move the slabs that have come of age by the frame ``newest``; return how many moved.
 
         Raises OutOfPages, after which those that were not moved lie where they did.
         """
@@ -49,7 +49,7 @@ class TierPolicy:
 
 
 def move(cache: SequenceCache, slab: int, tier: int) -> None:
-    """Moves a slab to another tier, in its precision; forks keep their pages.
+    """Move a slab to another tier, in its precision; forks keep their pages.
 
     Raises OutOfPages, and KeyError for a slab that is not there.
     """
@@ -71,14 +71,14 @@ class Prefetch:
         self._coming: dict[int, _Transfer] = {}
 
     def begin(self, slab: int) -> None:
-        """Starts to copy a slab, unless it is there or on its way. Raises KeyError for one that is not in the
+        """Start to copy a slab, unless it is there or on its way. Raises KeyError for one that is not in the
         sequence, and OutOfPages."""
         row = _row(self._cache, slab)
         if row[TIER] != self._target and slab not in self._coming:
             self._coming[slab] = _Transfer(self._cache, row, self._target)
 
     def need(self, slabs: Iterable[int]) -> int:
-        """Makes slabs available to what is computed next; returns how many had not been begun. Raises as `begin`."""
+        """Make slabs available to what is computed next; return how many had not been begun. Raises as `begin`."""
         late = 0
         for slab in slabs:
             row = _row(self._cache, slab)
@@ -94,7 +94,7 @@ class Prefetch:
         return late
 
     def cancel(self) -> None:
-        """Gives up what is on its way."""
+        """Give up what is on its way."""
         self._coming.clear()
 
 
@@ -125,7 +125,7 @@ def _row(cache: SequenceCache, slab: int) -> np.ndarray:
 
 
 def _put(cache: SequenceCache, row: np.ndarray, tier: int, ids: np.ndarray) -> None:
-    """Lets a slab lie in other pages, and releases those of ``row``."""
+    """Let a slab lie in other pages, and release those of ``row``."""
     moved = np.concatenate([row[:PAGES], ids])
     moved[TIER] = tier
     cache.replace(cache.table.put(moved))

@@ -12,7 +12,7 @@ from ..kernels.pages import Pool, Precision, TileLists
 from ..kernels.quantise import read_pages, write_pages
 from .layout import TileLayout
 from .patterns import PageLists
-from .storage import Storage
+from .pool import Storage
 
 
 class TorchStorage:
@@ -68,7 +68,7 @@ class TorchStorage:
         return ids[tile], offset
 
     def put(self, page: Tensor, offset: Tensor, k: Tensor, v: Tensor) -> None:
-        """Writes keys and values (layers, heads, n, head_dim) of n tokens; unquantised pages only."""
+        """Write keys and values (layers, heads, n, head_dim) of n tokens; unquantised pages only."""
         for pool, values in ((self.pool.k, k), (self.pool.v, v)):
             pool[:, page, :, offset] = values.permute(2, 0, 1, 3).to(pool.dtype)
 
@@ -170,7 +170,7 @@ class TorchStorage:
         return index.pin_memory().to(self.device, non_blocking=True) if self.device.type == 'cuda' else index
 
     def _settle(self) -> None:
-        """Waits for copies to the host that are in flight."""
+        """Wait for copies to the host that are in flight."""
         if self.device.type == 'cpu' and torch.cuda.is_available():
             torch.cuda.synchronize()
 

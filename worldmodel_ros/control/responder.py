@@ -104,7 +104,7 @@ class Listener(Protocol):
         """A command, or its absence: called as soon as it is known, from any thread, one at a time."""
 
     def predicted(self, prediction: Prediction) -> None:
-        """A predicted future with its pictures, after the command is out."""
+        """A predicted future with its images, after the command is out."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
         """Something failed and was given up; `restarted`: the session has begun again."""

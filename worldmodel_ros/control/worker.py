@@ -1,33 +1,42 @@
 """The thread that owns a session: takes in observations, answers them, and uses the time that is left."""
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as Promise
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from worldmodel_ros import realtime
 from worldmodel_ros.engine.device_failure import RankFailure
+from worldmodel_ros.engine.network_calls import SESSION
 from worldmodel_ros.engine.session import LookAhead
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE, Transfer
-from worldmodel_ros.engine.what_if import Question
-from .background_work import BackgroundWork
+from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
 from .ladder import STEPS, Decision, Tier
 from .responder import Listener, Observation, Prediction, Responder, require_finite
-from .work_thread import WorkThread
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
+    from worldmodel_ros.engine.network_calls import StepTimes
     from worldmodel_ros.engine.session import Session
-
 
 _ARRIVALS = 4     # of the newest observations, which tell how fast the camera is
 _CLEARLY = 1.2    # periods between observations; what is less is jitter
+_MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
+_POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
+_STARVED = 1.0  # s without images, after which they need not fit before the next observation any more
+_JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quantile, which one interruption may decide
+
+Job = Callable[['Session'], Any]
+_NICENESS = -10
 
 
 class Worker:
@@ -101,7 +110,7 @@ class Worker:
         return least if least > _CLEARLY * period else period
 
     def forget(self) -> None:
-        """Begin again with the next observation: what came before it was seen by somebody else."""
+        """Begin again with the next observation: what came before it was seen by another engine."""
         with self._thread.wake:
             self._starts_over = True
 
@@ -222,3 +231,271 @@ class Worker:
 
 def _reason(error: Exception) -> str:
     return f'{type(error).__name__}: {error}'
+
+
+class BackgroundWork:
+    """
+    Work that can wait, most urgent first: images, sessions, questions.
+
+    A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
+    comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
+    without. Where the device answers questions next to ticks, these need not fit. `expire` is to be called between any
+    two pieces of work, ticks too: a question's time passes also where there is none to spare.
+
+    Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.
+    """
+
+    def __init__(self, step_times: StepTimes, step_period: float, listener: Listener,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._step_times, self._period, self._listener, self._clock = step_times, step_period, listener, clock
+        self._undecoded: Prediction | None = None
+        self._decoded_at = clock()  # s, when the last images were
+        self._jobs: deque[tuple[Job, Promise]] = deque()
+        self._questions: deque[tuple[Question, Promise]] = deque()
+        self._asking = threading.Lock()  # held by who adds a question or looks through them
+        self._inquiry: tuple[Inquiry, Promise] | None = None
+
+    @property
+    def undecoded(self) -> bool:
+        """Whether images wait to be decoded."""
+        return self._undecoded is not None
+
+    @property
+    def starved(self) -> bool:
+        """Whether it is so long since the last images that the next ones go first."""
+        return self._clock() - self._decoded_at > _STARVED
+
+    def show(self, prediction: Prediction | None) -> None:
+        """Take the newest prediction to be decoded, in place of an older one; None: forget that."""
+        self._undecoded = prediction
+
+    def call(self, job: Job) -> Promise:
+        """Have `job` called with the session; the promise holds its result."""
+        promise: Promise = Promise()
+        self._jobs.append((job, promise))
+        return promise
+
+    def ask(self, question: Question) -> Promise:
+        """Ask a question; the promise holds a what_if.Answer."""
+        promise: Promise = Promise()
+        with self._asking:
+            self._questions.append((question, promise))
+        return promise
+
+    def cancel(self) -> None:
+        """Give up everything; the promises are cancelled."""
+        self._undecoded = None
+        for promise in [promise for _, promise in (*self._jobs, *self._questions)]:
+            promise.cancel()
+        self._jobs.clear()
+        self._questions.clear()
+        if self._inquiry:
+            self._inquiry[1].set_exception(QuestionError('the node was deactivated'))
+            self._inquiry = None
+
+    def expire(self, observed: int | None) -> None:
+        """Answer the questions whose time is over, with what there is; `observed` as for `step`."""
+        now = self._clock()
+        if self._inquiry and now >= self._inquiry[0].question.due:
+            inquiry, promise = self._inquiry
+            self._inquiry = None
+            promise.set_result(inquiry.answer)
+        with self._asking:
+            over = [each for each in self._questions if now >= each[0].due]
+            if over:
+                self._questions = deque(each for each in self._questions if now < each[0].due)
+        for _, promise in over:
+            _fulfil(promise, lambda: Answer(observed or 0))
+
+    def step(self, session: Session, observed: int | None, expected: float | None) -> float | None:
+        """
+        Do one piece of work; return how long there is none to be done [s], 0.0 for not known, None for until
+        more comes.
+
+        `observed`: stamp of the session's newest observation [ns]. `expected`: when the next one comes
+        (steady, s).
+        """
+        if self._undecoded and (self.starved or self._fits(self._step_times.quantile('decode'), expected)):
+            self._decode(session)
+        elif self._jobs and self._fits(_JOB_EXCESS * self._step_times.typical(SESSION), expected):
+            job, promise = self._jobs.popleft()
+            start = self._clock()
+            if _fulfil(promise, lambda: job(session)):
+                self._step_times.record(SESSION, self._clock() - start)
+        elif self._inquiry and session.busy:
+            return _POLL
+        elif (self._questions or self._inquiry) and (
+                session.overlaps or self._fits(self._step_times.unit(), expected)):
+            self._inquire(session, observed)
+        else:
+            return self._patience(expected)
+        return 0.0
+
+    def _inquire(self, session: Session, observed: int | None) -> None:
+        """Begin the next question, or do one unit of the one in progress."""
+        if self._inquiry is None:
+            question, promise = self._questions.popleft()
+            if not promise.set_running_or_notify_cancel():
+                return
+        else:
+            inquiry, promise = self._inquiry
+        try:
+            if self._inquiry is None:
+                if observed is None:
+                    raise QuestionError('nothing has been observed yet: ask when the camera publishes')
+                self._inquiry = Inquiry(question, session, observed), promise
+            elif inquiry.advance():
+                self._inquiry = None
+                promise.set_result(inquiry.answer)
+        except Exception as error:
+            self._inquiry = None
+            promise.set_exception(error)
+
+    def _decode(self, session: Session) -> None:
+        prediction, self._undecoded = self._undecoded, None
+        start = self._decoded_at = self._clock()
+        try:
+            session.decode(prediction.future)
+        except Exception as error:
+            self._listener.failed(f'decoding: {type(error).__name__}: {error}', error, False)
+            return
+        prediction.timings['decode'] = self._clock() - start
+        self._listener.predicted(prediction)
+
+    def _fits(self, duration: float, expected: float | None) -> bool:
+        now = self._clock()
+        # An observation that is late by a whole period is not being waited for.
+        return expected is None or now + duration + _MARGIN <= expected or now > expected + self._period
+
+    def _patience(self, expected: float | None) -> float | None:
+        with self._asking:
+            waiting = [question.due for question, _ in self._questions]
+        if self._inquiry:
+            waiting.append(self._inquiry[0].question.due)
+        if expected is not None and (waiting or self._jobs or self._undecoded):
+            waiting.append(expected + self._period)
+        return max(_MARGIN, min(waiting) - self._clock()) if waiting else None
+
+
+def _fulfil(promise: Promise, function: Callable[[], Any]) -> bool:
+    """Whether the function was called at all."""
+    if not promise.set_running_or_notify_cancel():
+        return False
+    try:
+        promise.set_result(function())
+    except Exception as error:
+        promise.set_exception(error)
+    return True
+
+
+class WorkThread:
+    """
+    Does one step after another, most urgent first. `wake` is to be held where something is handed in.
+
+    It holds none of what it runs: what has stopped it can be released at once, with the memory that it has on a device.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.wake = threading.Condition()
+        self.running = False
+        self._name = name
+        self._news = False  # something was handed in since the last look
+        self._thread: threading.Thread | None = None
+        self._urgency: Urgency | None = None
+
+    def start(self, step: Callable[[], float | None], failed: Callable[[Exception], None],
+              surroundings: Callable[[], AbstractContextManager] = nullcontext) -> None:
+        """
+        Start the thread, which enters `surroundings`, and then calls `step` until it is stopped.
+
+        A step returns how long there is nothing to do [s], None for until more comes. What it raises is told to
+        `failed`, and the thread goes on. Returns when `surroundings` is entered, and raises what that raises.
+        """
+        entered: Promise = Promise()
+        self.running = True
+        self._thread = threading.Thread(
+            target=self._run, args=(step, failed, surroundings, entered), name=self._name, daemon=True)
+        self._thread.start()
+        entered.result()
+
+    def stop(self) -> None:
+        """End the thread after the step in progress."""
+        with self.wake:
+            self.running = False
+            self.stir()
+        if self._thread:
+            self._thread.join()
+        self._thread = None
+
+    def stir(self) -> None:
+        """Something was handed in. To be called with `wake` held."""
+        self._news = True
+        self.wake.notify()
+
+    def urgent(self, urgent: bool) -> None:
+        """
+        What comes next in this step is urgent, or can wait: under SCHED_FIFO, where the thread is, or not.
+
+        To be called in the thread. The next step begins urgent again.
+        """
+        if self._urgency:
+            self._urgency.urgent = urgent
+
+    def _run(self, step: Callable[[], float | None], failed: Callable[[Exception], None],
+             surroundings: Callable[[], AbstractContextManager], entered: Promise) -> None:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(surroundings())
+            except Exception as error:
+                entered.set_exception(error)
+                return
+            self._urgency = Urgency()
+            entered.set_result(None)
+            while self.running:
+                self._news = False  # before the look: what comes during it calls for another
+                try:
+                    patience = step()
+                except Exception as error:  # whatever it is, the robots need their next answers
+                    failed(error)
+                    patience = 0.0
+                self.urgent(True)  # to be woken at once
+                with self.wake:
+                    if self.running and not self._news and patience != 0.0:
+                        self.wake.wait(patience)
+
+
+class Urgency:
+    """
+    Has the calling thread run under SCHED_FIFO, if it did so when this was made, only while its work is `urgent`.
+
+    Linux gives real-time threads 95 % of a processor (sched(7), `sched_rt_runtime_us`) and then stops all of them there
+    for up to 50 ms, however urgent: a thread that fills a processor with work that can wait would have the watchdogs
+    throttled with it. Such work runs in the ordinary class, with a niceness that other programs do not have.
+    """
+
+    def __init__(self) -> None:
+        self._priority, self._urgent = realtime.priority_of(0), True
+        if self._priority:
+            try:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # counts in the ordinary class only
+            except PermissionError:
+                pass
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the thread runs under SCHED_FIFO, where that is permitted."""
+        return self._urgent
+
+    @urgent.setter
+    def urgent(self, urgent: bool) -> None:
+        if self._priority and urgent is not self._urgent:
+            policy, priority = (os.SCHED_FIFO, self._priority) if urgent else (os.SCHED_OTHER, 0)
+            os.sched_setscheduler(0, policy, os.sched_param(priority))
+        self._urgent = urgent
+
+
+def uncancellable_future() -> Promise:
+    """Return a future whose work has begun, as it were: who does not want its result may forget it."""
+    promise: Promise = Promise()
+    promise.set_running_or_notify_cancel()
+    return promise

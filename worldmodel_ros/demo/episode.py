@@ -5,7 +5,7 @@ import numpy as np
 
 from worldmodel_ros.demo.goals import GoalSequence
 from worldmodel_ros.demo.recording import GoalAttempt
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.world import LIMITS, World
 

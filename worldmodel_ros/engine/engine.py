@@ -14,7 +14,7 @@ from .backends.protocol import Backend
 from .memory import Memory
 from .session import Session
 from .session_file import Loaded, read
-from .step_times import SESSION, StepTimes
+from .network_calls import SESSION, StepTimes
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s
@@ -45,7 +45,7 @@ class Engine:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells models apart whose sessions do not fit each other: a digest of the preset and the files with the
+        """Tell models apart whose sessions do not fit each other: a digest of the preset and the files with the
         weights, in hex. Of random weights, that of the preset. Takes seconds for a large model."""
         digest = hashlib.sha256(json.dumps(self.spec.to_dict(), sort_keys=True).encode())
         for path in sorted(self.folder.glob('weights-*.safetensors')):
@@ -64,11 +64,11 @@ class Engine:
         return self.backend.degraded_reason
 
     def close(self) -> None:
-        """Ends what it runs next to this process: nothing, unless the model is on several GPUs."""
+        """End what it runs next to this process: nothing, unless the model is on several GPUs."""
         self.backend.close()
 
     def warm_up(self, ticks: int = WARM_UP_TICKS) -> None:
-        """Runs ticks of both tiers on noise, so that first calls are over and the step times are measured."""
+        """Run ticks of both tiers on noise, so that first calls are over and the step times are measured."""
         with self.backend.starting_up():
             self._warm_up(ticks)
 

@@ -8,10 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from ..cache.layout import TileLayout
-from ..cache.pool import PagePool
-from ..cache.sequence import SequenceCache
-from ..cache.storage import Storage
-from ..cache.table import Table
+from ..cache.pool import PagePool, Storage
+from ..cache.sequence import SequenceCache, Table
 from ..cache.tiers import TierPolicy
 from ..model.presets import Preset
 from .tile_window import TileWindow
@@ -76,7 +74,7 @@ class Memory:
         return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
-        """Drops what has left the window of the frame after ``newest``, and lets complete slabs lie in fewer bits."""
+        """Drop what has left the window of the frame after ``newest``, and let complete slabs lie in fewer bits."""
         cache.evict(newest + 1 - self._frames)
         if len(self.pools) > 1:
             COMPLETE_IS_OLDER.apply(cache, newest)

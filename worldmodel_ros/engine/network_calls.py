@@ -1,12 +1,147 @@
-"""Runs a session's network calls: blocking, queued or in the background."""
+"""
+The network calls of sessions: what asks for them, who runs them, and how long they take.
+
+What a session does is a generator that yields a `Call` where it needs a network, and is sent the outputs; where other
+work may come between, it yields a `Boundary`, which names the unit that follows. Nothing is prepared ahead of a
+boundary: what the work reads may have changed when it goes on. One session's calls are run as they come, blocking, queued or in
+the background; those of many sessions in batches.
+"""
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import nullcontext
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from .backends.protocol import Backend
-from .calls import Calls, Result, Work, run_ahead, run_unit
-from .step_times import PartTimes
+import numpy as np
+
+from .backends.protocol import Backend, Mark
+
+Result = TypeVar('Result')
+# What is promised must hold nearly always, so a prediction ends with a high quantile of what was measured.
+QUANTILE = 0.95
+HISTORY = 100
+BEFORE_DENOISING = ('encode', 'commit', 'policy')
+SESSION = 'session'  # what saving or loading one takes of the engine's thread at a time; no network call
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The unit that follows: observe, policy, denoise (with its step), commit or decode."""
+
+    unit: str
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One network's inputs for one session; see the back ends for what they are."""
+
+    network: str
+    inputs: tuple
+
+
+Calls = Generator['Boundary | Call', Any, Result]
+
+
+def run(calls: Calls[Result], backend: Backend) -> Result:
+    """Run the calls of one session to their end."""
+    outputs = None
+    try:
+        while True:
+            item, outputs = calls.send(outputs), None
+            if isinstance(item, Call):
+                outputs, = backend.run(item.network, [item.inputs])
+                if backend.asynchronous:
+                    backend.settle()  # its time is taken
+    except StopIteration as end:
+        return end.value
+    finally:
+        calls.close()  # what it holds is let go now, and not when the exception's traceback is forgotten
+
+
+def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
+    """As `run`, but only queues the work of the device; outputs are the back end's own."""
+    outputs = None
+    try:
+        while True:
+            item, outputs = calls.send(outputs), None
+            if isinstance(item, Call):
+                outputs, = backend.launch(item.network, [item.inputs])
+    except StopIteration as end:
+        return end.value
+    finally:
+        calls.close()
+
+
+class Work(Generic[Result]):
+    """Calls that are run unit by unit: they stand at ``boundary``, or have ended, and then ``result`` is there."""
+
+    def __init__(self, calls: Calls[Result]):
+        """Run ``calls`` to their first boundary, and raise what they raise."""
+        self._calls = calls
+        self.boundary: Boundary | None = None
+        self.result: Result | None = None
+        if self.resume(None) is not None:
+            raise ValueError('work must begin with a boundary')
+
+    def resume(self, outputs: Any) -> Call | None:
+        """Go on, with the outputs of the last call; return the next one, None at a boundary and at the end."""
+        try:
+            item = self._calls.send(outputs)
+        except StopIteration as end:
+            self.boundary, self.result = None, end.value
+            return None
+        if isinstance(item, Call):
+            return item
+        self.boundary = item
+        return None
+
+    def close(self) -> None:
+        """Give it up; what it holds is let go."""
+        self.boundary = None
+        self._calls.close()
+
+
+def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> list[Exception | None]:
+    """Run the next unit of each of ``works``, calls of one network together; return what each of them raised.
+
+    ``queued``: by `Backend.launch`. Work that raised is closed. A network that raises fails all whose call it ran.
+    """
+    run_batch = backend.launch if queued else backend.run
+    errors: list[Exception | None] = [None] * len(works)
+    pending: dict[int, Call] = {}
+
+    def resume(index: int, outputs: Any) -> None:
+        try:
+            call = works[index].resume(outputs)
+            if call is not None:
+                pending[index] = call
+        except Exception as error:
+            fail(index, error)
+
+    def fail(index: int, error: Exception) -> None:
+        errors[index] = error
+        works[index].close()
+
+    for index in range(len(works)):
+        resume(index, None)
+    while pending:
+        # All members of a unit come to the same networks, but for the last step's, which has outcomes to read.
+        network = next(iter(pending.values())).network
+        group = [index for index, call in pending.items() if call.network == network]
+        batch = [pending.pop(index).inputs for index in group]
+        try:
+            outputs = run_batch(network, batch)
+        except Exception as error:
+            for index in group:
+                fail(index, error)
+        else:
+            for index, output in zip(group, outputs, strict=True):
+                resume(index, output)
+    return errors
 
 
 class NetworkCalls:
@@ -34,7 +169,7 @@ class NetworkCalls:
         return work.result
 
     def _run_unit(self, work: Work) -> None:
-        """Runs the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
+        """Run the next unit: in the background of ticks, if the device can; else it is waited for, so that there is one at
         most that a tick has to wait for."""
         backend = self._backend
         if backend.overlaps:
@@ -43,7 +178,125 @@ class NetworkCalls:
         else:
             with self._times.queued(backend.mark) if backend.asynchronous else nullcontext():
                 error, = run_unit([work], backend)
-            backend.settle()
-            self._times.read()
+            if backend.asynchronous:
+                backend.settle()
+                self._times.read()
         if error:
             raise error
+
+
+class StepTimes:
+    """Last durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
+
+    The predicted tick is the sum of its parts' medians and one tail: the high quantile of how much real ticks exceeded
+    that sum. Adding the parts' own high quantiles instead would count an interruption, which strikes a tick once, in
+    every part.
+    """
+
+    def __init__(self):
+        self._times: dict[str, deque[float]] = {}
+        self._excess: deque[float] = deque(maxlen=HISTORY)
+        # Every tick asks, few answers change: quantiles are computed when they are asked for after a change.
+        self._cached: dict[tuple[str, float], float] = {}
+
+    def record(self, part: str, seconds: float) -> None:
+        self._times.setdefault(part, deque(maxlen=HISTORY)).append(seconds)
+        self._cached.pop((part, 0.5), None)
+        self._cached.pop((part, QUANTILE), None)
+
+    def record_tick(self, seconds: float, steps: int) -> None:
+        """Take the whole time of a tick that denoised in ``steps`` steps."""
+        self._excess.append(seconds - self._typical(steps))
+        self._cached.pop(('excess', QUANTILE), None)
+
+    def quantile(self, part: str) -> float:
+        """High quantile (s) of a part; 0.0 when it was never measured."""
+        return self._quantile(part, QUANTILE, self._times.get(part, ()))
+
+    def predict(self, steps: int) -> float:
+        """Time (s) from a frame at hand to its plan, checked by an imagined chunk of ``steps`` steps."""
+        return self._typical(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
+
+    def prediction_rate(self, step_period: float) -> float:
+        """Highest rate (Hz) of one-step futures, imagined and decoded, where a frame comes every ``step_period`` s."""
+        work = self._typical(1) + self._quantile('decode', 0.5, self._times.get('decode', ()))
+        return 1.0 / max(step_period, work)
+
+    def unit(self) -> float:
+        """Time (s) of the longest single network call: the quantum that cannot be interrupted."""
+        return max((self.quantile(part) for part in self._times if part != SESSION), default=0.0)
+
+    def typical(self, part: str) -> float:
+        """Median (s) of a part; 0.0 when it was never measured."""
+        return self._quantile(part, 0.5, self._times.get(part, ()))
+
+    def _typical(self, steps: int) -> float:
+        median = {part: self._quantile(part, 0.5, self._times.get(part, ())) for part in (*BEFORE_DENOISING, 'denoise')}
+        return sum(median[part] for part in BEFORE_DENOISING) + steps * median['denoise']
+
+    def _quantile(self, name: str, level: float, values) -> float:
+        if (name, level) not in self._cached:
+            self._cached[name, level] = float(np.quantile(values, level)) if len(values) else 0.0
+        return self._cached[name, level]
+
+
+class PartTimes:
+    """Measures the parts of one session's work, also where the device works asynchronously.
+
+    Takes times into ``last`` (s by part) and into an engine's step times; those of failed work are not taken.
+
+    Queued work is timed by marks that the device passes: their times are known when it has, and `read` takes them.
+    """
+
+    def __init__(self, step_times: StepTimes):
+        self.last: dict[str, float] = {}
+        self._step_times = step_times
+        self._mark: Callable[[], Mark] | None = None
+        self._unread: list[tuple[str, Mark, Mark]] = []
+        self._ignore = False
+
+    @contextmanager
+    def queued(self, mark: Callable[[], Mark]) -> Iterator[None]:
+        """Work in this context is queued; ``mark`` gives a point in the device's time (`Backend.mark`)."""
+        self._mark = mark
+        try:
+            yield
+        finally:
+            self._mark = None
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Time a block of work."""
+        if self._ignore:
+            yield
+            return
+        mark = self._mark
+        start = mark() if mark else time.perf_counter()
+        yield
+        if mark:
+            self._unread.append((part, start, mark()))
+        else:
+            self._take(part, time.perf_counter() - start)
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Work in this context is not timed."""
+        self._ignore = True
+        try:
+            yield
+        finally:
+            self._ignore = False
+
+    def forget(self) -> None:
+        """Give up the marks of queued work that was not waited for."""
+        self._unread.clear()
+
+    def read(self) -> None:
+        """Take the times of queued work, which must be over."""
+        for part, start, end in self._unread:
+            self._take(part, start.elapsed_time(end) / 1e3)
+        self._unread.clear()
+
+    def _take(self, part: str, seconds: float) -> None:
+        self.last[part] = seconds
+        self._step_times.record(part, seconds)

@@ -1,20 +1,19 @@
-"""Imagines one chunk: from what a cache holds, and actions, to latents, what they lead to, and images."""
+"""Imagines a chunk, and chunk after chunk: autoregressive rollout on a fork of what a session has seen."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from ..cache.sequence import SequenceCache
-from ..model.sampling import FLOW, ROWS
+from worldmodel_ros.cache.sequence import SequenceCache
+from worldmodel_ros.model.sampling import FLOW, ROWS, adain
 from .backends.protocol import Backend
-from .calls import Boundary, Call, Calls
-from .futures import Future
+from .futures import Future, Moment
 from .memory import Memory
-from .step_times import PartTimes
-
+from .network_calls import Boundary, Call, Calls, PartTimes
 
 KEPT = 4  # drawn ahead: branches of one question start from the same moments
 THREADS = 4
@@ -88,7 +87,7 @@ class Noise:
         return self._draw(moment)
 
     def draw_ahead(self, moment: int) -> None:
-        """Begins to draw in another thread what `draw` will be asked for, maybe many times."""
+        """Begin to draw in another thread what `draw` will be asked for, maybe many times."""
         if moment not in self._drawn:
             self._drawn[moment] = _threads().submit(self._draw, moment)
             if len(self._drawn) > KEPT:
@@ -102,3 +101,65 @@ class Noise:
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, 'noise')
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """One of a branch's chunks, see `Sampler`; but for ``actions``, the arrays may be the back end's own."""
+
+    actions: np.ndarray
+    latents: np.ndarray
+    outcomes: tuple
+    before: np.ndarray
+    frames: np.ndarray
+
+
+def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray, steps: int
+           ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
+    """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
+
+    ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
+    the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
+    statistics to theirs. Returns the fork, on whose pages the work of the device may still be, and the chunks for `joined`.
+    """
+    spec, total = sampler.spec, len(actions)
+    size = spec.chunk_frames
+    cache, time, latent = moment.cache.fork(), moment.time, moment.latent
+    chunks = []
+    for start in range(0, total, size):
+        part = actions[start:start + size]
+        # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
+        part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
+        if start >= spec.sinks_from:
+            oldest = max(0, time + 1 - spec.window_frames)
+            cache.evict(oldest + spec.sink_frames)
+            for first in range(0, spec.sink_frames, size):
+                yield Boundary('commit')
+                latents, executed = zip(*moment.sinks[first:first + size])
+                yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
+                                  observed=False)
+        z, outcomes = yield from sampler.denoise(cache, time, part, steps)
+        if start >= spec.anchor_statistics_from:
+            z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
+        frames = yield from sampler.decode(z, latent)
+        chunks.append(Chunk(part, z, outcomes, latent, frames))
+        if start + size < total:
+            yield Boundary('commit')
+            yield from commit(cache, z, time + 1 + np.arange(size), part, observed=False)
+            time, latent = time + size, z[-1]
+    return cache, chunks
+
+
+def joined(sampler: Sampler, chunks: list[Chunk], total: int, host: Callable[..., np.ndarray]) -> Future:
+    """The future of a branch of ``total`` frames; ``host`` makes numpy of the back end's arrays, and waits for them."""
+    futures = []
+    for chunk in chunks:
+        futures.append(sampler.future(chunk.actions, host(chunk.latents), tuple(map(host, chunk.outcomes)),
+                                      host(chunk.before)))
+        futures[-1].frames = host(chunk.frames)
+
+    def along(name: str) -> np.ndarray:
+        return np.concatenate([getattr(future, name) for future in futures])[:total]
+    return Future(along('actions'), along('latents'), along('collision_risk'),
+                  {goal: sum(future.progress[goal] for future in futures) for goal in sampler.spec.goals},
+                  futures[0].before, along('frames'))

@@ -11,15 +11,12 @@ import numpy as np
 
 from ..cache.sequence import SequenceCache
 from .backends.protocol import Backend
-from .calls import Boundary, Call, Calls, run
+from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
-from .network_calls import NetworkCalls
-from .rollout import Chunk, branch, joined
-from .sampler import Sampler
+from .sampler import Chunk, Sampler, branch, joined
 from .session_file import Capture, Loaded, read
 from .session_folder import SessionFileError
-from .step_times import BEFORE_DENOISING, PartTimes, StepTimes
 
 
 class Session:
@@ -43,7 +40,7 @@ class Session:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything that was seen."""
+        """Forget everything that was seen."""
         self._cache.clear()
         self._time = -1  # frame number of the newest observation
         self._encoder_state: np.ndarray | None = None
@@ -61,7 +58,7 @@ class Session:
         return self._times.last
 
     def observe(self, frame: np.ndarray, executed: np.ndarray) -> None:
-        """Encodes a frame, uint8 (H, W, 3) RGB, and commits it; ``executed`` (A,), SI units, is the action that was
+        """Encode a frame, uint8 (H, W, 3) RGB, and commit it; ``executed`` (A,), SI units, is the action that was
         executed over the step period before it. On an asynchronous device it has only been queued."""
         start = time.perf_counter()
         if self._backend.asynchronous:
@@ -163,7 +160,7 @@ class Session:
 
     def what_if(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None
                 ) -> Generator[None, None, Future]:
-        """Imagines ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
+        """Imagine ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
 
         A generator: every `next` is one network call, so that a tick can go first between any two. Ends with the
         decoded Future of T frames. It sees the session as it was at ``moment``, or when the first `next` ran. Raises
@@ -218,7 +215,7 @@ class Session:
         return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
     def restore(self, loaded: Loaded) -> None:
-        """Goes on as a session that was read from a file, and whose pages are filled. Raises SessionFileError, and
+        """Go on as a session that was read from a file, and whose pages are filled. Raises SessionFileError, and
         changes nothing, for one that was given up."""
         cache, state = loaded.take(), loaded.state
         self._cache.adopt(cache)
@@ -228,7 +225,7 @@ class Session:
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
     def save(self, path: str | Path) -> None:
-        """Writes the session to a safetensors file, all at once; `session_transfer` does so next to ticks. Raises
+        """Write the session to a safetensors file, all at once; `session_transfer` does so next to ticks. Raises
         OSError."""
         capture = self.capture()
         for _ in capture.pieces():
@@ -237,7 +234,7 @@ class Session:
             capture.write(file)
 
     def load(self, path: str | Path) -> None:
-        """Takes up a session that `save` wrote, all at once; raises SessionFileError, and changes nothing, when it
+        """Take up a session that `save` wrote, all at once; raise SessionFileError, and change nothing, when it
         does not fit or is damaged."""
         try:
             with open(path, 'rb') as file:

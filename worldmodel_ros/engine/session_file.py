@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ..cache import snapshot
-from ..cache.sequence import SequenceCache
-from ..cache.table import OBSERVED, PAGES, SLAB, TIER, VALID
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..model.presets import Preset
 from .session_folder import SessionFileError
 
@@ -46,13 +45,13 @@ class Capture:
         self.nbytes = _MAX_HEADER + self._copy.nbytes + sum(array.nbytes for array in self._state.values())  # at most
 
     def pieces(self) -> Iterator[None]:
-        """Copies a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
+        """Copy a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
         them."""
         yield from self._copy.pieces()
         self._cache.close()
 
     def write(self, file: BinaryIO) -> None:
-        """Writes the session to an empty file. Raises OSError."""
+        """Write the session to an empty file. Raises OSError."""
         arrays = {**self._state, **self._copy.arrays}
         header, position = {'__metadata__': {'format': FORMAT, 'model': self._spec.name,
                                              'fingerprint': self._fingerprint(), 'sha256': _BLANK}}, 0
@@ -87,7 +86,7 @@ class Loaded:
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
 
     def pieces(self) -> Iterator[None]:
-        """Fills a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
+        """Fill a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
         use."""
         for _ in snapshot.fill(self._cache, self._pages):
             yield
@@ -103,7 +102,7 @@ class Loaded:
         return self._cache
 
     def close(self) -> None:
-        """Gives back what no session has taken over. From any thread."""
+        """Give back what no session has taken over. From any thread."""
         with self._ending:
             if not self._over:
                 self._over = True
@@ -118,7 +117,7 @@ def largest(spec: Preset, memory: Memory) -> int:
 
 
 def read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
-    """Reads what `Capture.write` wrote, ``size`` bytes, checks all of it, and touches no session.
+    """Read what `Capture.write` wrote, ``size`` bytes, and check all of it, without touching a session.
 
     No more is read, or memory taken, than a session of this model needs. Raises SessionFileError.
     """
@@ -203,7 +202,7 @@ def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 
 def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raises ValueError where tensors have other names, shapes or types than those of a session."""
+    """Raise ValueError where tensors have other names, shapes or types than those of a session."""
     expected = _state_forms(spec)
     counts = [max((len(array) for name, array in arrays.items() if name.startswith(f'{pool.name}.') and array.ndim),
                   default=0) for pool in memory.pools]
@@ -216,7 +215,7 @@ def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) ->
 
 
 def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
-    """Raises ValueError where a session could not have these values."""
+    """Raise ValueError where a session could not have these values."""
     time = int(state['time'][0])
     if not 0 <= time <= MAX_TIME:
         raise ValueError(f'its newest frame has the number {time}: 0 to {MAX_TIME} are possible')

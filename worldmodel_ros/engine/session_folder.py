@@ -33,7 +33,7 @@ def default_folder() -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raises SessionFileError for what is no plain name of a session's file."""
+    """Raise SessionFileError for what is no plain name of a session's file."""
     if not _NAME.fullmatch(name):
         shown = name if len(name) <= LONGEST else f'{name[:LONGEST]}...'
         raise SessionFileError(
@@ -56,7 +56,7 @@ class SessionFolder:
     max_mb: float = MAX_MB
 
     def __post_init__(self) -> None:
-        """Raises ValueError for bounds without sense."""
+        """Raise ValueError for bounds without sense."""
         if self.max_files < 1 or not 0.0 < self.max_mb < math.inf:
             raise ValueError(f'{self.max_files} sessions of {self.max_mb} MB: at least one, and more than 0 MB')
 
@@ -114,7 +114,7 @@ class SessionFolder:
             os.close(folder)
 
     def _require_room(self, folder: int, name: str, nbytes: int) -> None:
-        """Raises SessionFileError where a session more, or a larger one, is more than there may be."""
+        """Raise SessionFileError where a session more, or a larger one, is more than there may be."""
         count = used = 0
         with os.scandir(folder) as entries:
             for entry in entries:

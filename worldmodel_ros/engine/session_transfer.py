@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future as Promise, TimeoutError as TimeUp
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..cache.allocator import OutOfPages
+from ..cache.pool import OutOfPages
 from .session_file import Capture, Loaded
 from .session_folder import SessionFileError, SessionFolder, check_name
 
@@ -30,7 +30,7 @@ class Transfer:
         self._on_engine: list[float] = []  # s that each part took the engine's thread
 
     def save(self, folder: SessionFolder, name: str) -> str:
-        """Writes the session to a file; returns what it took, in words. Raises SessionFileError, and ValueError before
+        """Write the session to a file; return what it took, in words. Raises SessionFileError, and ValueError before
         the first frame."""
         check_name(name)
         start = time.perf_counter()
@@ -39,7 +39,7 @@ class Transfer:
         return self._report(nbytes, time.perf_counter() - start)
 
     def load(self, folder: SessionFolder, name: str, adopt: Call | None = None) -> str:
-        """Replaces the session by one from a file; returns what it took, in words. Raises SessionFileError, and changes
+        """Replace the session by one from a file; return what it took, in words. Raises SessionFileError, and changes
         nothing then. ``adopt``: ``call``, where the one that changes the session is another."""
         start = time.perf_counter()
         nbytes, loaded = folder.load(name, lambda file, size: (size, self._engine.read_session(file, size)))

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..cache.layout import TileLayout
 from ..cache.patterns import PageLists, Pattern, page_lists
-from ..cache.storage import Storage
-from ..cache.table import Table
+from ..cache.pool import Storage
+from ..cache.sequence import Table
 from ..model.presets import Preset
 
 

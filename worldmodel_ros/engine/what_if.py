@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cache.allocator import OutOfPages
-from .calls import Calls
+from ..cache.pool import OutOfPages
+from .network_calls import Calls
 from .futures import OwnPlan
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Question:
     denoising_steps: int = 2
 
     def __post_init__(self) -> None:
-        """Raises QuestionError for one that could never be answered."""
+        """Raise QuestionError for one that could never be answered."""
         if not self.branches:
             raise QuestionError('the question has no branch: ask for at least one')
         if math.isnan(self.due):
@@ -109,7 +109,7 @@ class Inquiry:
         return OwnPlan(self.question.goal, branch.steps) if branch.actions is None else branch.actions
 
     def branching(self, index: int) -> Calls[Future]:
-        """Return the network calls that imagine a branch, for whoever runs many sessions' together."""
+        """Return the network calls that imagine a branch, for a scheduler that runs many sessions' together."""
         return self._session.branching(self.actions(index), self.question.denoising_steps, self._moment)
 
     def finished(self, index: int, future: Future) -> None:

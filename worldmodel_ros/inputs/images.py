@@ -2,7 +2,7 @@
 Reads image messages as the model sees them: RGB, uint8 (H, W, 3), at the model's size.
 
 A message is whatever has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; `data` may be any
-buffer of bytes. So the picture is the same, bit for bit, whether it came over a topic or out of a bag.
+buffer of bytes. So the image is the same, bit for bit, whether it came over a topic or out of a bag.
 
 What is converted has passed strict checks, because a wrongly read image is worse than none. Colours are converted by
 cv_bridge where it can be trusted, else by OpenCV alone. A cv_bridge need not know every encoding (that of ROS 2 Jazzy
@@ -40,7 +40,7 @@ ENCODINGS: dict[str, tuple[int, int | None]] = {
 _PROBE = (24, 50)  # rows and columns of pixels: even, and wide enough for OpenCV's vectorised loops
 _PADDING = 6      # bytes at the end of each row
 _DEPTH = ('16UC1', '32FC1', 'mono16')
-# Of a compressed image: some bytes can stand for a picture of any size, and be decoded in any number of passes.
+# Of a compressed image: some bytes can stand for an image of any size, and be decoded in any number of passes.
 MAX_PIXELS = 2 ** 24
 _MAX_SCANS = 64  # of a JPEG; progressive ones have about ten
 _PNG = b'\x89PNG\r\n\x1a\n'
@@ -95,7 +95,7 @@ def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
     _check(message)
     try:
         rgb = converter()(message)
-    except Exception as error:  # of cv_bridge or OpenCV; nobody above expects theirs
+    except Exception as error:  # of cv_bridge or OpenCV; no caller expects theirs
         raise ImageError('not convertible', f'{message.width} x {message.height} pixels in {message.encoding} '
                          f'cannot be converted to RGB: {type(error).__name__}: {error}') from error
     return fit(rgb, size)
@@ -220,7 +220,7 @@ def _check(message: Image) -> None:
 
 
 def _check_complete(data: bytes) -> None:
-    """Raise ImageError for a picture that was cut off: OpenCV fills the rest with grey and says nothing."""
+    """Raise ImageError for an image that was cut off: OpenCV fills the rest with grey and says nothing."""
     end = data.rstrip(b'\0')  # some cameras pad
     cut_jpeg = data.startswith(b'\xff\xd8') and not end.endswith(b'\xff\xd9')
     cut_png = data.startswith(b'\x89PNG') and b'IEND' not in data[-16:]
@@ -251,13 +251,13 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
             return width, height
         if marker not in _BARE:
             if marker in (0xd8, 0xd9, 0xda) or at + 2 > len(data):
-                return None  # the pictures begin, or end, before their header
+                return None  # the images begin, or end, before their header
             at += struct.unpack_from('>H', data, at)[0]
     return None
 
 
 def _undecodable(data: bytes, form: str) -> ImageError:
-    return ImageError('not decodable', f'{len(data)} bytes of format {form!r} are no picture that OpenCV can decode: publish '
+    return ImageError('not decodable', f'{len(data)} bytes of format {form!r} are no image that OpenCV can decode: publish '
                       'JPEG or PNG')
 
 

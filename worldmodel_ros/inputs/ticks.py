@@ -1,13 +1,16 @@
 """
-Makes ticks of a camera's images: finds those that are one step of the model apart, and reads them.
+Makes ticks of a camera's images and of the commands that the robot was given in between.
 
-Whether the camera's rate goes with the model, and whether it is alive, is judged here too.
+Finds the images that are one step of the model apart, and reads them; keeps what was executed, for as long as a base obeys a
+command. Whether the camera's rate goes with the model, and whether it is alive, is judged here too.
 """
 from __future__ import annotations
 
 import enum
+import sys
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,13 +40,16 @@ _SETTLED = 1.0  # s without a command that moves the robot, after which it stand
 # camera counts as one with noise. Simulators without it show the same image for as long as nothing moves.
 _NOISY_IMAGES, _NOISY_SHARE = 30, 0.3
 _LATENCY_VARIES = 0.007  # s, from one command to the next (p99 - p50 of the demo, camera to command)
+EXECUTED_TIMEOUT = 0.5   # s; bases brake by themselves after about so long without a command
+_LARGEST = float(np.finfo(np.float32).max)
+_KEPT = 10 * NS  # longer than any interval between two ticks of one episode
 
 
 class Pace(enum.Enum):
     """
     What an image is to the model. The values of the refused ones are reasons to be counted.
 
-    FROZEN is judged by the picture, the others by the stamp.
+    FROZEN is judged by the image, the others by the stamp.
     """
 
     TICK = 'tick'
@@ -199,7 +205,7 @@ class FrameSettings:
     tick_tolerance: float = 0.05   # a tick may come so much earlier than one step period after the last one
     time_jump: float = 1.0         # a gap or a step back of the stamps of more than this begins a new episode
     frozen_timeout: float = 0.5    # the same image for so long in motion, or despite noise: the camera is frozen; 0: never
-    frozen_recovery: int = 3       # images to wait, once the picture changes again
+    frozen_recovery: int = 3       # images to wait, once the image changes again
     every_image: bool = False      # read those between two ticks, too: no parameter, but for who sorts them later
 
 
@@ -283,3 +289,91 @@ def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> s
     elif wrong:
         remedy += f', or set the gate\'s command_timeout_s to {longest / 1e3 + _MARGIN:.2f}'
     return f'{"; ".join(wrong)}: {remedy}' if wrong else ''
+
+
+def is_usable(action: Iterable[float]) -> bool:
+    """Return whether all numbers of an action are finite, as the model has them: in float32."""
+    return all(abs(value) <= _LARGEST for value in action)  # of a NaN, every comparison is false
+
+
+class Executed(NamedTuple):
+    stamp: int  # ns, when it was received
+    action: tuple[float, ...]
+
+
+class ExecutedActions:
+    """
+    What the robot was told to do, over time. A command is in force from its receipt until the next one.
+
+    But no longer than a time-out, after which the base brakes by itself: the publisher of the command may be dead.
+
+    Written by one thread and read by another.
+    """
+
+    def __init__(self, actions: int, step_period: float, timeout: float = EXECUTED_TIMEOUT) -> None:
+        """
+        `actions`: numbers in an action; `step_period`: of the model [s]; `timeout` [s], 0: a command is in force
+        until the next one comes, as on a topic that tells changes only.
+        """
+        self._size, self._period = actions, round(step_period * NS)
+        self._timeout = round(timeout * NS) or sys.maxsize
+        self._lock = threading.Lock()
+        self._kept: deque[Executed] = deque()
+
+    def add(self, stamp: int, action: tuple[float, ...]) -> None:
+        """Take a command that was received at `stamp` [ns, ROS time]."""
+        with self._lock:
+            if self._kept and stamp < self._kept[-1].stamp:
+                self._kept.clear()  # ROS time was set back: what came before has no place on the new time
+            self._kept.append(Executed(stamp, action))
+            while len(self._kept) > 1 and self._kept[1].stamp < stamp - _KEPT:
+                self._kept.popleft()
+
+    def moving(self, now: int) -> bool:
+        """Return whether the newest command moves the robot, and is in force at `now` [ns, ROS time]."""
+        newest = self._newest
+        return newest is not None and any(newest.action) and now - newest.stamp < self._timeout
+
+    def ran_out(self, now: int) -> bool:
+        """Return whether the newest command moved the robot, and is in force no more at `now` [ns, ROS time]."""
+        newest = self._newest
+        return newest is not None and any(newest.action) and now - newest.stamp >= self._timeout
+
+    def mean(self, start: int | None, end: int) -> np.ndarray:
+        """
+        Return the time-weighted mean action between two stamps [ns], float32 (A,); zeros while no command was in
+        force.
+
+        `start` None stands for one step period before `end`.
+        """
+        start = end - self._period if start is None else start
+        total = np.zeros(self._size)
+        with self._lock:
+            until = end
+            for stamp, action in reversed(self._kept):
+                begin, over = max(stamp, start), min(until, stamp + self._timeout)
+                if begin < over:
+                    total += np.asarray(action) * (over - begin)
+                until = min(until, begin)
+                if stamp <= start:
+                    break
+        return (total / max(1, end - start)).astype(np.float32)
+
+    def first(self, start: int, end: int) -> tuple[float, ...] | None:
+        """
+        Return the first command received from the stamp `start` until `end` [ns], else the one in force at
+        `start`, or zeros if its time was over; None before the first command.
+        """
+        with self._lock:
+            found = None
+            for stamp, action in reversed(self._kept):
+                if stamp < end and (stamp >= start or found is None):
+                    found = action if start - stamp < self._timeout else (0.0,) * self._size
+                if stamp < start:
+                    break
+            return found
+
+    @property
+    def _newest(self) -> Executed | None:
+        with self._lock:
+            return self._kept[-1] if self._kept else None

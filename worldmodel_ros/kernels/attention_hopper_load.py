@@ -95,7 +95,7 @@ def length_of(lists, row, entry, HAS_FP4: gl.constexpr):
 
 @gluon.jit
 def _issue(desc, row, column, ready, free, tiles, turn, STAGES: gl.constexpr, BYTES: gl.constexpr):
-    """Waits for a place in a ring, then starts the copy of one tile into it."""
+    """Wait for a place in a ring, then start the copy of one tile into it."""
     stage = turn % STAGES
     mbarrier.wait(free.index(stage), ((turn // STAGES) & 1) ^ 1)
     mbarrier.expect(ready.index(stage), BYTES)

@@ -23,7 +23,7 @@ def quarters(x):
 
 @triton.jit
 def store_quarters(out, row, column, first, second, third, fourth):
-    """Stores them by a descriptor of (M, N / 4), which takes a quarter of the shared memory that one of (M, N) does."""
+    """Store them by a descriptor of (M, N / 4), which takes a quarter of the shared memory that one of (M, N) does."""
     WIDTH: tl.constexpr = first.shape[1]
     out.store([row, column], cast(first, out.dtype))
     out.store([row, column + WIDTH], cast(second, out.dtype))

@@ -62,7 +62,7 @@ def _rotated(x: Tensor, rotary: Tensor, there: Tensor) -> Tensor:
 
 def check(pool: Pool, pages: Tensor, qkv: Tensor, rotary: Tensor, offsets: Tensor | None,
           by_frame: tuple[int, int] | None = None) -> None:
-    """Raises ValueError for shapes that do not fit one another."""
+    """Raise ValueError for shapes that do not fit one another."""
     tokens = len(qkv) // max(1, len(pages))
     if by_frame is not None and (tokens % by_frame[0] or len(pages) % by_frame[1]):
         raise ValueError(f'{len(pages)} tiles of {tokens} tokens are no frames of {by_frame[1]} tiles, each of '

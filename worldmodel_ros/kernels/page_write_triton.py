@@ -157,7 +157,7 @@ def _store_plain(x, out, row, inside):
 
 @triton.jit
 def store_scale(x, out, LIMIT: tl.constexpr):
-    """Stores the scale of a page of keys or values x, of any shape; returns its reciprocal."""
+    """Store the scale of a page of keys or values x, of any shape; return its reciprocal."""
     scale, inverse = scale_for(largest_magnitude(tl.reshape(x, [x.numel], can_reorder=True), 0), LIMIT)
     tl.store(out, scale)
     return inverse

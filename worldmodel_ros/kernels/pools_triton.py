@@ -39,7 +39,7 @@ def product_type(q: Tensor, pools: list[Pool]) -> tl.dtype:
 
 
 def check_queries(q: Tensor) -> None:
-    """Raises ValueError for queries (tokens, H, D) that no kernel takes."""
+    """Raise ValueError for queries (tokens, H, D) that no kernel takes."""
     if q.shape[2] not in (16, 32, 64, 128) or q.stride(2) != 1 or q.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f'q must be bfloat16 or float32 with 16, 32, 64 or 128 contiguous values a head, not '
                          f'{q.dtype} {tuple(q.shape)} with strides {q.stride()}')

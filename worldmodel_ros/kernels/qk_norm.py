@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> None:
-    """Normalises and rotates queries and keys where they are, as `page_write.write_qkv` does.
+    """Normalise and rotate queries and keys where they are, as `page_write.write_qkv` does.
 
     qkv (N, 3, H, D); rotary (2, N, D / 2) float32; q_weight and k_weight (D,), of the RMSNorm over D. In float32,
     rounded once, to qkv's type.
@@ -20,6 +20,6 @@ def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, e
 
 
 def check(qkv: Tensor, rotary: Tensor) -> None:
-    """Raises ValueError for shapes that do not fit one another."""
+    """Raise ValueError for shapes that do not fit one another."""
     if qkv.dim() != 4 or qkv.shape[1] != 3 or rotary.shape != (2, len(qkv), qkv.shape[3] // 2):
         raise ValueError(f'qkv {tuple(qkv.shape)} must be (N, 3, H, D), and rotary {tuple(rotary.shape)} (2, N, D / 2)')

@@ -85,7 +85,7 @@ def from_e2m1(packed: Tensor, exponent: Tensor) -> Tensor:
 
 
 def write_pages(pool: Pool, pages: Tensor, k: Tensor, v: Tensor) -> None:
-    """Fills whole pages (n,) of a pool with k and v (n, H, T, D), rounded to the pool's precision."""
+    """Fill whole pages (n,) of a pool with k and v (n, H, T, D), rounded to the pool's precision."""
     tensors = pool.tensors()
     for name, values in page_form(pool.precision, k, v).items():
         whole = tensors[name]

@@ -70,7 +70,7 @@ def _each_row(x: Tensor, fp8: bool, static: Tensor | None, gelu: bool) -> Rounde
 
 
 def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()) -> None:
-    """Raises ValueError for what the kernels would read at wrong places."""
+    """Raise ValueError for what the kernels would read at wrong places."""
     for x in (*whole, *by_rows):
         if x is not None and (x.stride(-1) != 1 or (any(x is each for each in whole) and not x.is_contiguous())):
             raise ValueError(f'{tuple(x.shape)} with strides {x.stride()}: activations must be contiguous, and the '

@@ -58,7 +58,7 @@ def temporal_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], fra
 
 def check(q: Tensor, pools: list[Pool], lists: list[TileLists], frames: int, positions: Tensor | None,
           query_times: Tensor | None, page_times: list[Tensor] | None) -> None:
-    """Raises ValueError for shapes that do not fit one another."""
+    """Raise ValueError for shapes that do not fit one another."""
     columns, tokens = lists[0].query_tiles, pools[0].page_tokens
     if any(table.query_tiles != columns for table in lists) or len(q) % (columns * tokens):
         raise ValueError(f'{len(q)} queries are no slabs of {[table.query_tiles for table in lists]} columns, as the '

@@ -1,7 +1,7 @@
 """`temporal.temporal_attention` in one launch, for CUDA GPUs from compute capability 8.0 on.
 
 A program has some positions of one column and head, and all query frames there, so that every key and value is read
-once. Through the tiles of `attention_triton`, all but one logit in P would be computed in vain.
+once. Through the tiles of `attention_triton`, all but one logit in P would be computed for nothing.
 """
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _UNSTORED = 2 ** 20  # numbers of a model that are computed
 
 
 def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Writes the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced."""
+    """Write the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.safetensors'):
         old.unlink()
@@ -49,7 +49,7 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
 
 def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
          part: PartOf = lambda name: None) -> WorldModel:
-    """Reads a checkpoint straight to a device, as a model in evaluation mode, in float32 but for the layers of its DiT;
+    """Read a checkpoint straight to a device, as a model in evaluation mode, in float32 but for the layers of its DiT;
     ``part`` as in `weights.build`.
 
     Raises ModelError when the folder, its description or a tensor is missing or does not fit.
@@ -90,7 +90,7 @@ class _Bounded(TorchFunctionMode):
 
 
 def start_from(model: WorldModel, folder: Path) -> list[str]:
-    """Gives a model that is to be trained the weights of a checkpoint; returns the names of the parts that stay as they
+    """Give a model that is to be trained the weights of a checkpoint; return the names of the parts that stay as they
     are, since the checkpoint has them in another form: heads, which are soon trained again.
 
     Raises ModelError when the checkpoint cannot be read, or when its VAE or DiT does not fit.

@@ -23,7 +23,7 @@ class Description:
 
 
 def read_description(folder: Path) -> Description:
-    """Reads ``model.json``; raises ModelError when it is missing, broken or of another format."""
+    """Read ``model.json``; raise ModelError when it is missing, broken or of another format."""
     content = _content(Path(folder))
     try:
         return Description(Preset.from_dict(content['preset']), content['provenance'])

@@ -28,7 +28,7 @@ State = tuple[Tensor, ...]  # what `Block.leave` needs of `Block.enter`
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotates x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); halves, not neighbours, form the pairs."""
+    """Rotate x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); halves, not neighbours, form the pairs."""
     a, b = x.chunk(2, -1)
     cos, sin = rotary[0], rotary[1]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

@@ -135,7 +135,7 @@ class Fp8Block(Block):
 
 
 def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
-    """Replaces the layers of a DiT, whose weights are loaded, by FP8 ones; block by block, so that not both are in
+    """Replace the layers of a DiT, whose weights are loaded, by FP8 ones; block by block, so that not both are in
     memory.
 
     ``keep`` names linear layers that stay as they are: 'proj', of every block, or '3.proj', of one. ``fused`` as

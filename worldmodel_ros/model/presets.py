@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 POLICIES = ('regression', 'flow')
@@ -47,8 +48,8 @@ class Preset:
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
-    sink_frames: int = 0  # see `sees_sinks`
-    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk that `matches_anchor_statistics`
+    sink_frames: int = 0  # see `sinks_from`
+    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see `anchor_statistics_from`
     sink_statistics_after: int = 0  # imagined frames
 
     def __post_init__(self):
@@ -91,44 +92,47 @@ class Preset:
             raise ValueError(f'preset {self.name}: patterns are (slabs, rows, columns) of tiles, at least one, 0 being '
                              f'without bounds; not {self.patterns}')
 
-    @property
+    @cached_property
     def latent_size(self) -> tuple[int, int]:
         return self.image_size[0] // self.vae_downsample, self.image_size[1] // self.vae_downsample
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         """Tokens of a frame: rows, columns."""
         return self.latent_size[0] // self.patch, self.latent_size[1] // self.patch
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         return self.grid[0] * self.grid[1]
 
-    @property
+    @cached_property
     def token_dim(self) -> int:
         return self.latent_channels * self.patch ** 2
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         return self.width // self.heads
 
-    @property
+    @cached_property
     def cache_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that attend to the cache; the others attend within their frame."""
         return tuple(range(self.cache_every - 1, self.depth, self.cache_every))
 
-    def sees_sinks(self, imagined: int) -> bool:
-        """Whether a branch's chunk after so many imagined frames has sinks: the last ``sink_frames`` that were observed, in
-        the place of the oldest of its window where they would have left it (attention sinks of frames: LongLive, Yang
-        et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
-        return self.sink_frames > 0 and imagined > self.window_frames - self.sink_frames
+    @cached_property
+    def sinks_from(self) -> float:
+        """Imagined frames of a branch from which on its chunks have sinks, infinite for none: the last ``sink_frames`` that
+        were observed, in the place of the oldest of the window where they would have left it (attention sinks of frames:
+        LongLive, Yang et al. 2025; Rolling Forcing, Liu et al. 2025). So what is imagined stays like what was seen."""
+        return self.window_frames - self.sink_frames + 1 if self.sink_frames else math.inf
 
-    def matches_anchor_statistics(self, imagined: int) -> bool:
-        """Whether a branch's chunk after so many imagined frames takes over channel statistics of its sinks (`adain`), so
-        that colours and contrast do not fade. Only far ahead: where what was seen still tells what comes, it would err."""
-        return self.sink_statistics > 0 and imagined >= self.sink_statistics_after and self.sees_sinks(imagined)
+    @cached_property
+    def anchor_statistics_from(self) -> float:
+        """Imagined frames of a branch from which on its chunks take over channel statistics of their sinks (`adain`), so that
+        colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes, it
+        would err."""
+        return max(self.sink_statistics_after, self.sinks_from) if self.sink_statistics else math.inf
 
-    @property
+    @cached_property
     def actions(self) -> int:
         return len(self.action_names)
 

@@ -1,7 +1,7 @@
 """
 Dense autoregressive rollout: chunk after chunk for many streams in one batch, with keys and values as plain tensors.
 
-A session makes the same passes for one robot at a time, through a back end and on pages (`engine.rollout`). Training and
+A session makes the same passes for one robot at a time, through a back end and on pages (`engine.sampler`). Training and
 evaluation roll out hundreds of streams at once, a 32-step teacher takes more than four hundred passes for five seconds, and
 neither needs pages. A test compares both with a session.
 """
@@ -74,7 +74,7 @@ class Rollout:
 
     def sinks(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """
-        Return the sinks (`Preset.sees_sinks`) of streams of observed frames: latents (B, n, h, w, Z) of the last n, and their
+        Return the sinks (`Preset.sinks_from`) of streams of observed frames: latents (B, n, h, w, Z) of the last n, and their
         keys and values (L, B, H, n * P, d) as frames 0 to n - 1; () for a preset without.
 
         The first frame stands for those before it.
@@ -100,10 +100,10 @@ class Rollout:
         rotary = self._rotary(begin + np.arange(total), noise.device)
         for first in range(0, total, size):
             chunk, predicted = slice(first, first + size), streams.newest - streams.observed
-            if streams.sinks and preset.sees_sinks(predicted):
+            if streams.sinks and predicted >= preset.sinks_from:
                 streams = self._with_sinks(streams)
             z = self._denoise(streams, noise[:, chunk], actions[:, chunk], rotary[:, chunk], steps, chunk, update)
-            if streams.sinks and preset.matches_anchor_statistics(predicted):
+            if streams.sinks and predicted >= preset.anchor_statistics_from:
                 z = adain(z, streams.sinks[0], preset.sink_statistics)
             chunks.append(z)
             if commit_last or first + size < total:

@@ -1,18 +1,22 @@
 """
-Forecast of the scene: where things are and will be, whatever the robot does, from the newest frame in one causal pass.
+Forecast of the scene: where things are and will be, whatever the robot does, from camera and wheels.
 
-What moves by itself is forecast once for all candidate actions, so that nothing about it can be read off the robot's own
-actions; what the robot does is added by its motion (`evaluate.control.motion`). The pass is fused: the newest frame is
-committed to the window together with query tokens for HORIZONS, which attend to the window, the frame and one another. A
-second pass takes the features of the first as its queries. A head on the newest frame alone gives the same forecast
-without queries, which is the rung without imagination.
+A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each thing that there may
+be, which attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and
+where it will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be
+read off the robot's own actions; what the robot does is added by its motion (`control.motion`).
 
-The encoder and the DiT are those of `WorldModel`, whose weights are a good start; the frame's condition has measured
-wheel velocities besides. Experimental: no weights are shipped.
+The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
+points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
+(geometric transform attention, Miyato et al. 2024, for SE(2)). Keys and values are kept in the odometry's frame, so a window
+never has to be computed again.
+
+Three rungs: `passes` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass over
+the network; 2 lets a second pass over the network see the first one's forecast and correct it.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,81 +24,177 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .checkpoint_description import ModelError, read_description, weight_files
-from .dit import DiT, frame_bias_to_tokens
 from .presets import Preset
-from .rotary import rotary_angles
 from .vae import Encoder
 from .world_model import WorldModel
 
 HORIZONS = (2, 4, 8, 16, 32)  # frames ahead
-SLOTS = 12  # things: the four goal objects, balls by colour (3), and other movers (5), the nearest first
+SLOTS = 12  # things: the four goal objects, balls by colour (3), and other movers (5), in any order
 SCALE = 2.0  # m, of the numbers that the heads give
-UNSEEN = -1e4  # additive mask
+QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one for the walls
 _WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
-
-Window = Sequence[tuple[Tensor, Tensor]]  # each layer's keys and values, (B, H, frames * P, d)
+_UNIT = 2.0  # m, of the points
+_SLOWEST = 96.0  # frames a radian, of the rotation by time
 
 
 @dataclass
 class Present:
-    """What the newest frame tells. `presence` (..., SLOTS): logits of being there and seen lately. `now` (..., SLOTS, 3) and
-    `paths` (..., J, SLOTS, 3): x and y in base_link in units of SCALE, and the logarithm of the error's scale in m.
-    `walls` (..., 6)."""
+    """What the image tells of this moment: `presence` (..., SLOTS), logits of being there and seen lately; `now`
+    (..., SLOTS, 4), x and y in base_link in units of SCALE, and the logarithms of the error's scale in m along the line of
+    sight and across it; `walls` (..., 6)."""
 
     presence: Tensor
     now: Tensor
-    paths: Tensor
     walls: Tensor
 
 
-class _Slots(nn.Module):
-    """A frame's features (..., P, D) to numbers about all slots."""
+@dataclass
+class Ahead(Present):
+    """What the slots tell; `paths` (..., J, SLOTS, 4) besides, at HORIZONS, in base_link of this moment, as `now`."""
 
-    def __init__(self, preset: Preset, out: int, hidden: int) -> None:
+    paths: Tensor
+
+
+@dataclass
+class Places:
+    """Where frames are, for the attention: `cos`, `sin`, `x` and `y` (..., N) of the pose of each token's frame in the
+    odometry's frame, in units of the points; `turn` (2, ..., N, pairs), cosine and sine of the rotation by time."""
+
+    cos: Tensor
+    sin: Tensor
+    x: Tensor
+    y: Tensor
+    turn: Tensor
+
+    @classmethod
+    def of(cls, poses: Tensor, times: Tensor, pairs: int) -> Places:
+        """Poses (..., N, 3), m and rad, and times (..., N) in frames; `pairs` of a head's channels tell the time."""
+        rate = torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64, device=times.device)
+        angle = times.double()[..., None] * rate
+        return cls(poses[..., 2].cos(), poses[..., 2].sin(), poses[..., 0] / _UNIT, poses[..., 1] / _UNIT,
+                   torch.stack([angle.cos(), angle.sin()]).float())
+
+    def at(self, index: Tensor) -> Places:
+        """Those of some tokens, index (M,)."""
+        return Places(*(part.index_select(-1, index) for part in (self.cos, self.sin, self.x, self.y)),
+                      self.turn.index_select(-2, index))
+
+    def to_odom(self, x: Tensor) -> Tensor:
+        """Points and times of keys or values (B, H, N, d) from their own frames to the odometry's."""
+        a, b, c, rest = _split(x)
+        cos, sin, tx, ty = self._parts()
+        return self._join(cos * a - sin * b + tx * c, sin * a + cos * b + ty * c, c, rest)
+
+    def to_base(self, x: Tensor) -> Tensor:
+        """What was attended to, (B, H, N, d), from the odometry's frame to that of each token; the inverse of `to_odom`."""
+        a, b, c, rest = _split(x)
+        cos, sin, tx, ty = self._parts()
+        a, b = a - tx * c, b - ty * c
+        return torch.cat([cos * a + sin * b, cos * b - sin * a, c, rest], -1)
+
+    def query(self, x: Tensor) -> Tensor:
+        """Queries (B, H, N, d), so that their product with a key of `to_odom` is that of both in the query's frame."""
+        a, b, c, rest = _split(x)
+        cos, sin, tx, ty = self._parts()
+        a, b = cos * a - sin * b, sin * a + cos * b
+        return self._join(a, b, c - tx * a - ty * b, rest)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return tuple(part[..., None, :, None] for part in (self.cos, self.sin, self.x, self.y))
+
+    def _join(self, a: Tensor, b: Tensor, c: Tensor, rest: Tensor) -> Tensor:
+        cos, sin = (part[..., None, :, :] for part in self.turn)
+        first, second = rest.chunk(2, -1)
+        return torch.cat([a, b, c, first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def _points(head_dim: int) -> int:
+    """How many triples of a head's channels are points of the plane (x, y, 1); the others are rotated by time."""
+    return 2 * (3 * head_dim // 32)
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    points = _points(x.shape[-1])
+    return x.split([points, points, points, x.shape[-1] - 3 * points], -1)
+
+
+class _Layer(nn.Module):
+    """Attention between tokens that move, then an MLP, each after a norm and on a residual."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
         super().__init__()
-        squeezed = preset.head_features or preset.width
-        self.squeeze = nn.Linear(preset.width, squeezed)
-        self.net = nn.Sequential(nn.Linear(preset.tokens * squeezed, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(),
-                                 nn.Linear(hidden, out))
+        self.heads, self.head_dim = heads, width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.q_norm, self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6), nn.RMSNorm(self.head_dim, eps=1e-6)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate='tanh'), nn.Linear(4 * width, width))
+        for layer in (self.proj, self.mlp[2]):
+            nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
+            nn.init.zeros_(layer.bias)
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.net(self.squeeze(features).flatten(-2))
+    def forward(self, x: Tensor, places: Places, sees: Tensor | None, window: tuple[Tensor, Tensor] | None
+                ) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, N, D); sees: bool (N, S + N), or None where all is seen; window: keys and values (B, H, S, d) in the
+        odometry's frame. Returns x, and its own keys and values."""
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = places.query(self.q_norm(q)).to(v.dtype), places.to_odom(self.k_norm(k)).to(v.dtype)
+        v = places.to_odom(v).to(v.dtype)
+        keys, values = (k, v) if window is None else (torch.cat([window[0], k], 2), torch.cat([window[1], v], 2))
+        out = places.to_base(F.scaled_dot_product_attention(q, keys, values, attn_mask=sees)).to(x.dtype)
+        x = x + self.proj(out.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x)), k, v
+
+
+class _Head(nn.Sequential):
+    """Features (..., D) to numbers about them."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(nn.RMSNorm(width, eps=1e-6), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, out))
+        nn.init.normal_(self[3].weight, std=0.01)
+        nn.init.zeros_(self[3].bias)
+
+
+Window = list[tuple[Tensor, Tensor]]  # each layer's keys and values, (B, H, frames * (P + QUERIES), d)
 
 
 class SceneForecast(nn.Module):
-    """Encoder, DiT and the forecast's queries and heads; for presets without tiles."""
+    """Encoder, transformer and heads; image size, width, depth, heads and window are the preset's, one without tiles."""
 
     def __init__(self, preset: Preset) -> None:
         super().__init__()
-        d, count = preset.width, len(HORIZONS)
-        self.preset = preset
-        self.encoder, self.dit = Encoder(preset), DiT(preset)
-        self.register_buffer('latent_mean', torch.zeros(preset.latent_channels))
-        self.register_buffer('latent_std', torch.ones(preset.latent_channels))
-        self.odometry = nn.Sequential(nn.Linear(2, d), nn.SiLU(), nn.Linear(d, d))
-        self.query = nn.Parameter(torch.randn(count, preset.tokens, d) * 0.02)
-        self.pass_condition = nn.Parameter(torch.zeros(2, count, d))
-        self.again = nn.Linear(d, d)
-        nn.init.normal_(self.again.weight, std=0.01)
-        self.present = _Slots(preset, SLOTS * (4 + 3 * count) + _WALLS, 512)
-        self.ahead = _Slots(preset, SLOTS * 3, 384)
-        self.horizon = nn.Parameter(torch.zeros(count, preset.tokens, d))
+        d, channels, grid = preset.width, 4 * preset.vae_width, preset.grid[0]
+        self.preset, self.per_frame = preset, preset.tokens + QUERIES
+        self.pairs = (preset.head_dim - 3 * _points(preset.head_dim)) // 2
+        self.encoder = Encoder(preset)
+        del self.encoder.out  # what leads to latents
+        self.detail = nn.Conv2d(channels, d, preset.patch, stride=preset.patch)
+        self.at = nn.Parameter(torch.randn(grid * grid, d) * 0.02)
+        self.motion = nn.Sequential(nn.Linear(4, d), nn.SiLU(), nn.Linear(d, d))
+        self.query = nn.Parameter(torch.randn(QUERIES, d) * 0.02)
+        self.again = nn.Parameter(torch.randn(QUERIES, d) * 0.02)
+        self.layers = nn.ModuleList(_Layer(d, preset.heads, preset.depth) for _ in range(preset.depth))
+        self.squeeze = nn.Linear(d, preset.head_features or d)
+        self.present = _Head(preset.tokens * self.squeeze.out_features, 5 * SLOTS + _WALLS)
+        self.slot = _Head(d, 5 + 4 * len(HORIZONS))
+        self.wall = _Head(d, _WALLS)
+        self.believed = nn.Linear(5 + 4 * len(HORIZONS), d)
+        self.corrected = _Head(d, 5 + 4 * len(HORIZONS))
 
     @classmethod
     def from_world_model(cls, model: WorldModel) -> SceneForecast:
-        """A forecast that begins with a trained model's encoder and DiT, which are copied."""
+        """A forecast that begins with a trained model's encoder, which is copied."""
         forecast = cls(model.preset)
-        forecast.encoder.load_state_dict(model.vae.encoder.state_dict())
-        forecast.dit.load_state_dict(model.dit.state_dict())
-        forecast.latent_mean.copy_(model.vae.latent_mean)
-        forecast.latent_std.copy_(model.vae.latent_std)
+        state = {name: value for name, value in model.vae.encoder.state_dict().items() if not name.startswith('out.')}
+        forecast.encoder.load_state_dict(state)
         return forecast.to(next(model.parameters()).device)
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = 'cpu') -> SceneForecast:
-        """Reads what `checkpoint.save` wrote of a forecast. Raises ModelError where that does not fit."""
+        """Read what `checkpoint.save` wrote of a forecast. Raises ModelError where that does not fit."""
         forecast, state = cls(read_description(folder).preset), {}
         for file in weight_files(folder):
             state |= load_file(file)
@@ -104,117 +204,143 @@ class SceneForecast(nn.Module):
             raise ModelError(f'the weights in {folder} are of no scene forecast: {error}') from error
         return forecast.eval().to(device)
 
-    def encode(self, image: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] and the encoder's last features to latents (B, h, w, Z) and new features."""
-        mean, _, features = self.encoder(image, previous)
-        return (mean - self.latent_mean) / self.latent_std, features
+    def look(self, images: Tensor, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) in [-1, 1] and the features of the frame before to image tokens (B, P, D) and features."""
+        features = self.encoder.down(images)
+        mixed = self.encoder.mix(features, features if previous is None else previous)
+        return self.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + self.at, features
 
-    def enter(self, latents: Tensor, executed: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, T, P, D) and condition (B, T, D) of observed frames: latents (B, T, h, w, Z); `executed` (B, T, A), the
-        commands over the period before each, and `measured` (B, T, 2) by the wheels, m/s and rad/s."""
-        clean = torch.ones(latents.shape[:2], device=latents.device)
-        condition, tokens = self.dit.enter(latents, clean, torch.zeros_like(clean, dtype=torch.long), executed)
-        return tokens, condition + self.odometry(measured)
+    def enter(self, looks: Tensor, executed: Tensor, measured: Tensor) -> Tensor:
+        """Tokens (B, T, P + QUERIES, D) of frames: `looks` (B, T, P, D) by `look`; `executed` (B, T, 2), the commands over
+        the period before each, and `measured` (B, T, 2) by the wheels, m/s and rad/s."""
+        motion = self.motion(torch.cat([executed, measured], -1))[:, :, None]
+        query = self.query.to(looks.dtype).expand(*looks.shape[:2], -1, -1)
+        return torch.cat([looks, query], 2) + motion
 
-    def layers(self, x: Tensor, condition: Tensor, rotary: Tensor, bias: Tensor, window: Window | None = None
-               ) -> tuple[Tensor, Window]:
-        """x (B, T, P, D) through the DiT: rotary (2, T, P, d / 2), bias (T, window's frames + T) between frames. Returns
-        features (B, T, P, D), and the keys and values of x."""
-        rotary, added = rotary.flatten(1, 2)[:, None, None], []
-        bias = frame_bias_to_tokens(bias, self.preset.tokens).to(x.dtype)
-        for number, block in enumerate(self.dit.blocks):
-            x, keys, values = block(x, condition, rotary, bias, None if window is None else window[number])
+    def through(self, x: Tensor, places: Places, sees: Tensor | None, window: Window | None = None
+                ) -> tuple[Tensor, Window]:
+        """x (B, N, D) through the layers: features, and the keys and values of x. `sees` and `window` as in a layer."""
+        added = []
+        for number, layer in enumerate(self.layers):
+            x, keys, values = layer(x, places, sees, None if window is None else window[number])
             added.append((keys, values))
-        return self.dit.features(x, condition), added
+        return x, added
 
-    def read_present(self, features: Tensor) -> Present:
-        """What the newest frame's features (..., P, D) tell."""
-        walls, things = self.present(features).split([_WALLS, SLOTS * (4 + 3 * len(HORIZONS))], -1)
-        things = things.unflatten(-1, (SLOTS, -1))
-        paths = things[..., 4:].unflatten(-1, (len(HORIZONS), 3)).movedim(-2, -3)
-        return Present(things[..., 0], things[..., 1:4], paths, walls)
+    def read_present(self, images: Tensor) -> Present:
+        """What the features of a frame's image tokens (..., P, D) tell."""
+        walls, things = self.present(self.squeeze(images).flatten(-2)).split([_WALLS, 5 * SLOTS], -1)
+        things = things.unflatten(-1, (SLOTS, 5))
+        return Present(things[..., 0], things[..., 1:], walls)
 
-    def read_ahead(self, features: Tensor) -> Tensor:
-        """Features of the queries (..., J, P, D) to paths (..., J, SLOTS, 3), as in Present."""
-        return self.ahead(features + self.horizon).unflatten(-1, (SLOTS, 3))
+    def read_slots(self, features: Tensor) -> Ahead:
+        """What the features of a frame's slots and walls (..., QUERIES, D) tell."""
+        return _ahead(self.slot(features[..., :SLOTS, :]), self.wall(features[..., SLOTS, :]))
 
-    def forward(self, images: Tensor, executed: Tensor, measured: Tensor, anchors: Sequence[int], rotary: Tensor,
-                bias: Tensor) -> tuple[Present, Tensor, Tensor]:
-        """Training: clips (B, T, 3, H, W), with forecasts from each of A anchors, frames of them. rotary and bias are those
-        of `layout`. Returns what the anchors tell, (B, A, ...), and paths (B, A, J, SLOTS, 3) of one pass and of two."""
-        mean, _ = self.encoder.clip(images)
-        x, condition = self.enter((mean - self.latent_mean) / self.latent_std, executed, measured)
-        b, t, p, d = x.shape
-        a, count = len(anchors), len(HORIZONS)
-        query = self.query.expand(b, a, count, p, d).flatten(1, 2)
-        first, second = (each.expand(b, a, count, d).flatten(1, 2).to(condition.dtype) for each in self.pass_condition)
-        features, added = self.layers(torch.cat([x, query.to(x.dtype)], 1), torch.cat([condition, first], 1), rotary, bias)
-        window = [(keys[:, :, :t * p], values[:, :, :t * p]) for keys, values in added]
-        ahead = features[:, t:]
-        again, _ = self.layers((query + self.again(ahead)).to(x.dtype), second, rotary[:, t:], bias[t:], window)
-        return (self.read_present(features[:, list(anchors)]),
-                *(self.read_ahead(each.unflatten(1, (a, count))) for each in (ahead, again)))
+    def doubt(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens of the second pass (..., QUERIES, D) from the features of the first, and what it said (..., SLOTS, F)."""
+        said = self.slot(features[..., :SLOTS, :]).detach()
+        tokens = features + self.again
+        return torch.cat([tokens[..., :SLOTS, :] + self.believed(said), tokens[..., SLOTS:, :]], -2), said
+
+    def read_again(self, features: Tensor, said: Tensor) -> Ahead:
+        """What the second pass tells: corrections of what the first `said`."""
+        return _ahead(said + self.corrected(features[..., :SLOTS, :]), self.wall(features[..., SLOTS, :]))
+
+    def forward(self, images: Tensor, executed: Tensor, measured: Tensor, anchors: Tensor) -> tuple[Present, Ahead, Ahead]:
+        """Training: clips (B, T, 3, H, W). What each frame tells without and with a pass, (B, T, ...), and what two passes
+        tell of the frames `anchors` (A,), (B, A, ...)."""
+        (b, t), own = images.shape[:2], self.per_frame
+        tokens, queries = self.preset.tokens, torch.arange(QUERIES, device=images.device)
+        features = self.encoder.down(images.flatten(0, 1)).unflatten(0, (b, t))
+        before = torch.cat([features[:, :1], features[:, :-1]], 1)
+        looks = self.detail(F.silu(self.encoder.mix(features.flatten(0, 1), before.flatten(0, 1))))
+        looks = looks.flatten(2).transpose(1, 2).unflatten(0, (b, t)) + self.at
+        frame = torch.arange(t, device=images.device).repeat_interleave(own)
+        poses = odometry(measured)
+        poses = torch.cat([poses[..., :2] - poses[:, -1:, :2], poses[..., 2:]], -1)  # small numbers, for bfloat16
+        places = Places.of(poses[:, frame], frame.expand(b, -1), self.pairs)
+        slot = (torch.arange(t * own, device=images.device) % own) >= tokens
+        sees = self.sees(frame, frame) & (slot[:, None] | ~slot)
+        x, window = self.through(self.enter(looks, executed, measured).flatten(1, 2), places, sees)
+        x = x.unflatten(1, (t, own))
+        again, said = self.doubt(x[:, anchors, tokens:])
+        of = (anchors[:, None] * own + tokens + queries).flatten()
+        later = torch.cat([self.sees(frame[of], frame), frame[of][:, None] == frame[of]], 1)
+        corrected, _ = self.through(again.flatten(1, 2), places.at(of), later, window)
+        return (self.read_present(x[:, :, :tokens]), self.read_slots(x[:, :, tokens:]),
+                self.read_again(corrected.unflatten(1, (len(anchors), QUERIES)), said))
+
+    def sees(self, looking: Tensor, seen: Tensor) -> Tensor:
+        """Whether tokens of frames `looking` (N,) may attend to those of frames `seen` (M,): bool (N, M)."""
+        back = looking[:, None] - seen
+        return (back >= 0) & (back <= self.preset.window_frames)
 
 
-def layout(preset: Preset, frames: int, anchors: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Rotary angles and mask between frames of a clip of `frames` followed by the queries of each anchor: a frame sees
-    itself and the window before it, a query what its anchor sees and the queries of the same anchor."""
-    count = len(HORIZONS)
-    times = np.concatenate([np.arange(frames), *(np.array(HORIZONS) + anchor for anchor in anchors)])
-    sees = np.zeros((len(times), len(times)), bool)
-    for frame in range(frames):
-        sees[frame, max(0, frame - preset.window_frames):frame + 1] = True
-    for number, anchor in enumerate(anchors):
-        rows = slice(frames + number * count, frames + (number + 1) * count)
-        sees[rows, :frames] = sees[anchor, :frames]
-        sees[rows, rows] = True
-    return torch.from_numpy(rotary_angles(preset, times)), torch.where(torch.from_numpy(sees), 0.0, UNSEEN)
+def _ahead(numbers: Tensor, walls: Tensor) -> Ahead:
+    now, steps = numbers[..., 1:5], numbers[..., 5:].unflatten(-1, (len(HORIZONS), 4)).movedim(-2, -3)
+    # A path is told as the way from where the thing is: what stands then stays by itself.
+    paths = torch.cat([steps[..., :2] + now[..., None, :, :2], steps[..., 2:]], -1)
+    return Ahead(numbers[..., 0], now, walls, paths)
+
+
+def odometry(measured: Tensor, period: float = 0.1) -> Tensor:
+    """Poses (B, T, 3), m and rad, of frames by the twists (B, T, 2) that the wheels measured over the period before each;
+    along arcs, from where the robot stood a period before the first."""
+    turn = measured[..., 1] * period
+    yaw = turn.cumsum(-1)
+    heading = yaw - turn / 2
+    way = measured[..., 0] * period * torch.sinc(turn / (2.0 * math.pi))
+    return torch.stack([(way * heading.cos()).cumsum(-1), (way * heading.sin()).cumsum(-1), yaw], -1)
 
 
 class ForecastStream:
     """One robot's forecasts, frame by frame, on a CPU: the window is kept as keys and values. Not thread-safe."""
 
     def __init__(self, forecast: SceneForecast, passes: int) -> None:
-        """`passes`: 0 (the head on the newest frame), 1 or 2."""
+        """`passes`: 0 (the image alone, nothing moves), 1 or 2."""
         self._forecast, self._passes = forecast, passes
         self._window: Window | None = None
         self._features: Tensor | None = None
-        self._time = 0
+        self._time, self._pose = 0, torch.zeros(3, dtype=torch.float64)
 
     @torch.inference_mode()
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Takes a frame uint8 (H, W, 3) and gives the probability that each thing is there, (SLOTS,), where it is at times
-        0 and HORIZONS, (1 + J, SLOTS, 2) in m in base_link of this moment, and the walls, (6,)."""
-        net, p, count = self._forecast, self._forecast.preset.tokens, len(HORIZONS)
+        """Take a frame uint8 (H, W, 3), the command and the wheels' twist (2,) over the period before it; give the
+        probability that each thing is there, (SLOTS,), where it is at times 0 and HORIZONS, (1 + J, SLOTS, 2) in m in
+        base_link of this moment, and the walls, (6,)."""
+        net, tokens, own = self._forecast, self._forecast.preset.tokens, self._forecast.per_frame
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0
-        latent, self._features = net.encode(picture, self._features)
-        x, condition = net.enter(latent[None], *(torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None]
-                                                 for values in (executed, measured)))
-        seen = 0 if self._window is None else self._window[0][0].shape[2] // p
-        queries = count if self._passes else 0
-        times = np.concatenate([[self._time], self._time + np.array(HORIZONS[:queries], int)])
-        rotary = torch.from_numpy(rotary_angles(net.preset, times))
-        bias = torch.zeros(1 + queries, seen + 1 + queries)
-        bias[0, seen + 1:] = UNSEEN
-        if queries:
-            x = torch.cat([x, net.query[None]], 1)
-            condition = torch.cat([condition, net.pass_condition[:1]], 1)
-        features, added = net.layers(x, condition, rotary, bias, self._window)
-        present = net.read_present(features[0, 0])
-        window = [(keys[:, :, :p], values[:, :, :p]) for keys, values in added]
-        if self._window is not None:
-            window = [tuple(torch.cat(pair, 2) for pair in zip(old, new, strict=True))
-                      for old, new in zip(self._window, window, strict=True)]
-        paths = present.paths
-        if queries:
-            ahead = features[:, 1:]
-            if self._passes == 2:
-                ahead, _ = net.layers(net.query[None] + net.again(ahead), net.pass_condition[1:], rotary[:, 1:],
-                                      torch.zeros(count, seen + 1 + count), window)
-            paths = net.read_ahead(ahead[0])
-        keep = net.preset.window_frames * p
-        self._window = [(keys[:, :, -keep:], values[:, :, -keep:]) for keys, values in window]
+        looks, self._features = net.look(picture, self._features)
+        commands = [torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None] for values in (executed, measured)]
+        self._pose = _moved(self._pose, commands[1][0, 0].double())
+        frames = net.preset.window_frames
+        pose, time = self._pose.float().expand(1, own, 3), torch.full((1, own), self._time, dtype=torch.float64)
+        places = Places.of(pose, time, net.pairs)
+        slot = torch.arange(own) >= tokens
+        before = torch.zeros(0, dtype=torch.bool) if self._window is None else slot.repeat(self._window[0][0].shape[2] // own)
+        sees = slot[:, None] | ~torch.cat([before, slot])
+        x, added = net.through(net.enter(looks[:, None], *commands)[:, 0], places, sees, self._window)
+        whole = added if self._window is None else [
+            tuple(torch.cat(pair, 2) for pair in zip(old, new, strict=True))
+            for old, new in zip(self._window, added, strict=True)]
+        self._window = [(keys[:, :, -frames * own:], values[:, :, -frames * own:]) for keys, values in whole]
         self._time += 1
-        places = torch.cat([present.now[None], paths])[..., :2] * SCALE
-        return present.presence.sigmoid().numpy(), places.numpy(), present.walls.numpy()
+        if not self._passes:
+            present = net.read_present(x[0, :tokens])
+            paths = present.now.expand(len(HORIZONS), -1, -1)
+        else:
+            present = net.read_slots(x[0, tokens:])
+            if self._passes == 2:
+                again, said = net.doubt(x[:, tokens:])
+                corrected, _ = net.through(again, places.at(torch.arange(tokens, own)), None, whole)
+                present = net.read_again(corrected[0], said[0])
+            paths = present.paths
+        where = torch.cat([present.now[None], paths])[..., :2] * SCALE
+        return present.presence.sigmoid().numpy(), where.numpy(), present.walls.numpy()
+
+
+def _moved(pose: Tensor, twist: Tensor) -> Tensor:
+    x, y, yaw = odometry(twist[None]).unbind(-1)
+    cos, sin = pose[2].cos(), pose[2].sin()
+    return torch.stack([pose[0] + cos * x[0] - sin * y[0], pose[1] + sin * x[0] + cos * y[0], pose[2] + yaw[0]])

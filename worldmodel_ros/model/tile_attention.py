@@ -35,7 +35,7 @@ class TileAttention(Protocol):
         """Each frame attends to itself; queries and keys are normalised and rotated."""
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        """Attends to tiles, as cache layer number ``layer``, and keeps the block's own keys and values in its own
+        """Attend to tiles, as cache layer number ``layer``, and keep the block's own keys and values in its own
         pages; queries and keys are not yet normalised nor rotated, which is done by the norms of the block."""
 
 

@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         self.out = nn.Sequential(ResBlock(4 * w), nn.SiLU(), nn.Conv2d(4 * w, 2 * preset.latent_channels, 1))
 
     def forward(self, image: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns mean and log-variance of the latent, (B, h, w, Z) each, and the features to carry on."""
+        """Return mean and log-variance of the latent, (B, h, w, Z) each, and the features to carry on."""
         features = self.down(image)
         return *self.bottleneck(features, features if previous is None else previous), features
 
@@ -126,11 +126,11 @@ class VAE(nn.Module):
         return self.decoder(latent * self.latent_std + self.latent_mean, previous)
 
     def decode_clip(self, latents: Tensor, before: Tensor) -> Tensor:
-        """Decodes (T, h, w, Z) that follow the latent ``before`` (h, w, Z), all frames in one batch: (T, 3, H, W)."""
+        """Decode (T, h, w, Z) that follow the latent ``before`` (h, w, Z), all frames in one batch: (T, 3, H, W)."""
         return self.decode_after(latents, torch.cat([before[None], latents[:-1]]))
 
     def decode_after(self, latents: Tensor, past: Tensor) -> Tensor:
-        """Decodes (B, h, w, Z), each of which follows its own latent of ``past`` (B, h, w, Z), to (B, 3, H, W).
+        """Decode (B, h, w, Z), each of which follows its own latent of ``past`` (B, h, w, Z), to (B, 3, H, W).
 
         The decoder's state is a function of the last latent alone, so a known past makes the frames independent.
         """

@@ -7,7 +7,7 @@ TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 
 
 PARAMETERS = (
     Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),
-    Param('topics', TOPICS, 'topics to record as soon as somebody publishes them; relative names are of the '
+    Param('topics', TOPICS, 'topics to record as soon as they have a publisher; relative names are of the '
           "node's namespace", read_only=True),
     Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
           'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),

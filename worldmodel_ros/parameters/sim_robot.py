@@ -25,7 +25,7 @@ PARAMETERS = (
           'which no other process can slow down; 0: none', low=0, high=99, read_only=True),
     ALLOW_FAULTS,
     Param('camera_stop', False, 'fault: publish no more images', fault=True),
-    Param('camera_freeze', False, 'fault: publish the same picture again and again, with new stamps', fault=True),
+    Param('camera_freeze', False, 'fault: publish the same image again and again, with new stamps', fault=True),
     Param('camera_encoding', 'rgb8', 'fault unless rgb8: the encoding that raw images claim to have', fault=True),
     Param('camera_break', 'none', 'fault unless none: raw images without data, with half of their data, or with twice the '
           'height that the data have', choices=('none', 'empty', 'short', 'wrong_size'), fault=True),

@@ -52,14 +52,14 @@ PARAMETERS = (
           'a little and for a coarse /clock', low=0.0, high=10.0),
     Param('camera_timeout_s', 0.25, 'time without an image (steady clock) after which the robot is stopped',
           low=0.01, high=60.0),
-    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the picture has not '
+    Param('frozen_camera_timeout_s', 0.5, 'the robot is stopped when the image has not '
           'changed for so long although the executed command moves it; 0 turns this off, for a camera without '
           'any noise', low=0.0, high=60.0),
-    Param('frozen_camera_recovery', 3, 'images to wait, once the picture changes again, before driving goes on', low=1,
+    Param('frozen_camera_recovery', 3, 'images to wait, once the image changes again, before driving goes on', low=1,
           high=1000),
     Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0),
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
-    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper pictures; 1 takes a quarter '
+    Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper images; 1 takes a quarter '
           'less time, and tells commands apart a little better', low=1, high=2),
     Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),

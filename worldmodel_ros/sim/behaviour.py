@@ -17,7 +17,7 @@ _HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
 _PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
 _PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
 APART = 8  # steps without a contact after which a toucher drives up to the next object
-MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of `tiny` and the newest picture
+MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of `tiny` and the newest image
 
 
 class Expert:

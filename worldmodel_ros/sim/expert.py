@@ -20,8 +20,8 @@ _KEEP = math.radians(36.0)  # a detour keeps the goal within this bearing
 _STEER_GAIN = 2.5  # rad/s a rad
 _FULL_TURN = math.radians(45.0)  # at this heading error the robot turns in place
 _BACK_OFF = 0.30  # m, to an object that is too wide to pass with the goal in view
-_MARGIN = 0.10  # m, beside an object on a detour
-_WALL_MARGIN = 0.08  # m, beside a wall on a detour
+_MARGIN = 0.10  # m, next to an object on a detour
+_WALL_MARGIN = 0.08  # m, next to a wall on a detour
 _ARC_SPEED, _ARC_TURN = 0.5, 1.2  # m/s, rad/s: a search's circle of 0.4 m
 _FAR = 3.0  # m, of a free way ahead: so far off, a search turns slower
 _FAR_TURN = 0.5  # rad/s
@@ -36,7 +36,7 @@ def expert_action(world: World, goal: str) -> np.ndarray:
     distance, bearing = world.goal_distance(goal), world.goal_bearing(goal)
     if abs(bearing) >= _VIEW:
         # Always to the left, also when the right is nearer: the policy that learns from this sees only the
-        # camera, and nothing in a picture without the goal says on which side it is.
+        # camera, and nothing in an image without the goal says on which side it is.
         return np.array([0.0, SPIN], np.float32)
     visible = world.visible(goal)
     if visible and distance < STOP_DISTANCE:

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 # `mujoco` reads MUJOCO_GL when it is first imported. Without a choice it takes GLFW, which needs a display.
 _BACKEND = os.environ.setdefault('MUJOCO_GL', 'osmesa').strip().lower()
-# Mesa draws small pictures no faster with threads of its own, and each one then waits for the busiest core.
+# Mesa draws small images no faster with threads of its own, and each one then waits for the busiest core.
 os.environ.setdefault('LP_NUM_THREADS', '0')
 _PACKAGES = {'osmesa': 'libosmesa6', 'egl': 'libegl1'}
 

@@ -47,7 +47,7 @@ class WheelOdometry:
         self.twist = (0.0, 0.0)
 
     def update(self, world: World) -> None:
-        """Takes what the wheels have done since the last update, which the same world must have seen."""
+        """Take what the wheels have done since the last update, which the same world must have seen."""
         interval = world.time - self._time
         if interval <= 0.0:
             return

@@ -1,4 +1,4 @@
-"""Draws any world headless: one OpenGL context a thread, for every world and every picture size in it."""
+"""Draws any world headless: one OpenGL context a thread, for every world and every image size in it."""
 import threading
 
 import numpy as np
@@ -13,7 +13,7 @@ class Renderer:
     """An OpenGL context with the textures that all scenes share. Belongs to the thread that made it."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
-        self._gl = GLContext(64, 64)  # pictures are drawn off-screen, in a buffer of their own
+        self._gl = GLContext(64, 64)  # images are drawn off-screen, in a buffer of their own
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)

@@ -1,4 +1,4 @@
-"""Drives episodes and collects them: pictures, actions, the expert's, and true state.
+"""Drives episodes and collects them: images, actions, the expert's, and true state.
 
 `train.simulate` keeps them as a dataset; `collect` holds a few in memory.
 """
@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from worldmodel_ros.sim.expert import expert_action, search_action
 from worldmodel_ros.sim.scene import COLOURS
@@ -83,7 +83,7 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
 
 
 def check_mix(mix: Mapping[str, float]) -> None:
-    """Raises ValueError for a mix that is empty or names an unknown driver."""
+    """Raise ValueError for a mix that is empty or names an unknown driver."""
     unknown = set(mix) - set(DRIVERS)
     if unknown or not mix:
         raise ValueError(f'the mix names {sorted(unknown)}: choose from {", ".join(DRIVERS)}')

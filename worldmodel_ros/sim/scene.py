@@ -14,7 +14,7 @@ GOAL_DISTANCE = 0.45  # m, robot centre to object centre: nearer than this, the 
 ROBOT_RADIUS = 0.16  # m
 WHEEL_RADIUS = 0.06  # m
 TRACK = 0.26  # m, between the wheels
-CAMERA_FOV_DEG = 90.0  # vertical, and horizontal of a square picture
+CAMERA_FOV_DEG = 90.0  # vertical, and horizontal of a square image
 CAMERA_X, CAMERA_Z, CAMERA_PITCH = 0.10, 0.25, math.radians(8.0)  # in base_link; the pitch is downwards
 
 # Hue, saturation, value of the goal objects, and the greatest change of hue and value around them.
@@ -108,7 +108,7 @@ def _walls(rng: np.random.Generator, lengths: tuple[float, ...], height: float) 
             pitch = length / count
             panels = [Panel((i + 0.5) * pitch - length / 2, height / 2, pitch / 4, height / 2, accent)
                       for i in range(count)]
-        else:  # a door or a picture
+        else:  # a door or a picture on the wall
             half_width = rng.uniform(0.35, 0.7)
             along = rng.uniform(-0.25, 0.25) * length
             panels = [Panel(along, height * 0.46, half_width, height * 0.38, accent)]
@@ -133,7 +133,7 @@ def _place(
 
 
 def sample_scene(seed: int, randomise: bool = True) -> Scene:
-    """Draws the scene of a seed: the same on every call and machine.
+    """Draw the scene of a seed: the same on every call and machine.
 
     With `randomise` false the layout still follows the seed, while colours, shapes, light, friction, masses,
     motor gains and camera keep their nominal values and the camera has no noise.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worldmodel_ros.safety.limits import TwistLimits
+from worldmodel_ros.safety.motion import TwistLimits
 from worldmodel_ros.sim import mjcf
 from worldmodel_ros.sim.gl import mujoco
 from worldmodel_ros.sim.movers import Ball, Shuttle
@@ -14,13 +14,13 @@ from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS, Scene, TRACK, WHEE
 
 TIMESTEP = 0.005  # s, of the physics
 LIMITS = TwistLimits(v_min=-0.3, v_max=0.6, w_max=1.5, a_max=1.5, alpha_max=6.0)
-MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of a picture
+MIN_IMAGE, MAX_IMAGE = 16, 1280  # pixels, either side of an image
 
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SETTLE_STEPS = 20
 _CONTACT_STEPS = 4  # physics steps between two looks at the contacts
 _BASE_QPOS = 3 * len(COLOURS)  # the objects' three joints each come first
-# A colour counts as visible this far from the optical axis at most: inside the picture by a pixel of 64.
+# A colour counts as visible this far from the optical axis at most: inside the image by a pixel of 64.
 _VISIBLE_ANGLE = math.radians(CAMERA_FOV_DEG / 2 - 2.0)
 # Points of an object that are looked for, as fractions of its radius sideways and of its height.
 _LOOK_AT = ((0.0, 0.6), (0.0, 0.95), (-0.7, 0.6), (0.7, 0.6), (-0.7, 0.9), (0.7, 0.9))
@@ -57,7 +57,7 @@ class World:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begins the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
+        """Begin the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
 
         `collided` says whether anything touched the robot in the last `step`, `touched` what: names of objects and
         movers, `wall0` to `wall3`. A restored snapshot knows the first alone.
@@ -65,7 +65,7 @@ class World:
         self.load(sample_scene(seed, self._randomise))
 
     def load(self, scene: Scene) -> None:
-        """Begins an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
+        """Begin an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
         self._scene = scene
         # A new model rather than a changed one: forks of the last episode keep theirs.
         self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
@@ -87,7 +87,7 @@ class World:
         self._update_positions()
 
     def _hold_movers(self) -> None:
-        """Puts every mover to its state at time 0."""
+        """Put every mover to its state at time 0."""
         for mover in self._scene.movers:
             if isinstance(mover, Ball):
                 for axis, speed in zip('xy', mover.velocity, strict=True):
@@ -172,7 +172,7 @@ class World:
     def render(self, size: tuple[int, int] | None = None) -> np.ndarray:
         """The robot's camera, uint8 (H, W, 3) RGB; `size` is (height, width), by default that of the world.
 
-        The same state gives the same picture, noise included: the noise follows from the seed and the time.
+        The same state gives the same image, noise included: the noise follows from the seed and the time.
         """
         size = self.image_size if size is None else _checked_size(size)
         picture = thread_renderer(self._model).draw(self._model, self._data, self._camera, size)
@@ -267,7 +267,7 @@ class World:
         return np.concatenate(([self._scene.seed, self.collided], state))
 
     def restore(self, snapshot: np.ndarray) -> None:
-        """Goes back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
+        """Go back to a snapshot of this scene. Raises ValueError for one of another seed or length, which is all that
         tells scenes apart."""
         size = mujoco.mj_stateSize(self._model, _STATE) + 2
         if np.shape(snapshot) != (size,):
@@ -280,7 +280,7 @@ class World:
         self._update_positions()
 
     def move_robot(self, pose: tuple[float, float, float]) -> None:
-        """Puts the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
+        """Put the robot, as it is, to x and y in m and yaw in rad; nothing checks that there is room for it."""
         x, y, yaw = pose
         self._data.qpos[_BASE_QPOS:_BASE_QPOS + 2] = x, y
         self._data.qpos[_BASE_QPOS + 3:_BASE_QPOS + 7] = math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)
@@ -317,7 +317,7 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
     height, width = (int(side) for side in size)
     if not (MIN_IMAGE <= height <= MAX_IMAGE and MIN_IMAGE <= width <= MAX_IMAGE):
         raise ValueError(
-            f'a picture has {MIN_IMAGE} to {MAX_IMAGE} pixels a side, got (height, width) = {size}')
+            f'an image has {MIN_IMAGE} to {MAX_IMAGE} pixels a side, got (height, width) = {size}')
     return height, width
 
 

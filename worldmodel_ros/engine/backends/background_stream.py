@@ -42,7 +42,7 @@ class BackgroundStream:
         return not self._done.query()
 
     def wait(self) -> None:
-        """Waits for the last work."""
+        """Wait for the last work."""
         self._done.synchronize()
 
     def will_write(self) -> None:

@@ -75,7 +75,7 @@ class Graphs:
         return graph(columns)
 
     def reset(self) -> None:
-        """Frees all graphs, of which none may be running; a reference that is left holds no memory."""
+        """Free all graphs, of which none may be running; a reference that is left holds no memory."""
         for graph in list(self._graphs.values()):
             graph.reset()
         self._graphs.clear()
@@ -86,7 +86,7 @@ class _Graph:
 
     def __init__(self, inputs: Inputs, function: Function, columns: Sequence[Column], memory: tuple,
                  side: torch.cuda.Stream, capturing: torch.cuda.Stream):
-        """Captures ``function`` for ``inputs``, with the values of ``columns``: it may not like zeros. ``side``: the
+        """Capture ``function`` for ``inputs``, with the values of ``columns``: it may not like zeros. ``side``: the
         stream of the calls before; kernels have the priority of ``capturing``."""
         self._inputs = inputs
         inputs.fill(columns)

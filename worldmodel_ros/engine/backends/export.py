@@ -44,7 +44,7 @@ def example_block(preset: Preset, frames: int) -> tuple[torch.Tensor, ...]:
 
 
 def export(folder: Path, target: Path, quantised: bool) -> None:
-    """Writes one graph per network call of the checkpoint in ``folder`` into ``target``."""
+    """Write one graph per network call of the checkpoint in ``folder`` into ``target``."""
     model = checkpoint.load(folder)
     preset = model.preset
     h, w = preset.latent_size

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.storage import NumpyStorage
+from worldmodel_ros.cache.pool import NumpyStorage
 from worldmodel_ros.engine.memory import Window
 from worldmodel_ros.model.checkpoint_description import ModelError, checksum, read_description, weight_files
 from worldmodel_ros.model.rotary import rotary_angles
@@ -100,6 +100,12 @@ class OnnxBackend(Backend):
     def run(self, network: str, batch: Sequence[tuple]) -> list:
         call = getattr(self, f'_{network}')
         return [call(*inputs) for inputs in batch]
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def stack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack(arrays)
 
     def _run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         session = self._sessions[graph]

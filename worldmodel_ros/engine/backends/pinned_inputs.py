@@ -35,7 +35,7 @@ class Inputs:
         self._turn = 0
 
     def fill(self, columns: Sequence[Sequence[np.ndarray | Tensor]]) -> None:
-        """Queues the copies that make a batch of arguments the inputs; what is missing of it repeats its first row."""
+        """Queue the copies that make a batch of arguments the inputs; what is missing of it repeats its first row."""
         size = len(columns[0])
         stage = self._stages[self._turn]
         self._turn = (self._turn + 1) % STAGES
@@ -74,7 +74,7 @@ class _Stage:
         self._copied = torch.cuda.Event() if on_gpu else None
 
     def wait(self) -> None:
-        """Waits until it may be written to."""
+        """Wait until it may be written to."""
         if self._copied:
             self._copied.synchronize()
 
@@ -96,7 +96,7 @@ class Fetched:
             self._arrived.record()
 
     def result(self) -> np.ndarray:
-        """Waits for it, and for nothing that was queued after it."""
+        """Wait for it, and for nothing that was queued after it."""
         if self._arrived:
             self._arrived.synchronize()
         return self._host.numpy()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from worldmodel_ros.cache.layout import TileLayout
-from worldmodel_ros.cache.storage import Storage
+from worldmodel_ros.cache.pool import Storage
 from worldmodel_ros.model.presets import Preset
 
 
@@ -60,17 +60,17 @@ class Backend(Protocol):
         """As `run`, but an asynchronous device has only been given the work, and all outputs are the back end's own."""
         return self.run(network, batch)
 
+    @abstractmethod
     def host(self, array: Any) -> np.ndarray:
         """Return an output as numpy."""
-        return array
 
     def fetch(self, array: Any) -> Fetched:
         """Begin to copy an output to the host; nothing waits for it yet."""
         return OnHost(array)
 
+    @abstractmethod
     def stack(self, arrays: Sequence[Any]) -> Any:
         """Return outputs of equal shapes as one, along a new first axis."""
-        return np.stack(arrays)
 
     def settle(self) -> None:
         """Wait until all that `run` and `launch` began is done."""

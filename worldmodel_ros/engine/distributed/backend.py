@@ -17,7 +17,7 @@ from .storage import HeadsOfPages
 
 
 def check(preset: Preset, kind: str, count: int) -> None:
-    """Raises ValueError if a model cannot be divided so."""
+    """Raise ValueError if a model cannot be divided so."""
     if kind not in PARALLEL_KINDS:
         raise ValueError(f'a model is not divided by {kind!r}; known: {", ".join(PARALLEL_KINDS)}')
     if preset.tile is None:
@@ -28,7 +28,7 @@ def check(preset: Preset, kind: str, count: int) -> None:
 
 
 def use_device(rank: int) -> torch.device:
-    """Gives this process a GPU of its own, if there are any."""
+    """Give this process a GPU of its own, if there are any."""
     if not torch.cuda.is_available():
         return torch.device('cpu')
     if rank >= torch.cuda.device_count():
@@ -45,7 +45,7 @@ class DividedBackend(TorchBackend):
     passes: DividedPasses
 
     def __init__(self, source: Source, kind: str, rank: int, count: int):
-        """Reads its share; `join` before anything else."""
+        """Read its share; `join` before anything else."""
         preset = source.preset
         check(preset, kind, count)
         self._source, self._kind = source, kind
@@ -54,7 +54,7 @@ class DividedBackend(TorchBackend):
         self.heads = preset.heads // count
 
     def join(self, link: Link) -> None:
-        """Takes up work with the other processes."""
+        """Take up work with the other processes."""
         if self._kind == 'tensor':
             self.group = TensorParallel(link)
             tensor_parallel.join(self.model.dit, self.group)

@@ -89,7 +89,7 @@ class LeadingBackend(DividedBackend):
         return self._supervisor.degraded_reason
 
     def require_complete(self) -> None:
-        """Raises RankFailure while processes are missing."""
+        """Raise RankFailure while processes are missing."""
         self._supervisor.require()
 
     @contextmanager
@@ -103,7 +103,7 @@ class LeadingBackend(DividedBackend):
             self._starting -= 1
 
     def close(self) -> None:
-        """Ends the other processes. They would end with this one, too."""
+        """End the other processes. They would end with this one, too."""
         atexit.unregister(self.close)
         self._supervisor.close()
 

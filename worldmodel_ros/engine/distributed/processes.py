@@ -58,13 +58,13 @@ class Processes:
         return [child.pid for child in self._children]
 
     def tell(self, order: Any) -> None:
-        """Gives all an order. Raises OSError when one is gone."""
+        """Give all an order. Raises OSError when one is gone."""
         data = ForkingPickler.dumps(order)  # once for all
         for pipe in self._pipes:
             pipe.send_bytes(data)
 
     def check(self, patience: float = 0.0, also: Connection | None = None) -> None:
-        """Raises RankFailure, with the reason, if a process has ended or has said that it failed. Waits for that up
+        """Raise RankFailure, with the reason, if a process has ended or has said that it failed. Waits for that up
         to ``patience`` seconds, or until there is something to read from ``also``."""
         for pipe in wait([*self._pipes, *([also] if also else [])], patience):
             if pipe is not also:
@@ -84,7 +84,7 @@ class Processes:
             return RankFailure(f'rank {rank} of the model (process {child.pid}) {how}')
 
     def expect(self, answer: Any, patience: float) -> None:
-        """Waits until each has given an answer; raises RankFailure when one gives another, ends, or takes too long."""
+        """Wait until each has given an answer; raise RankFailure when one gives another, ends, or takes too long."""
         deadline = time.monotonic() + patience
         missing = list(self._pipes)
         while missing:
@@ -102,12 +102,12 @@ class Processes:
                 missing.remove(pipe)
 
     def kill(self) -> None:
-        """Ends all at once, stopped ones, too, and does not wait for it."""
+        """End all at once, stopped ones, too, and do not wait for it."""
         for child in self._children:
             child.kill()  # it may be in a message that will never be complete
 
     def stop(self) -> None:
-        """Ends all at once, and waits for it."""
+        """End all at once, and wait for it."""
         self.kill()
         deadline = time.monotonic() + ENDING_S
         for rank, child in enumerate(self._children, 1):

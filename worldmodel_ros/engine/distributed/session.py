@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.engine.calls import Calls
+from worldmodel_ros.engine.network_calls import Calls
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session import Moment, Session
@@ -74,7 +74,7 @@ class RestoringSession(Session):
         return features
 
     def _restore(self, recent: list[tuple], newest: int) -> Calls[Sequence]:
-        """Commits ``recent`` frames up to number ``newest`` to the pages of new processes."""
+        """Commit ``recent`` frames up to number ``newest`` to the pages of new processes."""
         epoch, features = self._backend.epoch, NO_FEATURES
         self._cache.clear()
         first = newest + 1 - len(recent)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worldmodel_ros.cache.storage import Storage
+from worldmodel_ros.cache.pool import Storage
 from worldmodel_ros.cache.torch_storage import TorchStorage
 from worldmodel_ros.model.parallel.group import Group
 from .orders import ChangePages, StorageNumber

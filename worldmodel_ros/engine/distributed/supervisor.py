@@ -90,13 +90,13 @@ class Supervisor:
         return self._processes
 
     def tell(self, order: Any) -> None:
-        """Gives all processes an order. Raises RankFailure while they are not complete."""
+        """Give all processes an order. Raises RankFailure while they are not complete."""
         self.require()
         with self.awaited():  # one that takes nothing in any more lets who tells it wait
             self._processes.tell(order)
 
     def require(self) -> None:
-        """Raises RankFailure while the processes are not complete; also what the device has given then is no
+        """Raise RankFailure while the processes are not complete; also what the device has given then is no
         result."""
         if self.degraded_reason:
             raise RankFailure(self.degraded_reason)
@@ -119,14 +119,14 @@ class Supervisor:
             done.event = OVER
 
     def failed(self, epoch: int, error: Exception) -> RankFailure:
-        """Reports that work of an epoch failed; returns what is to be raised."""
+        """Report that work of an epoch failed; return what is to be raised."""
         if epoch == self.epoch and not self.degraded_reason:
             self._wake.send(f'a pass failed: {error}')
             self._failed.wait(5.0)
         return RankFailure(self.degraded_reason or str(error))
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         self._closed = True
         self._wake.send('')
         self._thread.join()
@@ -185,7 +185,7 @@ class Supervisor:
         _log.warning('the processes of the model are complete again after %.1f s', time.monotonic() - start)
 
     def _pause(self, seconds: float) -> bool:
-        """Waits; returns whether there is nothing to wait for any more."""
+        """Wait; return whether there is nothing to wait for any more."""
         deadline = time.monotonic() + seconds
         while not self._closed and time.monotonic() < deadline:
             time.sleep(0.05)

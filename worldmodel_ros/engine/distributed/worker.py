@@ -55,7 +55,7 @@ class Follower:
 
     @torch.inference_mode()
     def do(self, order: Any) -> None:
-        """Carries out an order."""
+        """Carry out an order."""
         if isinstance(order, Pass):
             if order not in self._stand_ins:
                 self._stand_ins[order] = [[torch.zeros(shape, dtype=dtype, device=self._backend.device)]
@@ -75,7 +75,7 @@ class Follower:
 
 
 def main(pipe: Connection, lifeline: int) -> None:
-    """Follows until rank 0 is gone."""
+    """Follow until rank 0 is gone."""
     _end_with(lifeline)
     try:
         follower = Follower(pipe.recv(), pipe)

@@ -35,7 +35,7 @@ class Branches:
 
     @property
     def best(self) -> str:
-        """The branch that foresaw best what came."""
+        """The branch that predicted best what came."""
         return max(self.psnr_db, key=self.psnr_db.__getitem__)
 
     @property

@@ -99,7 +99,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def what_if(columns: Columns) -> dict:
-    """How often the branch most like what was done foresaw best what came, where the actions tell the branches apart.
+    """How often the branch most like what was done predicted best what came, where the actions tell the branches apart.
 
     `chance`: of a model that ignores the action. `always`: of one that always names the most frequent branch.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldmodel_ros.engine.session import Future, LookAhead
-from worldmodel_ros.engine.step_times import BEFORE_DENOISING, StepTimes
+from worldmodel_ros.engine.network_calls import BEFORE_DENOISING, StepTimes
 from .step_times import MeasuredTimes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldmodel_ros.control.planning import Planner
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.scene import COLOURS, GOAL_DISTANCE
 from worldmodel_ros.sim.world import LIMITS, World

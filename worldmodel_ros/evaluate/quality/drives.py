@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worldmodel_ros.evaluate.drive.pictures import is_moving
-from ...safety.limits import TwistLimiter
+from ...safety.motion import TwistLimiter
 from ...sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from ...sim.rollout import MAX_LATENCY, PERIOD, array_shapes, drive_episode
 from ...sim.scene import CAMERA_X, COLOURS, TRACK, Scene
@@ -76,7 +76,7 @@ def record_drive(seed: int, frames: int, image_size: tuple[int, int], mix: Mappi
     arrays = {name: np.zeros(shape[1:], dtype)
               for name, (shape, dtype) in array_shapes(1, frames, image_size).items() if len(shape) > 1}
     world, witness = World(seed, image_size), _Witness()
-    driver = drive_episode(world, seed, mix, arrays, {name: witness.beside(make) for name, make in DRIVERS.items()})
+    driver = drive_episode(world, seed, mix, arrays, {name: witness.next_to(make) for name, make in DRIVERS.items()})
     objects = np.stack(witness.objects)
     return Drive(seed, driver, world.scene, arrays['frames'], arrays['actions'], arrays['poses'], objects[..., 0],
                  objects[..., 1], arrays['visible'], np.array(witness.goals), tuple(witness.snapshots))
@@ -90,7 +90,7 @@ class _Witness:
         self.objects: list[np.ndarray] = []
         self.goals: list[int] = []
 
-    def beside(self, make: Callable[[np.random.Generator], Driver]) -> Callable[[np.random.Generator], Driver]:
+    def next_to(self, make: Callable[[np.random.Generator], Driver]) -> Callable[[np.random.Generator], Driver]:
         """A driver's maker whose drivers are watched."""
         def watched(rng: np.random.Generator) -> Driver:
             driver = make(rng)

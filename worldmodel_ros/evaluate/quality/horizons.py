@@ -47,7 +47,7 @@ def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, de
     """One record for each start, horizon and way to predict: see `_records`. `deployed` runs on its own back end.
 
     With them strips, uint8 (rows, 1 + horizons, H, W, 3): the last image that was seen and those that follow, as
-    they came and as each of STRIP foresaw them; from the first start, and from the one at which two steps did worst.
+    they came and as each of STRIP predicted them; from the first start, and from the one at which two steps did worst.
     """
     spec = student.spec
     wanted = [steps_of(horizon, spec.step_period) for horizon in HORIZONS]

@@ -20,7 +20,7 @@ def parse_seeds(text: str) -> range:
 
 
 def require_unseen(seeds: range) -> None:
-    """Raises QualityError for no seeds at all, and for seeds that training may use."""
+    """Raise QualityError for no seeds at all, and for seeds that training may use."""
     if not len(seeds):
         raise QualityError(f'seeds {seeds.start}:{seeds.stop} are none: the end must be above the first')
     if seeds.start < TRAINING_SEEDS.stop:

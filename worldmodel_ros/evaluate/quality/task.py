@@ -16,7 +16,7 @@ DEFINITIONS = {
     'bearing': 'of the goal of the expert, the same from start to horizon, visible in the true picture; median '
                'absolute error; 90 degrees for one that is not found; all_objects: every visible object of every drive',
     'teacher': 'the flow in 32 steps; truncated, truncated_one_step: the same flow in 2 steps and in 1',
-    'deployed': 'sessions on the back end named beside, against float32 in two_step and one_step; none: it is float32',
+    'deployed': 'sessions on the back end named next to it, against float32 in two_step and one_step; none: it is float32',
     'simulator': 'run again from the true state under the same commands, each with the mean latency instead of its '
                  'own; nominal_gains: and without knowing how the wheels differ',
     'action_response': 'median over the steps that turn of pixels that the picture moves sideways for each rad/s',
@@ -41,10 +41,10 @@ class Task:
     def __post_init__(self) -> None:
         require_unseen(self.seeds)
         if self.drift_seconds < MIN_DRIFT_SECONDS:
-            raise QualityError(f'a dream of {self.drift_seconds:g} s has no beginning and end to compare: give at '
+            raise QualityError(f'a rollout of {self.drift_seconds:g} s has no beginning and end to compare: give at '
                                f'least {MIN_DRIFT_SECONDS:g} s')
         if self.dreams < 1:
-            raise QualityError(f'{self.dreams} dreams are nothing to judge: ask for at least 1, or leave the part drift out')
+            raise QualityError(f'{self.dreams} long rollouts are nothing to judge: ask for at least 1, or leave out drift')
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             raise QualityError(f'parts {", ".join(unknown) or "are none"}: choose from {", ".join(PARTS)}')

@@ -47,7 +47,7 @@ def _by_horizon(runs: list[Run], subset: str, name: str, copy: str, label: str, 
             there = [i for i, mean in enumerate(means) if np.isfinite(mean)]
             plot.dots([horizon[i] for i in there], [means[i] for i in there], kind,
                       [f'{horizon[i]:.1f} s: {means[i]:.{digits}f}' for i in there])
-    return plot.svg(f'{label} of predicted pictures by horizon, beside copying the last picture')
+    return plot.svg(f'{label} of predicted images by horizon, compared with repeating the last image')
 
 
 def _table(runs: list[Run]) -> str:

@@ -42,7 +42,7 @@ class Link:
 
     @classmethod
     def join(cls, device: torch.device, rank: int, count: int, store: dist.TCPStore) -> Link:
-        """Waits until all have joined."""
+        """Wait until all have joined."""
         if device.type == 'cuda':
             # A failure is ours to find and to mend: PyTorch's way is to end the process, and rank 0 drives the robot.
             os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = '0'
@@ -55,7 +55,7 @@ class Link:
 
     @staticmethod
     def leave() -> Future[None]:
-        """Gives messages up, so that a device goes on which waits for one; the result tells when all has been left.
+        """Give messages up, so that a device goes on which waits for one; the result tells when all has been left.
 
         For that the other processes must have ended, or be leaving, too, and graphs that hold messages must be gone
         (NCCL, commDestroySync and ncclProxyService).
@@ -93,5 +93,5 @@ class Link:
         return x
 
     def broadcast(self, row: Tensor) -> None:
-        """Overwrites ``row`` with that of rank 0."""
+        """Overwrite ``row`` with that of rank 0."""
         dist.broadcast(row, 0)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...cache.layout import FlatLayout
 from ...cache.pool import PagePool
-from ...cache.sequence import SequenceCache
-from ...cache.table import OBSERVED, PAGES, Table
+from ...cache.sequence import OBSERVED, PAGES, SequenceCache, Table
 from ...cache.torch_storage import TorchStorage
 from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
 from ...kernels.pages import Pool, Precision

@@ -1,4 +1,4 @@
-"""Knows when whoever is to hear a bag is ready to hear its first message."""
+"""Knows when the subscribers of a bag are ready for its first message."""
 from __future__ import annotations
 
 import time

@@ -99,7 +99,7 @@ class BagPlayer(Node):
         try:
             if self._wait_for_listeners():
                 self._play()
-        except Exception as error:  # of the bag's files, say: nobody else would hear of it
+        except Exception as error:  # of the bag's files, say: it would go unreported
             self.failed = True
             self.get_logger().fatal(f'playing ended early: {error!r}')
         self._time.finish()
@@ -111,7 +111,7 @@ class BagPlayer(Node):
         end = time.monotonic() + self._settings['wait_s']
         while not self._time.stopped and (missing := self._listeners.missing()):
             if time.monotonic() >= end:
-                self._warn(f'waited {self._settings["wait_s"]:g} s in vain for {missing}: playing all the same')
+                self._warn(f'waited {self._settings["wait_s"]:g} s for {missing}, which did not come: playing all the same')
                 break
             self._publish_clock(self._bag.start_ns or 0)  # no node may have another time when the first image comes
             time.sleep(_POLL)

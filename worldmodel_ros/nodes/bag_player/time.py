@@ -51,7 +51,7 @@ class PlaybackTime:
         Wait until the message of that time is due, or asked for by `step`; False: playing was stopped.
 
         Meanwhile `tick` is called with the time every `period` seconds, paused or not; never before a period is over,
-        which leaves whoever hears the clock that long to deal with the message before.
+        which leaves subscribers of the clock that long to deal with the message before.
         """
         while True:
             with self._changed:
@@ -80,7 +80,7 @@ class PlaybackTime:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Say that nothing more comes, so that nobody waits for a step."""
+        """Say that nothing more comes, so that no thread waits for a step."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -110,7 +110,7 @@ class PlaybackTime:
             self._changed.wait_for(lambda: self._played >= goal or self._ended, timeout)
             if self._played >= goal:
                 return True
-            self._steps = 0  # nobody waits for it any more
+            self._steps = 0  # no thread waits for it any more
             return False
 
     def stop(self) -> None:

@@ -13,28 +13,30 @@ import gc
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, CommandStatus
-from worldmodel_ros.nodes.command_gate.output import make_output
 from worldmodel_ros.nodes.command_gate.parameters import axis_names, inconsistency, make_motion, make_policy, retune
 from worldmodel_ros.nodes.common import diagnostics
-from worldmodel_ros.nodes.common.messages import NS, nanoseconds
+from worldmodel_ros.nodes.common.messages import NS, duration_message, nanoseconds, time_message
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.common.unblocked_output import unblock_output
 from worldmodel_ros.parameters.command_gate import PARAMETERS
-from worldmodel_ros.safety.chunk import MAX_ROWS, Chunk, Fault, Refusal
-from worldmodel_ros.safety.gate import Command, Gate, State
+from worldmodel_ros.safety.gate import MAX_ROWS, Chunk, Command, Fault, Gate, Refusal, State
 from worldmodel_ros.safety.motion import PositionMotion
 
 _STATUS_PERIOD = 0.1  # s
@@ -222,6 +224,91 @@ def _deserialise(data: bytes, kind: type, max_bytes: int) -> Any:
         return Refusal(
             Fault.SHAPE, f'{len(data)} bytes are no {kind.__name__} ({text}): build the publisher with the same message '
             'definition')
+
+
+class CommandOutput(Protocol):
+    """One kind of command message on one topic."""
+
+    publisher: Publisher
+
+    def publish(self, command: Command) -> None:
+        """Send the command."""
+
+
+class TwistStampedOutput:
+    """TwistStamped on cmd_vel, stamped with the observation (the robot can tell its age); 0 for a stop."""
+
+    def __init__(self, node: Node, frame_id: str) -> None:
+        self.publisher = node.create_publisher(TwistStamped, 'cmd_vel', COMMAND)
+        self._message = TwistStamped()
+        self._message.header.frame_id = frame_id
+
+    def publish(self, command: Command) -> None:
+        self._message.header.stamp = time_message(command.stamp)
+        _set_twist(self._message.twist, command)
+        self.publisher.publish(self._message)
+
+
+class TwistOutput:
+    """Twist on cmd_vel, for bases without stamps. The base cannot tell how old a command is."""
+
+    def __init__(self, node: Node) -> None:
+        self.publisher = node.create_publisher(Twist, 'cmd_vel', COMMAND)
+        self._message = Twist()
+
+    def publish(self, command: Command) -> None:
+        _set_twist(self._message, command)
+        self.publisher.publish(self._message)
+
+
+class JointTrajectoryOutput:
+    """
+    JointTrajectory on joint_trajectory, the whole chunk with explicit times.
+
+    The stamp is 0, which a joint_trajectory_controller reads as 'start now'. With the stamp of the
+    observation it would drop the points already past and hurry to catch up with the rest. The first point is
+    due one step from now, as the first action lasts one step.
+    """
+
+    def __init__(self, node: Node, joint_names: Sequence[str]) -> None:
+        self.publisher = node.create_publisher(JointTrajectory, 'joint_trajectory', COMMAND)
+        self._joint_names = list(joint_names)
+
+    def publish(self, command: Command) -> None:
+        message = JointTrajectory(joint_names=self._joint_names)
+        step = round(command.step_period * NS)
+        for k, row in enumerate(command.rows, start=1):
+            message.points.append(JointTrajectoryPoint(positions=row, time_from_start=duration_message(k * step)))
+        self.publisher.publish(message)
+
+
+class Float64MultiArrayOutput:
+    """Float64MultiArray on commands, for a forward_command_controller: the row for now, and no more."""
+
+    def __init__(self, node: Node) -> None:
+        self.publisher = node.create_publisher(Float64MultiArray, 'commands', COMMAND)
+        node.get_logger().warning(
+            'output float64_multi_array has neither stamp nor time-out: if this process or its host dies, '
+            'the controller goes on with its last command for ever. Prefer twist_stamped or joint_trajectory '
+            'where the controller takes them.')
+
+    def publish(self, command: Command) -> None:
+        self.publisher.publish(Float64MultiArray(data=command.rows[0]))
+
+
+def make_output(node: Node, output: str, *, frame_id: str, joint_names: Sequence[str]) -> CommandOutput:
+    """Return the publisher for one of `parameters.command_gate.OUTPUTS`."""
+    if output == 'twist_stamped':
+        return TwistStampedOutput(node, frame_id)
+    if output == 'twist':
+        return TwistOutput(node)
+    if output == 'joint_trajectory':
+        return JointTrajectoryOutput(node, joint_names)
+    return Float64MultiArrayOutput(node)
+
+
+def _set_twist(twist: Twist, command: Command) -> None:
+    twist.linear.x, twist.angular.z = command.rows[0]
 
 
 def main() -> int:

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from worldmodel_ros.nodes.command_gate.output import TWIST_OUTPUTS
 from worldmodel_ros.safety.gate import Policy
-from worldmodel_ros.safety.joints import MeasuredPositions
-from worldmodel_ros.safety.limits import Limits, TwistLimits
-from worldmodel_ros.safety.motion import Motion, PositionMotion, VelocityMotion
+from worldmodel_ros.safety.motion import Limits, MeasuredPositions, Motion, PositionMotion, TwistLimits, VelocityMotion
 
+TWIST_OUTPUTS = ('twist_stamped', 'twist')
 TWIST_NAMES = ('linear.x', 'angular.z')
 
 

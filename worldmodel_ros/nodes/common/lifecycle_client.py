@@ -107,7 +107,7 @@ class LifecycleClient:
                              f'{goal}: see its log, or allow more time')
 
     def _begin(self, state: str, goal: str, timeout: float) -> tuple[str, Future] | None:
-        """Ask for the next transition from a state; None: there is nobody to ask."""
+        """Ask for the next transition from a state; None: there is no node to ask."""
         transition = _NEXT[goal].get(state)
         if transition is None:
             raise LifecycleError(

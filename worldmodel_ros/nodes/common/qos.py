@@ -2,7 +2,7 @@
 
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-# Only the newest picture matters: a deeper queue would serve stale ones. No deadline is requested, because a
+# Only the newest image matters: a deeper queue would serve stale ones. No deadline is requested, because a
 # request stricter than the publisher's offer (infinite, in every camera driver) means that nothing arrives at
 # all.
 CAMERA = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)

@@ -52,4 +52,4 @@ def _hand_on(outlet: int, reader: int) -> None:
             while data:
                 data = data[os.write(reader, data):]
         except OSError:
-            return  # nobody reads any more; the pipe fills up and stays so
+            return  # no process reads any more; the pipe fills up and stays so

@@ -44,7 +44,7 @@ class WhatIfClient:
         return self._model.service_is_ready()
 
     def ask(self, names: tuple[str, ...], goal: str, horizon: float) -> bool:
-        """Ask; `horizon` in s, 0 for the model's own. False: not asked; nobody listens, or one is open."""
+        """Ask; `horizon` in s, 0 for the model's own. False: not asked; there is no such service, or a question is open."""
         if not self.reachable:
             return False
         if self._asked is not None and time.monotonic() - self._asked < PATIENCE:
@@ -117,7 +117,7 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
 def _silence(node: Node, client: WhatIfClient, timeout: float, silent_images: tuple[str, ...]) -> str:
     service = f'{node.get_namespace().rstrip("/")}/{MODEL_NODE}/what_if'
     if not client.reachable:
-        return (f'nobody serves {service} after {timeout:.0f} s: is the system up ("worldmodel up"), with '
+        return (f'{service} has no server after {timeout:.0f} s: is the system up ("worldmodel up"), with '
                 'the same ROS_DOMAIN_ID, ROS_AUTOMATIC_DISCOVERY_RANGE and namespace as here?')
     if silent_images:
         topics = ' and '.join(node.resolve_topic_name(topic) for topic in silent_images)
@@ -127,7 +127,7 @@ def _silence(node: Node, client: WhatIfClient, timeout: float, silent_images: tu
 
 
 def record_image(recording: Recording, message: Image | CompressedImage) -> None:
-    """Append a camera image, raw or compressed, at the size of the model's pictures; leave out one that is broken."""
+    """Append a camera image, raw or compressed, at the size of the model's images; leave out one that is broken."""
     try:
         image = read(message, PICTURE_SIZE)
     except ImageError:

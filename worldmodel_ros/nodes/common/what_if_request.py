@@ -1,4 +1,4 @@
-"""Reads requests of srv/WhatIf, for whoever answers them: the model's node, and the simulated robot's."""
+"""Reads requests of srv/WhatIf, for the nodes that answer them: the model's, and the simulated robot's."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from worldmodel_ros.srv import WhatIf
 
 BASE = ('linear.x', 'angular.z')  # the action names that the named sequences are for
 POLICY = 'policy'
-_SHOWN = 60  # characters of what somebody sent
+_SHOWN = 60  # characters of what was sent
 
 
 class RequestError(ValueError):
@@ -23,7 +23,7 @@ class RequestError(ValueError):
 @dataclass(frozen=True)
 class Askable:
     """
-    What can be asked of somebody.
+    What can be asked of a node.
 
     `step_period` [s]; `action_names`, and the lowest and highest action (A,) that is executed [SI units];
     `goals`; `max_steps` that a branch of a given horizon may have; `horizon` [s] where a request leaves it open;

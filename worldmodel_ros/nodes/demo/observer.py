@@ -1,4 +1,4 @@
-"""The demo's onlooker: records what goes over the topics, gives goals and asks what-if questions."""
+"""The demo's observer: records what goes over the topics, gives goals and asks what-if questions."""
 from __future__ import annotations
 
 import math
@@ -33,7 +33,7 @@ class DemoObserver(Node):
     """
     Appends to a Recording, from the first command on that answers an observation until `finish`.
 
-    Deeper queues than the system's own: an onlooker is to see every message, not just the newest.
+    Deeper queues than the system's own: an observer is to see every message, not just the newest.
     """
 
     def __init__(self, recording: Recording, namespace: str) -> None:

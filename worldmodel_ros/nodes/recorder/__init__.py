@@ -1,5 +1,5 @@
 """
-Records the topics of a drive into a bag without holding up whoever publishes them.
+Records topics into a bag without holding up their publishers.
 
 Formats and recovery of bags belong to `bags`.
 """

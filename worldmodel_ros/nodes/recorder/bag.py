@@ -48,7 +48,7 @@ class BagWriter:
     A bag that is being written. Not safe for use from two threads at once.
 
     Every file but the one being written is complete at any time, so that a crash costs at most a chunk of messages,
-    the index of one file (`mcap recover` brings it back) and metadata.yaml (`ros2 bag reindex` writes it anew).
+    the index of one file (`mcap recover` brings it back) and metadata.yaml (`ros2 bag reindex` writes it again).
     """
 
     def __init__(self, folder: Path, max_file_bytes: int = 0) -> None:

@@ -1,7 +1,7 @@
 """
 Records what goes into the world model and what comes out of it, to a rosbag2 of MCAP files.
 
-A process of its own that nobody waits for: messages are taken as bytes, wait in a bounded queue, and are
+A process of its own that no other waits for: messages are taken as bytes, wait in a bounded queue, and are
 written by a thread. What the disk cannot keep up with is dropped, oldest first, and counted.
 """
 from __future__ import annotations
@@ -29,7 +29,7 @@ from worldmodel_ros.parameters.recorder import PARAMETERS
 
 MB = 10 ** 6
 _DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
-_PATIENCE = 10.0  # s, after which a topic that nobody publishes is complained of
+_PATIENCE = 10.0  # s, after which a topic without a publisher is reported
 _DEPTH = 20  # messages of a topic that DDS keeps until they are taken
 
 
@@ -100,14 +100,14 @@ class Recorder(Node):
         if missing and not self._complained:
             self._complained = True
             self.get_logger().warning(
-                f'nobody publishes {", ".join(missing)}. Where the robot has other names for them, give the recorder '
+                f'no publisher of {", ".join(missing)}. Where the robot has other names for them, give the recorder '
                 'image, compressed_image and cmd_vel as the model, or list its topics in the parameter topics')
 
     def _follow(self, topic: str, have: _Recorded, publishers: list[TopicEndpointInfo]) -> None:
         """Hear those who have joined a topic that is recorded already, if they publish the same type."""
-        strangers = sorted({publisher.topic_type for publisher in publishers} - {have.type})
-        if strangers and topic not in self._refused:
-            self._refused[topic] = f'only {have.type}, not what somebody publishes as {", ".join(strangers)}'
+        other_types = sorted({publisher.topic_type for publisher in publishers} - {have.type})
+        if other_types and topic not in self._refused:
+            self._refused[topic] = f'only {have.type}, not what is published as {", ".join(other_types)}'
             self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
         wanted = _subscription_qos([publisher for publisher in publishers if publisher.topic_type == have.type])
         if _weaker(wanted, have.qos):
@@ -116,7 +116,7 @@ class Recorder(Node):
             self._subscribe(topic, have.type, wanted)
 
     def _missing(self) -> list[str]:
-        """Topics that somebody should publish, and nobody has so far."""
+        """Topics that should have a publisher, and have had none so far."""
         if time.monotonic() - self._began < _PATIENCE:
             return []
         there = {name for name, topic in self._topics.items() if topic in self._recorded or topic in self._refused}
@@ -178,7 +178,7 @@ class Recorder(Node):
         if dropped:
             faults.append(f'{dropped.total()} messages dropped: the disk is too slow')
         if missing := self._missing():
-            faults.append(f'nobody publishes {", ".join(missing)}')
+            faults.append(f'no publisher of {", ".join(missing)}')
         if self._refused:
             faults.append(f'not recorded: {", ".join(self._refused)}')
         if faults:

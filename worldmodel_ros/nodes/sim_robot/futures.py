@@ -14,8 +14,7 @@ from std_srvs.srv import Trigger
 
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
-from worldmodel_ros.nodes.common.images import to_jpeg
-from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message
+from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
 from worldmodel_ros.nodes.sim_robot.messages import CAMERA_FRAME, relative_pose
@@ -31,7 +30,7 @@ _NICE = 10
 
 @dataclass(frozen=True)
 class Observation:
-    """The state that a picture shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
+    """The state that an image shows: stamp [ns], World.snapshot(), a world of that episode to fork."""
 
     stamp: int
     snapshot: np.ndarray
@@ -148,7 +147,7 @@ class TrueFutures(ServiceThread):
 
 
 def _prepare() -> None:
-    # Truth is for the onlooker, and must not slow down what it is the truth of. On Linux both hold for the thread.
+    # Ground truth is for the observer, and must not slow down the system that is observed. On Linux both hold for the thread.
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(_NICE)
     # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.

@@ -1,7 +1,9 @@
-"""The simulated robot's state as messages: pictures, camera model, odometry, markers."""
+"""The simulated robot's state as messages: images, camera model, odometry, markers."""
 
 import array
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import Pose
@@ -29,7 +31,7 @@ def image(frame: np.ndarray, stamp: int, encoding: str = 'rgb8') -> Image:
 
 
 def camera_info(size: tuple[int, int], stamp: int) -> CameraInfo:
-    """Return the ideal pinhole camera of pictures of `size` (height, width)."""
+    """Return the ideal pinhole camera of images of `size` (height, width)."""
     height, width = size
     # The field of view is vertical, pixels are square, and integer coordinates are at the middle of a pixel.
     f = height / 2 / math.tan(math.radians(CAMERA_FOV_DEG) / 2)
@@ -98,3 +100,15 @@ def _pose(x: float, y: float, yaw: float, z: float = 0.0) -> Pose:
     pose.position.x, pose.position.y, pose.position.z = x, y, z
     pose.orientation.z, pose.orientation.w = math.sin(yaw / 2), math.cos(yaw / 2)
     return pose
+
+
+def spoil(message: Image, faults: Mapping[str, Any]) -> None:
+    """Put the faults `camera_encoding` and `camera_break` into a sound image."""
+    message.encoding = faults['camera_encoding']
+    kind = faults['camera_break']
+    if kind == 'empty':
+        del message.data[:]
+    elif kind == 'short':
+        del message.data[len(message.data) // 2:]
+    elif kind == 'wrong_size':
+        message.height *= 2

@@ -21,12 +21,11 @@ from visualization_msgs.msg import MarkerArray
 from worldmodel_ros import realtime
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.nodes.common import diagnostics, qos
-from worldmodel_ros.nodes.common.images import to_jpeg
-from worldmodel_ros.nodes.common.messages import nanoseconds, time_message
+from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.sim_robot import messages
-from worldmodel_ros.nodes.sim_robot.faults import spoil
+from worldmodel_ros.nodes.sim_robot.messages import spoil
 from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
@@ -135,7 +134,7 @@ class SimRobot(Node):
             try:
                 self._step(self._pacer.next())
             except Exception as error:
-                # One bad picture or message is no reason for the robot to vanish.
+                # One bad image or message is no reason for the robot to vanish.
                 self.refusals.count(f'exception: {type(error).__name__} in the simulation')
                 self.get_logger().error(
                     f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
@@ -204,7 +203,7 @@ class SimRobot(Node):
         if frame is None or not settings['camera_freeze']:
             frame = self._picture = self._render()
         self._render_time = time.monotonic() - start
-        # Both before the picture is out, so that no answer can overtake them.
+        # Both before the image is out, so that no answer can overtake them.
         self._judge.observed(stamp, due)
         self._observations.add(Observation(stamp, self._world.snapshot(), self._episode))
         message, info = messages.image(frame, stamp), messages.camera_info(frame.shape[:2], stamp)
@@ -246,7 +245,7 @@ class SimRobot(Node):
             'received': tally.received, 'late': tally.late, 'without_observation': tally.unstamped,
             'unknown_observation': tally.unknown, 'deadline_ms': self._judge.deadline * 1e3,
             'latency_p50_ms': p50, 'latency_p99_ms': p99, 'latency_max_ms': greatest,
-            # Of every command since the last report, for whoever wants the whole distribution.
+            # Of every command since the last report, for those that want the whole distribution.
             'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
             'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
             'brakings': self._brakings, **self.refusals.values()})

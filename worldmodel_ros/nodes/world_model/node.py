@@ -2,7 +2,7 @@
 Drives a robot by a world model: images and executed actions in, commands and predicted futures out, on time.
 
 The executor's thread only receives, and answers when the engine is late. The engine has a thread of its own,
-as have the pictures and the services that take a while.
+as have the images and the services that take a while.
 """
 
 import functools
@@ -10,32 +10,39 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
+from worldmodel_ros.control.ladder import Counts, Tier, Verdict
+from worldmodel_ros.control.responder import Answer, Listener, Prediction, Responder
+from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
-from worldmodel_ros.engine.faults import FaultyBackend, Faults
+from worldmodel_ros.engine.faults import Faults, FaultyBackend
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.messages import NS
 from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import CAMERA
 from worldmodel_ros.nodes.common.spin import run
-from worldmodel_ros.nodes.world_model.activation import Activation
-from worldmodel_ros.nodes.world_model.camera import LargeImageAdvice
-from worldmodel_ros.nodes.world_model.executed import ExecutedTopic, require_base
-from worldmodel_ros.nodes.world_model.goal import GoalTopic
-from worldmodel_ros.nodes.world_model.outputs import Outputs
-from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, parameters, set_faults
+from worldmodel_ros.nodes.world_model.inputs import (
+    ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, require_base)
+from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
+from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
-from worldmodel_ros.nodes.world_model.statistics import Statistics, judge
+from worldmodel_ros.serving.client.failover import FailoverWorker
+from worldmodel_ros.serving.transport.address import socket_path
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -83,7 +90,7 @@ class WorldModelNode(LifecycleNode):
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report})
         self.create_service(Trigger, '~/reset', self._on_reset)
-        self._slow_services = SlowServices(self, self._context_of_services)
+        self._slow_services = SlowServices(self)
 
     @_contained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -128,6 +135,7 @@ class WorldModelNode(LifecycleNode):
         self._statistics = self._activation.statistics
         result = super().on_activate(state)
         self._activation.start()
+        self._slow_services.context = self._context_of_services()
         return result
 
     @_contained
@@ -156,6 +164,7 @@ class WorldModelNode(LifecycleNode):
 
     def release(self, keep_engine: bool) -> None:
         """Undo activate, and configure unless `keep_engine`, as far as they came."""
+        self._slow_services.context = None
         activation, self._activation = self._activation, None
         try:
             if activation:
@@ -217,16 +226,14 @@ class WorldModelNode(LifecycleNode):
             set_faults(self._faults, self._settings)
         elif self._activation:
             self._activation.settings_changed()
+            self._slow_services.context = self._context_of_services()
 
-    def _context_of_services(self) -> Context | None:
-        # From another thread: in this order, for release takes the activation away first.
-        engine, activation, settings = self._engine, self._activation, self._settings
-        if activation is None:
-            return None
+    def _context_of_services(self) -> Context:
+        activation, settings = self._activation, self._settings
         folder = settings['session_directory']
         return Context(
-            activation.worker, engine.spec, activation.intake.goal, activation.intake.camera_frame, settings['base_frame'],
-            settings['what_if_horizon_s'], settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
+            activation.worker, activation.intake, self._engine.spec, settings['base_frame'], settings['what_if_horizon_s'],
+            settings['what_if_timeout_s'], settings['what_if_denoising_steps'],
             lambda: SessionFolder(Path(folder).expanduser() if folder else default_folder(),
                                   settings['session_files_max'], settings['session_disk_mb']))
 
@@ -250,10 +257,173 @@ def _load(**chosen: Any) -> Any:
     return load(**chosen, sessions=SESSIONS)
 
 
+class Activation:
+    """
+    One activation of a node: a new episode, with a session that knows nothing.
+
+    `settings` are the node's parameters, read here and in `settings_changed`. Where the making of it fails, nothing is left
+    of it. Its methods belong to the executor's thread, but those of a control.responder.Listener, which it is.
+    """
+
+    def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str,
+                 executed: ExecutedTopic, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals) -> None:
+        self._node, self._settings, self.executed = node, settings, executed
+        self._outputs, self._advice, self._refusals = outputs, advice, refusals
+        self.missing_input = ''  # why the robot is stopped for want of observations
+        self.statistics = Statistics()
+        self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
+                             lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
+        self.intake.goal = goal
+        self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
+        self._camera_timeout = settings['camera_timeout_s']
+        self.worker = make_worker(node, settings['server'], engine, executed.actions.mean, self.responder, self)
+        self._undo = ExitStack()
+
+    def start(self) -> None:
+        """Begin to answer; `stop` also undoes a start that has failed half-way."""
+        undo = self._undo
+        undo.callback(self._outputs.stop)
+        self._outputs.start()
+        undo.callback(self.worker.stop)
+        self.worker.start()
+        self._begun = time.monotonic()
+        self._answer_timer = OneShot(self._node, self.responder.overdue)
+        undo.callback(self._answer_timer.destroy)
+        self._camera_timer = OneShot(self._node, self._on_camera_silent)
+        undo.callback(self._camera_timer.destroy)
+        self._camera_timer.arm(self._camera_timeout)
+        # What lives now lives until the node is deactivated; walking it again and again would cost milliseconds.
+        gc.collect()
+        gc.freeze()
+        undo.callback(gc.unfreeze)
+
+    def stop(self) -> None:
+        """Ask for a stop, if there is a goal, and end the threads."""
+        with self._undo:
+            self._halt(Tier.STOP if self.intake.goal else Tier.NONE, Verdict.IDLE, 'the node is being deactivated')
+
+    def take(self, message: Image | CompressedImage) -> None:
+        """Have an image observed, if it is a tick."""
+        self.intake.frames.size = self.worker.image_size
+        sound, observation = self.intake.take(message)
+        if sound:
+            self._camera_timer.arm(self._camera_timeout)
+        if self.intake.frames.frozen:
+            self._stop_for_missing_input('the camera is frozen: it repeats one image although the robot moves, or although '
+                                         'its images have differed by noise before')
+        if observation is None:
+            return
+        self.missing_input = observation.stale
+        self.statistics.image(observation, self.intake.delay)
+        self.statistics.dropped += self.worker.submit(observation)
+        if observation.wants_answer:
+            self._answer_timer.arm(observation.due - self.responder.settings.reserve - time.monotonic())
+
+    def set_goal(self, goal: str) -> None:
+        """Drive to another goal from the next image on; stop at once where it is empty."""
+        self.intake.goal = goal
+        if not goal:
+            self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
+
+    def settings_changed(self) -> None:
+        """Go on by the parameters as they are now."""
+        self.intake.settings = IntakeSettings.of(self._settings)
+        self.responder.settings = ladder_settings(self._settings)
+        self._camera_timeout = self._settings['camera_timeout_s']
+
+    def answered(self, answer: Answer) -> None:
+        """Publish an answer, the command first. Called by the engine's thread or the executor's, one at a time."""
+        self._outputs.command(answer)
+        age = self._node.get_clock().now().nanoseconds / NS - answer.stamp / NS if answer.stamp else 0.0
+        self.executed.commanded(answer, time.monotonic())
+        self.statistics.answered(answer, age)
+        self._outputs.status(answer, age, self.intake.camera_frame)
+
+    def predicted(self, prediction: Prediction) -> None:
+        """Publish a predicted future."""
+        self.statistics.predicted(time.monotonic())
+        self._outputs.prediction(prediction, self.intake.camera_frame)
+
+    def failed(self, reason: str, error: Exception, restarted: bool) -> None:
+        """Report a failure of the engine; it has been contained. Does not return where the GPU is lost."""
+        end_if_lost(error)
+        self._refusals.count(f'engine: {type(error).__name__}')
+        self._node.get_logger().error(
+            f'the engine failed: {reason}\n{"".join(traceback.format_exception(error))}',
+            throttle_duration_sec=_LOG_INTERVAL)
+        if restarted:
+            self.intake.begin_episode()
+
+    def _on_camera_silent(self) -> None:
+        silent = self._camera_timeout
+        self._camera_timer.arm(silent)
+        self._stop_for_missing_input(f'no image that can be used has come for {silent:g} s')
+        self._advice.silent(time.monotonic() - self._begun)
+
+    def _stop_for_missing_input(self, reason: str) -> None:
+        """Stop once, but say why as long as it lasts."""
+        first, self.missing_input = reason != self.missing_input, reason
+        if first:
+            self._node.get_logger().warning(f'{reason}: commanding nothing but a stop')
+        self._halt(Tier.STOP if first and self.intake.goal else Tier.NONE, Verdict.STALE_INPUT, reason)
+
+    def _halt(self, tier: Tier, verdict: Verdict, reason: str) -> None:
+        # The stamp of the newest observation keeps it in order with the commands before it.
+        intake = self.intake
+        self.responder.halt(
+            Answer(intake.stamp, intake.episode, intake.next_sequence(), tier, verdict, reason, Counts()))
+
+
+class OneShot:
+    """
+    Calls back from the node's executor, on the steady clock: whatever ROS time does, what is due is due.
+
+    It costs nothing while it waits, unlike a periodic timer that looks whether it is time.
+    """
+
+    def __init__(self, node: Node, callback: Callable[[], None]) -> None:
+        self._node, self._callback = node, callback
+        self._timer = node.create_timer(3600.0, self._fire, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        self._timer.cancel()
+
+    def arm(self, seconds: float) -> None:
+        """Go off in so many seconds, and not when it was to before. From the executor's thread."""
+        self._timer.timer_period_ns = max(1, round(seconds * NS))
+        self._timer.reset()
+
+    def destroy(self) -> None:
+        """Never go off again."""
+        self._timer.cancel()
+        self._node.destroy_timer(self._timer)
+
+    def _fire(self) -> None:
+        self._timer.cancel()
+        self._callback()
+
+
+def make_worker(node: Node, server: str, engine: Any, executed: Callable[[int | None, int], np.ndarray],
+                responder: Responder, listener: Listener) -> Worker | FailoverWorker:
+    """Return what observations go to, an engine of the robot's own or a shared one; `server` as the parameter says."""
+    own = Worker(engine, executed, responder, listener)
+    if not server:
+        return own
+    logger = node.get_logger()
+
+    def say(text: str) -> None:
+        if worker.degraded_reason:
+            logger.warning(text)
+        else:
+            logger.info(text)
+
+    worker = FailoverWorker(socket_path(server), node.get_fully_qualified_name(), own, engine.spec, executed, responder,
+                            listener, say)
+    return worker
+
+
 def main() -> int:
     """Run the node until it is told to end."""
     # The engine's thread may hold the interpreter for so long while an answer is due in this one. With
-    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) beside a thread that computes in Python; with
+    # Python's 5 ms the fallback came 7 ms late (p50, p99 21 ms) next to a thread that computes in Python; with
     # 0.5 ms, 0.7 ms (5 to 8 ms).
     sys.setswitchinterval(0.0005)
     return run(WorldModelNode)

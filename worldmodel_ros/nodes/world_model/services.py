@@ -20,10 +20,10 @@ from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
-from worldmodel_ros.nodes.common.messages import float32s, header, nanoseconds
+from worldmodel_ros.nodes.common.messages import float32s, frames, header, nanoseconds
 from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.what_if_request import BASE, Askable, RequestError
-from worldmodel_ros.nodes.world_model.outputs import frames
+from worldmodel_ros.nodes.world_model.inputs import Intake
 from worldmodel_ros.srv import SessionFile, WhatIf
 
 _FILE_TIMEOUT = 5.0      # s, for the engine's part of saving or loading a session
@@ -37,14 +37,13 @@ class _NotYet(Exception):
 @dataclass(frozen=True)
 class Context:
     """
-    What an active node can answer with. `horizon` and `timeout`: where a request leaves them open [s];
-    `denoising_steps`: of what is imagined for it. `sessions`: gives where they are kept.
+    What an active node can answer with. `intake` knows the goal and the camera's frame. `horizon` and `timeout`: where a
+    request leaves them open [s]; `denoising_steps`: of what is imagined for it. `sessions`: gives where they are kept.
     """
 
     worker: Worker
+    intake: Intake
     spec: object
-    goal: str
-    camera_frame: str
     base_frame: str
     horizon: float
     timeout: float
@@ -53,12 +52,11 @@ class Context:
 
 
 class SlowServices(ServiceThread):
-    """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node."""
+    """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node; `context` is None while that is not active."""
 
-    def __init__(self, node: LifecycleNode, context: Callable[[], Context | None]) -> None:
-        """`context` returns None while the node is not active."""
+    def __init__(self, node: LifecycleNode) -> None:
         super().__init__(node, f'_{node.get_name()}_services', 'services')
-        self._context = context
+        self.context: Context | None = None
         for kind, name, answer in (
                 (WhatIf, 'what_if', self._what_if), (SessionFile, 'save_session', self._save),
                 (SessionFile, 'load_session', self._load)):
@@ -68,7 +66,7 @@ class SlowServices(ServiceThread):
     def _contained(self, answer: Callable) -> Callable:
         def serve(request: object, response: object) -> object:
             try:
-                context = self._context()
+                context = self.context
                 if context is None:
                     raise RequestError(
                         'the node is not active: ros2 lifecycle set NODE configure, then activate')
@@ -93,7 +91,7 @@ class SlowServices(ServiceThread):
         except _NotYet:  # the engine is busy with one long piece of work; it drops a question whose time is over
             promise.cancel()
             answer = Answer(0)
-        response.header = header(answer.stamp, context.camera_frame)
+        response.header = header(answer.stamp, context.intake.camera_frame)
         response.branches = [_branch(context, name, future, answer.stamp, question.goal)
                              for name, future in answer.branches]
         response.deadline_exceeded = not answer.complete
@@ -124,7 +122,7 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
     spec = context.spec
     askable = Askable(spec.step_period, spec.action_names, spec.action_low, spec.action_high, spec.goals, MAX_STEPS,
                       context.horizon)
-    goal = what_if_request.goal(request, askable, context.goal)
+    goal = what_if_request.goal(request, askable, context.intake.goal)
     allowed = what_if_request.allowed_time(request)
     branches = what_if_request.branches(request, askable)
     return Question(branches, goal, now + (allowed or context.timeout),
@@ -134,7 +132,7 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
 def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
     spec = context.spec
     branch = WhatIfBranch(
-        name=name, frames=frames(future.frames, stamp, spec.step_period, context.camera_frame),
+        name=name, frames=frames(future.frames, stamp, spec.step_period, context.intake.camera_frame),
         collision_risk=float32s(future.collision_risk), progress=future.progress.get(goal, math.nan))
     branch.actions = ActionChunk(
         header=header(stamp, context.base_frame), step_period=spec.step_period,

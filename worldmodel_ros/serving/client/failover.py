@@ -34,7 +34,7 @@ class FailoverWorker:
 
     While the server drives, the own engine is loaded and idle. When the server is lost, the own one takes over with
     the observation that is not answered yet, and begins a session of its own; meanwhile the last plan bridges. A
-    server that is back gets the observations too, as trials that nobody uses, and drives again once it has answered
+    server that is back gets the observations too, as trials whose answers are not used, and drives again once it has answered
     nearly all of the last TRIALS in time; it needs twice as many each time that it is soon lost again. The first server
     of an activation drives at once.
     """

@@ -1,4 +1,4 @@
-"""What was asked of the server beside the ticks, and is not answered yet: questions, sessions to and from files."""
+"""What was asked of the server in addition to the ticks, and is not answered yet: questions, sessions to and from files."""
 from __future__ import annotations
 
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel_ros.control.work_thread import uncancellable_future
+from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.engine.session import Future
 from worldmodel_ros.engine.what_if import Answer, QuestionError
 from worldmodel_ros.model.presets import Preset

@@ -69,7 +69,7 @@ class _Sent:
 
 class RemoteWorker:
     """
-    A session on the server at `path`, opened anew whenever it was lost. The public methods may be called from any
+    A session on the server at `path`, opened again whenever it was lost. The public methods may be called from any
     thread; `executed` as for engine.worker.Worker.
     """
 
@@ -259,7 +259,7 @@ class RemoteWorker:
             raise MessageError(f'{type(message).__name__} is no message of a server')
 
     def _answered(self, message: messages.Planned | messages.Refused | messages.Failed) -> None:
-        """Takes the answer to a tick. Where it raises, the tick stays to be answered by somebody else."""
+        """Take the answer to a tick. Where it raises, the tick stays to be answered by another engine."""
         with self._lock:
             sent = self._pending.get(message.number)
         if sent is None:

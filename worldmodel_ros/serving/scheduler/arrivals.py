@@ -19,7 +19,7 @@ class Arrivals:
         self._at[session] = at
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, session))
-        if len(self._heap) > 2 * len(self._at) + 16:  # most of it is of the past: nobody asked for a while
+        if len(self._heap) > 2 * len(self._at) + 16:  # most of it is of the past: nothing was asked for a while
             self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
 

@@ -25,7 +25,7 @@ class Background:
     A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
     `settings.blocking`. Where every gap is too short for that, one is begun all the same each typical time divided by
     `settings.background_share`; and where ticks are refused and none has been admitted for `settings.starving`, units
-    follow each other: there is nobody to keep waiting, and only what is measured can show that the device has time.
+    follow each other: no request is kept waiting, and only what is measured can show that the device has time.
     """
 
     def __init__(self, table: StepTable, planner: Planner, settings: Settings, arrivals: Arrivals) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from collections.abc import Hashable
 
 ACTIVE = 1.0     # s after its last request, for which an account still has a part of the device
-LONGEST = 1.0    # s by which a deadline is postponed at most: what was used while nobody else wanted it is forgotten
+LONGEST = 1.0    # s by which a deadline is postponed at most: what was used while no other robot wanted it is forgotten
 _KEPT = 64       # accounts, before those that owe nothing are forgotten
 
 

@@ -101,7 +101,7 @@ def _serve(listening, options: Options) -> None:
     from worldmodel_ros.serving.service.service import Service, ServiceSettings
     from .server import Limits, Server
 
-    # A robot that connects anew may find its former session not closed yet: room for one more.
+    # A robot that connects again may find its former session not closed yet: room for one more.
     common = options.backend, options.threads, options.sessions + 1
     engine = load(options.model, *common, options.gpus, options.parallel)
     smaller = load(options.smaller, *common) if options.smaller else None

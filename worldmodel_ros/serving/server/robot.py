@@ -173,7 +173,7 @@ class Robot:
                 refusal = ''
         except SessionFileError as error:
             refusal = str(error)
-        except Exception as error:  # somebody waits for the answer
+        except Exception as error:  # a client waits for the answer
             refusal = f'{type(error).__name__}: {error}'
             _log.warning('%s: session file %s: %s', self.name, request.name, refusal)
         self._filing = False

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from worldmodel_ros.cache.allocator import OutOfPages
-from worldmodel_ros.engine.calls import Boundary, Calls, Work, run_unit
+from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.engine.network_calls import Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import StepTable
 from .networks import Networks
@@ -19,7 +19,7 @@ PAUSE = 0.005  # s, between runs: a real-time thread that never waits would keep
 
 
 def calibrate(networks: Networks, table: StepTable, clock: Callable[[], float] = time.monotonic) -> None:
-    """Records the times of each unit of a model at the batch sizes of its back end.
+    """Record the times of each unit of a model at the batch sizes of its back end.
 
     A size for which the engine has no memory is left out, and so never run.
     """
@@ -65,7 +65,7 @@ class _Calibration:
         self._repeat(RUNS, sessions, self._observe)
 
     def _repeat(self, runs: int, sessions: Sequence[Session], calls: Callable[[Session, int], Calls]) -> None:
-        """Records so many runs, or fewer where they take long, in turn of one and of two denoising steps."""
+        """Record so many runs, or fewer where they take long, in turn of one and of two denoising steps."""
         self._run(sessions, calls)
         start = self._clock()
         for run in range(runs):
@@ -74,7 +74,7 @@ class _Calibration:
                 return
 
     def _snapshot(self, session: Session) -> None:
-        """Records what saving or loading takes of the service's thread."""
+        """Record what saving or loading takes of the service's thread."""
         for run in range(FEWEST + 1):
             time.sleep(PAUSE)
             start = self._clock()
@@ -98,7 +98,7 @@ class _Calibration:
 
     def _run(self, sessions: Sequence[Session], calls: Callable[[Session, int], Calls], steps: int = 1,
              recorded: bool = False) -> None:
-        """Runs the calls of all sessions to their end. To begin them is a part of their first unit, as in service."""
+        """Run the calls of all sessions to their end. To begin them is a part of their first unit, as in service."""
         backend = self._networks.engine.backend
         time.sleep(PAUSE)
         start = self._clock()

@@ -33,7 +33,7 @@ class TickTiming:
         self._early: deque[float] = deque(maxlen=50)
 
     def ticked(self, now: float) -> float:
-        """Takes a tick; the steady time [s] before which the next one is not to be expected."""
+        """Take a tick; the steady time [s] before which the next one is not to be expected."""
         if self._due is not None:
             self._early.append(self._due - now)
         self._due = now + self._period
@@ -55,7 +55,7 @@ class ModelSession:
         self._seen: ActionTotal | None = None  # when its newest frame came
 
     def begin(self, generation: int, total: ActionTotal) -> None:
-        """Makes ready for a frame: begins again if the client has, or if the gap before it is too long."""
+        """Make ready for a frame: begins again if the client has, or if the gap before it is too long."""
         if self.session is None:
             self.session = self._engine.open_session(self._seed)
         gap = self._seen and total.ticks - self._seen.ticks > self._reach
@@ -112,11 +112,11 @@ class Client:
                        for index, engine in enumerate(engines)]
 
     def event(self, event: Event) -> None:
-        """Goes on to the state that ``event`` leads to; raises SessionError."""
+        """Go on to the state that ``event`` leads to; raise SessionError."""
         self.state = after(self.number, self.state, event)
 
     def begin_anew(self, event: Event, reason: str) -> None:
-        """Leaves all that is in flight behind."""
+        """Leave all that is in flight behind."""
         self.event(event)
         self.generation += 1
         self.reason = reason

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.control.responder import require_finite
-from worldmodel_ros.engine.calls import Backend, Boundary, Calls, Work, run_unit
+from worldmodel_ros.engine.network_calls import Backend, Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.futures import Future
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import Batch, Tier, Unit
@@ -22,7 +22,7 @@ class Job:
     def __init__(self, client: Client):
         self.client = client
         self.generation = client.generation
-        self.promise: Promise | None = None  # of somebody who waits for it
+        self.promise: Promise | None = None  # where a thread waits for it
         self.begun: float | None = None  # when its first unit was, steady s
 
     @property
@@ -35,7 +35,7 @@ class Job:
         raise NotImplementedError
 
     def done(self, unit: Unit, seconds: float) -> None:
-        """Takes what the unit gave, and the time of its batch; raises what makes it useless."""
+        """Take what the unit gave, and the time of its batch; raise what makes it useless."""
 
     def took_in(self, unit: Unit) -> bool:
         """Whether the session has seen a frame by it."""
@@ -155,7 +155,7 @@ class CallJob(Job):
 
 def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]
               ) -> tuple[list[Exception | None], float]:
-    """Runs the batch's unit of each of ``jobs``; returns what each of them raised, and when the device was done."""
+    """Run the batch's unit of each of ``jobs``; return what each of them raised, and when the device was done."""
     works: dict[int, Work] = {}
     errors: list[Exception | None] = [None] * len(jobs)
     for index, (entry, job) in enumerate(zip(batch.entries, jobs)):

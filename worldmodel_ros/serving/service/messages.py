@@ -97,7 +97,7 @@ class ServiceListener(Protocol):
 
 
 def check(tick: Tick, spec: Preset) -> None:
-    """Raises ValueError where a tick does not fit a model."""
+    """Raise ValueError where a tick does not fit a model."""
     image, executed = tick.image, np.asarray(tick.executed)
     if image.shape != (*spec.image_size, 3) or image.dtype != np.uint8:
         raise ValueError(f'image must be uint8 {(*spec.image_size, 3)} (height, width, RGB), not {image.dtype} '
@@ -117,7 +117,7 @@ def check(tick: Tick, spec: Preset) -> None:
 
 
 def require_alike(specs: list[Preset]) -> None:
-    """Raises ValueError where one model cannot stand in for another: they must speak of the same robot."""
+    """Raise ValueError where one model cannot stand in for another: they must speak of the same robot."""
     for name in ('action_names', 'action_low', 'action_high', 'goals', 'step_period', 'chunk_frames'):
         values = [getattr(spec, name) for spec in specs]
         if any(value != values[0] for value in values):

@@ -29,7 +29,7 @@ class Networks:
         """What Session.branching does for so many frames."""
         spec, route = self.engine.spec, []
         for start in range(0, frames, spec.chunk_frames):
-            commits = (start > 0) + spec.sees_sinks(start) * (spec.sink_frames // spec.chunk_frames)
+            commits = (start > 0) + (start >= spec.sinks_from) * (spec.sink_frames // spec.chunk_frames)
             route += [*(self.unit('commit'),) * commits, *self.denoise(steps), self.unit('decode')]
         return tuple(route)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from worldmodel_ros.control.work_thread import uncancellable_future
-from worldmodel_ros.engine.calls import Work
+from worldmodel_ros.control.worker import uncancellable_future
+from worldmodel_ros.engine.network_calls import Work
 from worldmodel_ros.engine.futures import Future, OwnPlan
 from worldmodel_ros.engine.what_if import Answer, Inquiry, Question, QuestionError
 from worldmodel_ros.serving.scheduler import Tier, Unit
@@ -65,7 +65,7 @@ class Waiting:
     promise: Promise
 
     def branches(self, networks: Networks) -> list[tuple[BranchJob, Route]]:
-        """Keeps the moment that the question is about; a job for each branch, and what it goes through on the best
+        """Keep the moment that the question is about; a job for each branch, and what it goes through on the best
         model. Raises QuestionError. The service's thread's."""
         best = self.client.models[0]
         if self.generation != self.client.generation or not best.current(self.generation):
@@ -80,7 +80,7 @@ class Waiting:
         return branches
 
     def refuse(self, error: Exception) -> None:
-        """Tells whoever waits for the answer why it could not be begun."""
+        """Tell those that wait for the answer why it could not be begun."""
         if isinstance(error, (SessionError, ValueError)):
             error = error if isinstance(error, QuestionError) else QuestionError(str(error))
         else:
@@ -95,7 +95,7 @@ class Questions:
         self._waiting: deque[Waiting] = deque()
 
     def ask(self, client: Client, question: Question) -> Promise:
-        """Takes a question; the promise is the one that `Service.ask` speaks of."""
+        """Take a question; the promise is the one that `Service.ask` speaks of."""
         promise = uncancellable_future()
         self._waiting.append(Waiting(client, client.generation, question, promise))
         return promise

@@ -13,7 +13,7 @@ _KEPT = 256                              # accounts, before those with full buck
 class Quotas:
     """
     Of one robot; 0 is no limit. `ticks` and `questions`: as many a second. `shortest_due` [s]: a tick that is due
-    sooner after its arrival is refused, since a claim that nobody can keep is no deadline.
+    sooner after its arrival is refused, since a deadline that cannot be met is none.
 
     Its share of the device's time is the scheduler's: Settings.share.
     """
@@ -23,7 +23,7 @@ class Quotas:
     shortest_due: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no quota."""
+        """Raise ValueError for what is no quota."""
         for name, value in vars(self).items():
             if not isfinite(value) or value < 0.0:
                 raise ValueError(f'{name} is {value}: it must be a number, 0 (no limit) or more')

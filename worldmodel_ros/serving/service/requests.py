@@ -40,7 +40,7 @@ class Requests:
         self._questions = TokenBuckets(quotas.questions, QUESTIONS_SAVED)
 
     def tick(self, client: Client, tick: Tick, now: float) -> None:
-        """Takes a tick, or refuses it."""
+        """Take a tick, or refuses it."""
         wait = self._ticks.take(client.account, now)
         if wait:  # nothing is done for it: also its frame is not taken in
             self.statistics.counts['over_rate'] += 1
@@ -82,14 +82,14 @@ class Requests:
         return f'this robot may ask {self._questions.rate:g} questions a second: the next one in {wait:.2f} s'
 
     def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
-        """Takes the branches of a question; raises SessionError where the session cannot be asked."""
+        """Take the branches of a question; raise SessionError where the session cannot be asked."""
         client.event(Event.ASK)
         client.questions += 1
         for job, route in branches:
             self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
 
     def call(self, job: CallJob, now: float) -> None:
-        """Takes what is to be done with a session in idle time."""
+        """Take what is to be done with a session in idle time."""
         self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
 
     def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
@@ -105,7 +105,7 @@ class Requests:
         return batch and (batch, [self._jobs[entry.request.id] for entry in batch.entries])
 
     def finished(self, batch: Batch, jobs: Sequence[Job], errors: Sequence[Exception | None], now: float) -> None:
-        """Takes what came of a batch: what each of its jobs raised, if anything."""
+        """Take what came of a batch: what each of its jobs raised, if anything."""
         for entry, job, error in zip(batch.entries, jobs, errors):
             if error:
                 self._scheduler.cancel(entry.request.id, now)
@@ -152,7 +152,7 @@ class Requests:
             self._scheduler.cancel(client.latest.pop(latest), now)
 
     def _settle(self, now: float) -> None:
-        """Deals with what has ended, and with what ends by that."""
+        """Deal with what has ended, and with what ends by that."""
         while completions := self._scheduler.completions():
             for completion in completions:
                 self._ended(self._jobs.pop(completion.request.id), completion, now)

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from worldmodel_ros import realtime
-from worldmodel_ros.cache.allocator import OutOfPages
-from worldmodel_ros.control.work_thread import WorkThread, uncancellable_future
+from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.control.worker import WorkThread, uncancellable_future
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
@@ -86,7 +86,7 @@ class Service:
         self._started = self._busy = 0.0
 
     def calibrate(self) -> None:
-        """Measures the step times, unless that has been done."""
+        """Measure the step times, unless that has been done."""
         if not self._calibrated:
             for networks in self._models.values():
                 with networks.engine.backend.starting_up():
@@ -94,11 +94,11 @@ class Service:
             self._calibrated = True
 
     def start(self) -> None:
-        """Starts the thread, and returns when it has calibrated; raises what prevents it."""
+        """Start the thread, and return when it has calibrated; raise what prevents it."""
         self._thread.start(self.step, _failed, self._prepared)
 
     def stop(self) -> None:
-        """Closes all sessions and ends the thread after the batch in progress."""
+        """Close all sessions and end the thread after the batch in progress."""
         for number in list(self._clients):
             self.close(number)
         self._thread.stop()
@@ -123,7 +123,7 @@ class Service:
             return client.number
 
     def tick(self, session: int, tick: Tick) -> None:
-        """Hands over a frame; it is replied to through the listener, and where it is refused before this returns.
+        """Hand over a frame; it is replied to through the listener, and where it is refused before this returns.
 
         Raises ValueError for what does not fit the model.
         """
@@ -138,7 +138,7 @@ class Service:
         _deliver(deliveries)
 
     def ask(self, session: int, question: Question) -> Promise:
-        """Asks a question; the promise holds a what_if.Answer, or raises QuestionError."""
+        """Ask a question; the promise holds a what_if.Answer, or raises QuestionError."""
         with self._wake:
             client = self._client(session)
             refusal = self._requests.over_questions(client, self._clock())
@@ -149,21 +149,21 @@ class Service:
         return promise
 
     def save(self, session: int, folder: SessionFolder, name: str) -> str:
-        """Writes a session to a file, in the calling thread, which waits for idle time; returns what it took, in words.
+        """Write a session to a file, in the calling thread, which waits for idle time; return what it took, in words.
         Raises SessionFileError."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).save(folder, name)
 
     def load(self, session: int, folder: SessionFolder, name: str) -> str:
-        """Replaces a session by one from a file; as `save`. Where it raises, nothing was changed."""
+        """Replace a session by one from a file; as `save`. Where it raises, nothing was changed."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
             folder, name, partial(self._call, session, loads=True))
 
     def reset(self, session: int) -> None:
-        """Forgets what was seen. What is in flight comes to nothing: ticks are not replied to."""
+        """Forget what was seen. What is in flight comes to nothing: ticks are not replied to."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:
-        """Frees a session."""
+        """Free a session."""
         self._end(session, Event.CLOSE, 'the session was closed')
 
     def stats(self) -> dict:
@@ -215,7 +215,7 @@ class Service:
         return self._clients[session]
 
     def step(self) -> float | None:
-        """Does the most urgent piece of work; returns how long there is none [s], None for until more comes."""
+        """Do the most urgent piece of work; return how long there is none [s], None for until more comes."""
         patience = 0.0
         with self._wake:
             drawn = self._requests.next(self._clock())
@@ -249,7 +249,7 @@ class Service:
             branches = waiting.branches(next(iter(self._models.values())))
             with self._wake:
                 self._requests.question(waiting.client, branches, waiting.question.due, self._clock())
-        except Exception as error:  # somebody waits for the promise
+        except Exception as error:  # a thread waits for the promise
             waiting.refuse(error)
 
 

@@ -24,16 +24,16 @@ class Statistics:
         self._tiers[tier] += 1
 
     def predicted(self, arrival: float, predicted: float, finish: float) -> None:
-        """Compares the finish of a tick with what was expected at its arrival."""
+        """Compare the finish of a tick with what was expected at its arrival."""
         self._errors.append(abs(finish - predicted) / max(predicted - arrival, 1e-6))
 
     def batch_took(self, seconds: float, expected: float) -> None:
-        """Compares the duration of a batch with the step table's."""
+        """Compare the duration of a batch with the step table's."""
         self._batch_errors.append(abs(seconds - expected) / expected)
 
     def summary(self) -> dict:
         """Everything, as JSON values. Errors are relative to the time that was predicted: `prediction_error` at a
-        tick's arrival, of those that kept their tier (the others are `lowered`: to let somebody else in, mostly, and
+        tick's arrival, of those that kept their tier (the others are `lowered`: to let another robot in, mostly, and
         are done sooner), `step_time_error` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
             'ticks', 'late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon', 'given_up', 'stale_dropped',

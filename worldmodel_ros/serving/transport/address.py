@@ -15,7 +15,7 @@ _NAME = 'engine.sock'
 _LONGEST = 107  # bytes of a socket's path
 _CREDENTIALS = struct.Struct('3i')  # pid, uid, gid
 _BACKLOG = 64
-_REASONS = {FileNotFoundError: 'there is no socket', ConnectionRefusedError: 'nobody listens',
+_REASONS = {FileNotFoundError: 'there is no socket', ConnectionRefusedError: 'no process listens',
             TimeoutError: 'it accepts no connections', BlockingIOError: 'it accepts no connections'}
 
 _KINDS = ((stat.S_ISSOCK, ''), (stat.S_ISREG, 'a file'), (stat.S_ISDIR, 'a folder'), (stat.S_ISLNK, 'a symbolic link'))
@@ -111,7 +111,7 @@ class ListeningSocket:
         self._socket.close()
         try:
             about = os.lstat(self.path)
-            if self._made == (about.st_dev, about.st_ino):  # somebody may have put another file there
+            if self._made == (about.st_dev, about.st_ino):  # another file may have been put there
                 self.path.unlink()
         except OSError:
             pass  # it is not there any more

@@ -1,4 +1,4 @@
-"""Messages over a connected socket, with at most one descriptor beside each."""
+"""Messages over a connected socket, with at most one descriptor with each."""
 from __future__ import annotations
 
 import array
@@ -35,7 +35,7 @@ class Connection:
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
-        self._sending = threading.Lock()  # a descriptor that is closed meanwhile may already be somebody else's
+        self._sending = threading.Lock()  # a descriptor that is closed meanwhile may already stand for another file
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -1,7 +1,7 @@
 """
 Anonymous memory that processes share by handing over its descriptor: it is gone with the last of them.
 
-Its size is sealed, so that nobody can cut it short under a process that reads it, which would be killed for that.
+Its size is sealed, so that no process can cut it short under a process that reads it, which would be killed for that.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(name: str, size: int) -> int:
 
 def mapped(descriptor: int, size: int, writable: bool) -> np.ndarray:
     """
-    Return the memory as uint8 (size,); it stays mapped as long as the array lives, whoever closes the descriptor.
+    Return the memory as uint8 (size,); it stays mapped as long as the array lives, also after the descriptor is closed.
 
     Raises MessageError where it is no such memory, of another size, or of a size that could change.
     """

@@ -3,7 +3,7 @@ What the front end of a robot and the engine's server say to each other, version
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
-SessionFile by one Done. A robot of which nothing has come for long is told Idle. Pictures travel as memory beside
+SessionFile by one Done. A robot of which nothing has come for long is told Idle. Images travel as memory next to
 the message (pictures.py), frames in slots (frames.py).
 """
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Refused:
 
 @message(69)
 class Failed:
-    """The model failed on the tick; the session begins anew with the next one."""
+    """The model failed on the tick; the session begins again with the next one."""
 
     number: int = u64()
     reason: str = text()

@@ -86,7 +86,7 @@ def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Ten
 
 def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context: Tensor, actions: Tensor,
                  episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-    """Draws chunks over clips whose context is observed; their step rows are the flow's."""
+    """Draw chunks over clips whose context is observed; their step rows are the flow's."""
     b, f = clean.shape[:2]
     starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows)
     index = torch.from_numpy(clips.chunk_frames(preset, starts)).to(clean.device)

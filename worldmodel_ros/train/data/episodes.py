@@ -67,7 +67,7 @@ class Episodes:
 
     @torch.no_grad()
     def encode(self, vae: VAE, images: int = 1024) -> None:
-        """Fills ``latents``: every episode encoded as one stream, stored in bfloat16; about ``images`` at a time."""
+        """Fill ``latents``: every episode encoded as one stream, stored in bfloat16; about ``images`` at a time."""
         e, t = self.frames.shape[:2]
         batch = max(1, images // t)
         frame = torch.arange(t, device=self.frames.device)[None]

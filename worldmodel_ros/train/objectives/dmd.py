@@ -74,7 +74,7 @@ class DistributionMatching:
                    (low + (high - low) * uniform(2, b * chunks, 1)).expand(*judged[:3]))
 
     def _go_on(self, rng: np.random.Generator, generator: torch.Generator) -> None:
-        """Imagines the next frames of every stream."""
+        """Imagine the next frames of every stream."""
         options, device = self.options, self.episodes.frames.device
         episode, frame = self.episodes.clips(options.batch, self.window + self.ahead, generator)
         actions = self.episodes.actions[episode, frame]
@@ -96,7 +96,7 @@ class DistributionMatching:
         self.latents = torch.cat([begun, imagined.float()], 1)
 
     def loss(self, far: Far) -> Tensor:
-        """Moves the student's chunks from what it imagines towards what the world shows."""
+        """Move the student's chunks from what it imagines towards what the world shows."""
         zero = torch.zeros(far.noise.shape[:2], device=far.noise.device)
         with torch.no_grad():
             half_way = ChunkSampler(self.averaged, far).euler(far.noise, zero, 0.5, HALF)

@@ -35,7 +35,7 @@ class Objective:
         """Called after the optimiser's step, without gradients."""
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed training needs besides the model: tensors by name."""
+        """What a resumed training needs in addition to the model: tensors by name."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -57,7 +57,7 @@ def command_targets(expert: Tensor, actions: Tensor, delay: Tensor, preset: Pres
 
 
 def check_labels(episodes: Episodes, search: bool) -> None:
-    """Raises ValueError for ``search`` in labelled episodes without its labels."""
+    """Raise ValueError for ``search`` in labelled episodes without its labels."""
     if search and episodes.labelled and episodes.search is None:
         raise ValueError('search needs the labels of a search, which these episodes lack: simulate them again, or set '
                          'it to false')

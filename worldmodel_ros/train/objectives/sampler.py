@@ -30,7 +30,7 @@ class ChunkSampler:
         return self.model.dit(z, tau, step, self.batch.noisy_actions, self.rotary, self.bias, self.k, self.v)[0].float()
 
     def euler(self, z: Tensor, tau: Tensor, length: Tensor | float, row: int, steps: int = 1) -> Tensor:
-        """Moves z (B, N, ...) from level tau (B, N) by ``length``, in equal steps."""
+        """Move z (B, N, ...) from level tau (B, N) by ``length``, in equal steps."""
         for _ in range(steps):
             x = self.predict(z, tau, torch.full_like(tau, row, dtype=torch.long))
             z = z + (x - z) / expand(1.0 - tau) * (length / steps)

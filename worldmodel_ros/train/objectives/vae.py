@@ -73,7 +73,7 @@ class VaeObjective(Objective):
 
 @torch.no_grad()
 def normalise(vae: VAE, episodes: Episodes, generator: torch.Generator, clips: int = 512) -> None:
-    """Sets the mean and the deviation of the latents, by which they are normalised, from drawn clips."""
+    """Set the mean and the deviation of the latents, by which they are normalised, from drawn clips."""
     episode, frame = episodes.clips(clips, CLIP_FRAMES, generator)
     mean = vae.encoder.clip(episodes.images(episode, frame))[0].float()
     vae.latent_mean.copy_(mean.mean((0, 1, 2, 3)))

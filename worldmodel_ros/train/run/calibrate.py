@@ -65,7 +65,7 @@ def fit(logits: Tensor, truth: Tensor) -> tuple[float, float]:
 
 
 def calibrate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int = 64) -> dict:
-    """Fits and applies the calibration in place; returns what it did. Raises ValueError without contacts to fit to."""
+    """Fit and apply the calibration in place; return what it did. Raises ValueError without contacts to fit to."""
     logits, truth = contact_logits(model, episodes, batches, batch)
     if not 0 < truth.sum() < len(truth):
         raise ValueError('the episodes for calibration must hold frames with contacts and frames without')

@@ -38,7 +38,7 @@ class Log:
         self.events = _events(folder / 'tensorboard' / stage)
 
     def add(self, step: int, values: dict[str, Tensor]) -> None:
-        """Adds the losses of one step: name to scalar tensor; tensors are read only when a line is due."""
+        """Add the losses of one step: name to scalar tensor; tensors are read only when a line is due."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach()
         self.count += 1
@@ -97,7 +97,7 @@ def _events(folder: Path):
 
 
 def draw_curves(folder: Path, file: Path) -> None:
-    """Reads ``<stage>.jsonl`` in ``folder`` and writes one image, a panel per stage and quantity; none without logs."""
+    """Read ``<stage>.jsonl`` in ``folder`` and write one image, a panel per stage and quantity; none without logs."""
     stages = {stage: [json.loads(line) for line in (folder / f'{stage}.jsonl').read_text().splitlines()]
               for stage in _DRAWN if (folder / f'{stage}.jsonl').is_file()}
     stages = {stage: lines for stage, lines in stages.items() if lines}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worldmodel_ros.evaluate.control.learned import BALLS, slots
 from worldmodel_ros.model.scene_forecast import HORIZONS, SLOTS
-from worldmodel_ros.safety.limits import TwistLimiter
+from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import Expert, Smooth, Steps
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry
@@ -24,7 +24,7 @@ from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, task_scene
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 
-FRAMES = 72  # of an episode
+FRAMES = 80  # of an episode
 FRAME_SIZE = (64, 64)
 SHUTTLES = len(COLOURS) + len(BALLS)  # first slot of the others
 KINDS: Mapping[str, float] = {'intercept': 0.26, 'street': 0.28, 'second_ball': 0.1, 'follow': 0.1, 'avoid_red': 0.08,
@@ -117,9 +117,9 @@ class Store:
 
 @dataclass
 class Truth:
-    """What is to be forecast from A anchors of B clips, in base_link at the anchor, m: `known` (B, A, SLOTS), whether the
-    clip has shown a thing in the last window; `now` (B, A, SLOTS, 2); `ahead` (B, A, J, SLOTS, 2) and `counts`, its mask;
-    `walls` (B, A, 6). The shuttles come nearest first, those that are known before the others."""
+    """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: `known` (B, T, SLOTS), whether
+    the clip has shown a thing so far; `now` (B, T, SLOTS, 2); `ahead` (B, T, J, SLOTS, 2) and `counts`, its mask; `walls`
+    (B, T, 6). The shuttles come in the scene's order, which no image tells."""
 
     known: Tensor
     now: Tensor
@@ -128,27 +128,26 @@ class Truth:
     walls: Tensor
 
 
-def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, anchors: Sequence[int], window: int) -> Truth:
-    """The truth of clips that begin at frame `start` (B,) of episodes (B,)."""
+def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, frames: int, mirrored: Tensor | None = None) -> Truth:
+    """The truth of clips of so many frames from frame `start` (B,) of episodes (B,) on; of those in bool `mirrored` (B,),
+    with left and right exchanged."""
     device = episode.device
-    t = start[:, None] + torch.tensor(list(anchors), device=device)
+    t = start[:, None] + torch.arange(frames, device=device)
     row = episode[:, None]
     later = t[..., None] + torch.tensor(HORIZONS, device=device)
     inside, later = later < FRAMES, later.clamp(max=FRAMES - 1)
-    seen_at = torch.maximum(t[..., None] + torch.arange(-window, 1, device=device), start[:, None, None])
-    known = arrays['visible'][row[..., None], seen_at].any(2)
+    known = arrays['visible'][row, t].cummax(1).values
     pose = arrays['pose'][row, t]
-    now = _in_base(arrays['place'][row, t], pose[:, :, None])
-    ahead = _in_base(arrays['place'][row[..., None], later], pose[:, :, None, None])
-    others = known[..., SHUTTLES:]
-    away = torch.where(others, now[..., SHUTTLES:, :].nan_to_num(0.0).norm(dim=-1), torch.inf)
-    fixed = torch.arange(SHUTTLES, device=device).expand(*away.shape[:2], -1)
-    order = torch.cat([fixed, SHUTTLES + away.argsort(dim=-1, stable=True)], -1)
-    now = now.gather(2, order[..., None].expand(-1, -1, -1, 2))
-    ahead = ahead.gather(3, order[:, :, None, :, None].expand(-1, -1, len(HORIZONS), -1, 2))
-    known = known.gather(2, order)
-    return Truth(known, now.nan_to_num(0.0), ahead.nan_to_num(0.0), known[:, :, None] & inside[..., None],
-                 _walls(pose, arrays['room'][row]))
+    now = _in_base(arrays['place'][row, t], pose[:, :, None]).nan_to_num(0.0)
+    ahead = _in_base(arrays['place'][row[..., None], later], pose[:, :, None, None]).nan_to_num(0.0)
+    walls = _walls(pose, arrays['room'][row])
+    if mirrored is not None:
+        other_side = torch.tensor([1.0, -1.0], device=device)
+        now = torch.where(mirrored[:, None, None, None], now * other_side, now)
+        ahead = torch.where(mirrored[:, None, None, None, None], ahead * other_side, ahead)
+        walls = torch.where(mirrored[:, None, None], walls[..., [0, 1, 2, 5, 4, 3]] * torch.tensor(
+            [1.0, -1.0, 1.0, 1.0, 1.0, 1.0], device=device), walls)
+    return Truth(known, now, ahead, known[:, :, None] & inside[..., None], walls)
 
 
 def _in_base(places: Tensor, pose: Tensor) -> Tensor:

@@ -3,21 +3,22 @@
     python -m worldmodel_ros.train.scene.run --out out/scene --seconds 600 --simulate 200
     worldmodel evaluate control --forecast out/scene --seeds 3000000:3000100 --tasks intercept street
 
-It begins with the encoder and DiT of a model, trains both along, and leaves averaged weights, and their errors on episodes
-that were not trained on. On an H200 a step of 256 clips took 0.18 s without --compile.
+It begins with the encoder of a model, which is trained along, or with an earlier forecast, and leaves averaged weights, and
+their errors on episodes that were not trained on.
 """
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 import torch
@@ -26,85 +27,152 @@ from torch.nn import functional as F
 
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.scene_forecast import HORIZONS, SCALE, SLOTS, Present, SceneForecast, layout
+from worldmodel_ros.model.scene_forecast import HORIZONS, SCALE, SLOTS, Ahead, Present, SceneForecast
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 from .episodes import FRAMES, SHUTTLES, Store, Truth, make, truth
 
-CLIP = 24  # frames of a clip
-ANCHORS = ((3, 11, 23), (6, 15, 20), (2, 18, 22), (9, 13, 23), (4, 16, 21), (7, 19, 23))  # one set a step
+CLIP = 40  # frames of a clip
+ANCHORS = 8  # frames of a clip from which a second pass is trained, other ones in each step
 HELD_BACK = 192  # episodes, the first ones
 GROUPS = {'objects': slice(0, len(COLOURS)), 'balls': slice(len(COLOURS), SHUTTLES), 'shuttles': slice(SHUTTLES, SLOTS)}
 _BEGIN = 0.25  # share of the clips that begin with their episode, as a task does
 _MOVERS = 2.0  # weight of a mover's error, against 1 of an object's
+_SAVE = 240.0  # s, between two copies of what was reached so far
 _CHUNK = 16  # episodes that are handed over at a time
+_ORDERS = tuple(permutations(range(SLOTS - SHUTTLES)))
 _worlds: list[World] = []
 
 
-def losses(outputs: tuple[Present, Tensor, Tensor], target: Truth) -> dict[str, Tensor]:
-    """The parts of the loss, weighted; their sum is what is minimised."""
+def losses(outputs: tuple[Present, Ahead, Ahead], target: Truth, anchors: Tensor) -> dict[str, Tensor]:
+    """The parts of the loss, weighted; their sum is what is minimised. Each output has the shuttles in an order of its own,
+    and is compared with the truth in that order."""
     present, one, two = outputs
-    presence = F.binary_cross_entropy_with_logits(present.presence.float(), target.known.float())
-    walls = F.smooth_l1_loss(present.walls.float(), target.walls, beta=0.1)
-    return {'presence': 2.0 * presence, 'walls': 2.0 * walls, 'now': _laplace(present.now, target.now, target.known),
-            'present': 0.6 * _laplace(present.paths, target.ahead, target.counts),
-            'one pass': _laplace(one, target.ahead, target.counts), 'two passes': _laplace(two, target.ahead, target.counts)}
+    seen = ordered(target, present)
+    parts = {'present': _presence(present, seen) + _laplace(present.now, seen.now, seen.known),
+             'present walls': 0.5 * _walls(present, target)}
+    for name, out, truly in (('one pass', one, ordered(target, one)), ('two passes', two, ordered(_at(target, anchors), two))):
+        parts[name] = _presence(out, truly) + _laplace(out.now, truly.now, truly.known) + \
+            2.0 * _laplace(out.paths, truly.ahead, truly.counts)
+        parts[f'{name}, walls'] = _walls(out, truly)
+    return parts
+
+
+@torch.no_grad()
+def ordered(target: Truth, out: Present) -> Truth:
+    """The truth with its shuttles in the order that fits `out` best, frame by frame."""
+    others = slice(SHUTTLES, SLOTS)
+    known, now = target.known[..., None, others], target.now[..., None, others, :]
+    logits, places = out.presence[..., others, None].float(), out.now[..., others, None, :2].float() * SCALE
+    apart = (places - now).abs().sum(-1)
+    if isinstance(out, Ahead):
+        paths = (out.paths[..., others, None, :2].float() * SCALE - target.ahead[..., None, others, :]).abs().sum(-1)
+        apart = apart + torch.where(target.counts[..., None, others], paths, 0.0).mean(-3)
+    cost = torch.where(known, 2.0 * F.softplus(-logits) + apart, 2.0 * F.softplus(logits))  # (..., out, truth)
+    orders = torch.tensor(_ORDERS, device=cost.device)
+    best = orders[cost[..., torch.arange(orders.shape[1], device=cost.device), orders].sum(-1).argmin(-1)]
+    order = torch.cat([torch.arange(SHUTTLES, device=cost.device).expand(*best.shape[:-1], -1), SHUTTLES + best], -1)
+    ahead = order[..., None, :].expand(*target.counts.shape)
+    return Truth(target.known.gather(-1, order), target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
+                 target.ahead.gather(-2, ahead[..., None].expand(*ahead.shape, 2)), target.counts.gather(-1, ahead), target.walls)
+
+
+def _at(target: Truth, frames: Tensor) -> Truth:
+    return Truth(*(part[:, frames] for part in (target.known, target.now, target.ahead, target.counts, target.walls)))
+
+
+def _presence(out: Present, target: Truth) -> Tensor:
+    return 2.0 * F.binary_cross_entropy_with_logits(out.presence.float(), target.known.float())
+
+
+def _walls(out: Present, target: Truth) -> Tensor:
+    return 2.0 * F.smooth_l1_loss(out.walls.float(), target.walls, beta=0.1)
 
 
 def _laplace(out: Tensor, target: Tensor, counts: Tensor) -> Tensor:
-    """Negative logarithm of the likelihood under a Laplace distribution, whose scale the network gives, too."""
-    scale = out[..., 2].float().clamp(-4.5, 1.5)
-    error = (out[..., :2].float() * SCALE - target).abs().sum(-1)
+    """Negative logarithm of the likelihood under Laplace distributions along the forecast's line of sight and across it,
+    whose scales the network gives, too.
+
+    The directions are those of the forecast, not of the truth: by the truth's, a forecast of 0 would never err across it.
+    """
+    place = out[..., :2].float() * SCALE
+    away = place.detach().norm(dim=-1, keepdim=True)
+    sight = torch.where(away > 1e-3, place.detach() / away.clamp(min=1e-3), torch.tensor([1.0, 0.0], device=out.device))
+    error, scale = place - target, out[..., 2:].float().clamp(-3.5, 1.5)
+    along = (error * sight).sum(-1)
+    across = error[..., 1] * sight[..., 0] - error[..., 0] * sight[..., 1]
     weight = torch.ones(SLOTS, device=out.device)
     weight[len(COLOURS):] = _MOVERS
     weight = torch.where(counts, weight, 0.0)
-    return (weight * (error * (-scale).exp() + 2.0 * scale)).sum() / weight.sum().clamp(min=1.0)
+    both = torch.stack([along, across], -1).abs() * (-scale).exp() + scale
+    return (weight * both.sum(-1)).sum() / weight.sum().clamp(min=1.0)
 
 
-def clips(store: Store, count: int, episodes: range, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Images (B, CLIP, 3, H, W) in [-1, 1], executed and measured (B, CLIP, 2), and of which episodes and from where."""
+@dataclass
+class Clips:
+    """Images (B, CLIP, 3, H, W) in [-1, 1], executed and measured (B, CLIP, 2), and what is to be forecast."""
+
+    images: Tensor
+    executed: Tensor
+    measured: Tensor
+    target: Truth
+
+
+def clips(store: Store, count: int, episodes: range, generator: torch.Generator) -> Clips:
+    """Clips of episodes, half of them with left and right exchanged."""
     device = store.arrays['frames'].device
     episode = torch.randint(episodes.start, episodes.stop, (count,), device=device, generator=generator)
     start = torch.randint(0, FRAMES - CLIP + 1, (count,), device=device, generator=generator)
-    start = torch.where(torch.rand(count, device=device, generator=generator) < _BEGIN, 0, start)
+    chance = torch.rand((2, count), device=device, generator=generator)
+    start, mirrored = torch.where(chance[0] < _BEGIN, 0, start), chance[1] < 0.5
     rows = episode[:, None], start[:, None] + torch.arange(CLIP, device=device)
-    images = store.arrays['frames'][rows].permute(0, 1, 4, 2, 3).float().div_(127.5).sub_(1.0)
-    return images, store.arrays['executed'][rows], store.arrays['measured'][rows], episode, start
+    images = store.arrays['frames'][rows]
+    images = torch.where(mirrored[:, None, None, None, None], images.flip(3), images)
+    images = images.permute(0, 1, 4, 2, 3).float().div_(127.5).sub_(1.0)
+    turned = torch.where(mirrored[:, None, None], torch.tensor([1.0, -1.0], device=device), 1.0)
+    return Clips(images, store.arrays['executed'][rows] * turned, store.arrays['measured'][rows] * turned,
+                 truth(store.arrays, episode, start, CLIP, mirrored))
 
 
 class Training:
-    """One run: the network, its average, and the optimiser."""
+    """One run: the network, its average, and the optimisers: Muon (Jordan et al. 2024) for the layers' matrices, AdamW for
+    the rest."""
 
     def __init__(self, forecast: SceneForecast, store: Store, rate: float, compiled: bool = False, seed: int = 0) -> None:
-        self.forecast, self._store = forecast.train(), store
+        self.forecast, self._store = forecast.train().to(memory_format=torch.channels_last), store
         self._device = store.arrays['frames'].device
-        self._run: Callable = torch.compile(forecast) if compiled else forecast
-        trained = {id(p) for part in (forecast.encoder, forecast.dit) for p in part.parameters()}
-        known = [p for p in forecast.parameters() if id(p) in trained]
-        new = [p for p in forecast.parameters() if id(p) not in trained]
-        self._optimiser = torch.optim.AdamW([{'params': known, 'lr': 0.7 * rate}, {'params': new, 'lr': rate}],
-                                            betas=(0.9, 0.98), weight_decay=0.02, fused=self._device.type == 'cuda')
-        self._rates = [group['lr'] for group in self._optimiser.param_groups]
+        if compiled:  # piece by piece: the layers share one piece of code
+            for part in (*forecast.layers, forecast.encoder.down):
+                part.compile(dynamic=False)
+        matrices = [p for p in forecast.layers.parameters() if p.ndim == 2]
+        known = {id(p) for p in matrices}
+        rest = [p for p in forecast.parameters() if id(p) not in known]
+        self._optimisers = (
+            torch.optim.Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.05, adjust_lr_fn='match_rms_adamw'),
+            torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.02, fused=self._device.type == 'cuda'))
+        self._rate = rate
         self._average = {name: value.detach().clone() for name, value in forecast.state_dict().items()}
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._layouts = [tuple(part.to(self._device) for part in layout(forecast.preset, CLIP, anchors)) for anchors in ANCHORS]
         self.steps = 0
 
-    def step(self, count: int, share: float, held_back: int = HELD_BACK) -> dict[str, float | Tensor]:
+    def step(self, count: int, share: float, held_back: int = HELD_BACK) -> dict[str, Tensor]:
         """One step of `count` clips; `share` of the run is over, by which the rate falls."""
-        decay = min(1.0, (self.steps + 1) / 300) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, share))) + 0.002
-        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
-            group['lr'] = rate * decay
-        parts = losses(*self._forecasts(self._run, count, range(held_back, self._store.count), self.steps % len(ANCHORS)))
-        self._optimiser.zero_grad(set_to_none=True)
+        decay = min(1.0, (self.steps + 1) / 200) * (min(1.0, (1.0 - min(1.0, share)) / 0.6) + 0.002)
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group['lr'] = self._rate * decay
+        outputs, target, anchors = self._forecasts(count, range(held_back, self._store.count))
+        parts = losses(outputs, target, anchors)
+        self.forecast.zero_grad(set_to_none=True)
         sum(parts.values()).backward()
         parts['gradient'] = nn.utils.clip_grad_norm_(self.forecast.parameters(), 1.0)
-        self._optimiser.step()
+        for optimiser in self._optimisers:
+            optimiser.step()
         self.steps += 1
-        keep = min(0.998, self.steps / (self.steps + 100))
+        keep = min(0.999, self.steps / (self.steps + 100))
         with torch.no_grad():
-            for name, value in self.forecast.state_dict().items():
-                self._average[name].lerp_(value, 1.0 - keep)
+            state = self.forecast.state_dict()
+            torch._foreach_lerp_(list(self._average.values()), [state[name] for name in self._average], 1.0 - keep)
         return {name: part.detach() for name, part in parts.items()}
 
     def finish(self) -> SceneForecast:
@@ -112,31 +180,41 @@ class Training:
         self.forecast.load_state_dict(self._average)
         return self.forecast.eval()
 
+    def averaged(self) -> SceneForecast:
+        """A copy of the network with averaged weights; the training goes on."""
+        copy = SceneForecast(self.forecast.preset)
+        copy.load_state_dict(self._average)
+        return copy.eval()
+
     @torch.no_grad()
     def errors(self, episodes: range, batches: int = 16, count: int = 64) -> dict[str, float]:
-        """Median error in m of what is known, by rung, group of things and seconds ahead."""
+        """Median error in m of what is known, by rung, group of things and seconds ahead, and of the presence: the share of
+        the things whose presence is told wrongly."""
         found: dict[str, list[Tensor]] = {}
-        for number in range(batches):
-            (present, one, two), target = self._forecasts(self.forecast, count, episodes, number % len(ANCHORS))
-            forecasts = {'present': present.paths, 'one pass': one, 'two passes': two}
-            for group, slots in GROUPS.items():
-                error = _metres(present.now, target.now)[..., slots][target.known[..., slots]]
-                found.setdefault(f'now, {group}', []).append(error)
-                for rung, out in forecasts.items():
-                    error = _metres(out, target.ahead)
-                    for j, frames in enumerate(HORIZONS):
+        for _ in range(batches):
+            outputs, target, anchors = self._forecasts(count, episodes)
+            for rung, out, truly in zip(('present', 'one pass', 'two passes'), outputs, (target, target, _at(target, anchors)),
+                                        strict=True):
+                truly = ordered(truly, out)
+                for group, slots in GROUPS.items():
+                    known = truly.known[..., slots]
+                    found.setdefault(f'{rung}, {group}, wrong', []).append(
+                        ((out.presence[..., slots] > 0) != known).float().mean()[None])
+                    found.setdefault(f'{rung}, {group}, now', []).append(
+                        _metres(out.now, truly.now)[..., slots][known])
+                    for j, frames in enumerate(HORIZONS if isinstance(out, Ahead) else ()):
                         found.setdefault(f'{rung}, {group}, {frames / 10:.1f} s', []).append(
-                            error[:, :, j, slots][target.counts[:, :, j, slots]])
-        return {name: round(torch.cat(errors).median().item(), 4) for name, errors in found.items() if sum(map(len, errors))}
+                            _metres(out.paths, truly.ahead)[:, :, j, slots][truly.counts[:, :, j, slots]])
+        return {name: round((torch.cat(errors).mean() if name.endswith('wrong') else torch.cat(errors).median()).item(), 4)
+                for name, errors in found.items() if sum(map(len, errors))}
 
-    def _forecasts(self, run: Callable, count: int, episodes: range, number: int
-                   ) -> tuple[tuple[Present, Tensor, Tensor], Truth]:
-        images, executed, measured, episode, start = clips(self._store, count, episodes, self._generator)
-        mixed = torch.autocast('cuda', torch.bfloat16) if images.is_cuda else nullcontext()
+    def _forecasts(self, count: int, episodes: range) -> tuple[tuple[Present, Ahead, Ahead], Truth, Tensor]:
+        drawn = clips(self._store, count, episodes, self._generator)
+        anchors = torch.randperm(CLIP, device=self._device, generator=self._generator)[:ANCHORS].sort().values
+        mixed = torch.autocast('cuda', torch.bfloat16) if drawn.images.is_cuda else nullcontext()
         with mixed:
-            outputs = run(images, executed, measured, ANCHORS[number], *self._layouts[number])
-        window = self.forecast.preset.window_frames
-        return outputs, truth(self._store.arrays, episode, start, ANCHORS[number], window)
+            outputs = self.forecast(drawn.images, drawn.executed, drawn.measured, anchors)
+        return outputs, drawn.target, anchors
 
 
 def _metres(out: Tensor, target: Tensor) -> Tensor:
@@ -165,15 +243,16 @@ def _feed(store: Store, seeds: range, workers: int, seconds: float) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.scene.run', description=__doc__.splitlines()[0])
-    parser.add_argument('--model', default='tiny', help='model whose encoder and DiT it begins with')
+    parser.add_argument('--model', default='tiny', help='model whose encoder it begins with')
+    parser.add_argument('--resume', type=Path, help='folder of an earlier forecast to begin with')
     parser.add_argument('--out', type=Path, required=True, help='folder for the weights')
     parser.add_argument('--seconds', type=float, default=600.0, help='of training')
     parser.add_argument('--simulate', type=float, default=200.0, help='seconds for which episodes are simulated')
-    parser.add_argument('--episodes', type=int, default=20_000, help='at most; each is 0.9 MB on the device')
+    parser.add_argument('--episodes', type=int, default=20_000, help='at most; each is 1 MB on the device')
     parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
     parser.add_argument('--begin', type=int, default=1_500, help='episodes with which the training begins')
-    parser.add_argument('--batch', type=int, default=256, help='clips a step')
-    parser.add_argument('--rate', type=float, default=4e-4)
+    parser.add_argument('--batch', type=int, default=128, help='clips a step')
+    parser.add_argument('--rate', type=float, default=8e-4)
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--compile', action='store_true', help='torch.compile: faster after about a minute')
     options = parser.parse_args(arguments)
@@ -183,23 +262,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(options.first_seed, options.first_seed + options.episodes)
     feeder = threading.Thread(target=_feed, args=(store, seeds, options.workers, options.simulate), daemon=True)
     feeder.start()
-    forecast = SceneForecast.from_world_model(checkpoint.load(model_folder(options.model), device))
+    forecast = SceneForecast.load(options.resume, device) if options.resume else \
+        SceneForecast.from_world_model(checkpoint.load(model_folder(options.model), device))
     while store.count < min(options.begin, options.episodes) and feeder.is_alive():
         time.sleep(0.5)
     held_back = min(HELD_BACK, store.count // 2)
     training, log, start = Training(forecast, store, options.rate, options.compile), [], time.monotonic()
+    saved = 0.0
     while (elapsed := time.monotonic() - start) < options.seconds:
         parts = training.step(options.batch, elapsed / options.seconds, held_back)
         if training.steps % 100 == 0 or training.steps == 1:
             log.append({'step': training.steps, 'seconds': round(elapsed, 1), 'episodes': store.count,
                         **{name: round(float(part), 4) for name, part in parts.items()}})
             print(json.dumps(log[-1]), file=sys.stderr, flush=True)
+        if elapsed > saved + _SAVE:
+            checkpoint.save(training.averaged(), options.out, {'scene_forecast': log[-1]}, torch.float16)
+            saved = elapsed
     result = {'steps': training.steps, 'batch': options.batch, 'episodes': store.count, 'first_seed': options.first_seed,
               'seconds': round(time.monotonic() - start, 1), 'model': options.model,
               'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     finished = training.finish()
     result['errors_m'] = training.errors(range(held_back))
-    checkpoint.save(finished, options.out, {'scene_forecast': result, 'log': log})
+    checkpoint.save(finished, options.out, {'scene_forecast': result, 'log': log}, torch.float16)
     print(json.dumps(result))
     return 0
 

@@ -1,0 +1,88 @@
+"""
+Prints, as JSON, which files of the package run between an image and its command, and between a question and its answer.
+
+Both nodes run in this process, with the shipped model, over ROS. A file of the way of a frame counts if it runs each time:
+what else the nodes do meanwhile, such as their diagnostics once a second, does not come each time. The way of a question is
+that of the two threads that answer it.
+"""
+import json
+import threading
+import time
+from pathlib import Path
+
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from world_model_rig import Rig, Spinning, wait_for
+
+from worldmodel_ros.engine import load
+from worldmodel_ros.nodes.command_gate.node import CommandGate
+from worldmodel_ros.srv import WhatIf
+
+PACKAGE = Path(__file__).resolve().parents[1] / 'worldmodel_ros'
+GENERATED = ('msg/', 'srv/')
+TICKS, QUESTIONS = 10, 3
+PATIENCE = {'deadline_s': 5.0, 'command_timeout_s': 10.0}  # profiled code is slow
+ANSWERS = 'answered', '_on_chunk', '_what_if'  # what ends the way on its thread; the last two, the way itself
+
+
+class Ways:
+    """Notes what is called while a way is open, on each thread until its part of the way ends there."""
+
+    def __init__(self):
+        self.codes, self.ended, self.open = set(), set(), False
+        self.threads = ()  # names of those that are looked at; all, if empty
+
+    def __call__(self, frame, event, argument):
+        if not self.open or threading.get_ident() in self.ended:
+            return
+        if self.threads and threading.current_thread().name not in self.threads:
+            return
+        if event == 'call':
+            self.codes.add(frame.f_code)
+        elif event == 'return' and frame.f_code.co_name in ANSWERS and '/nodes/' in frame.f_code.co_filename:
+            self.ended.add(threading.get_ident())
+            self.open = frame.f_code.co_name == ANSWERS[0]
+
+    def note(self, begin, *threads):
+        """Return the files that ran, in some threads or all, from a call of `begin` to the end of what it has begun."""
+        self.codes, self.ended, self.threads, self.open = set(), set(), threads, True
+        begin()
+        wait_for(lambda: not self.open, 'the end of the way', 30.0)
+        files = {Path(code.co_filename) for code in self.codes}
+        names = {str(file.relative_to(PACKAGE)) for file in files if file.is_relative_to(PACKAGE)}
+        return {name for name in names if not name.startswith(GENERATED)}
+
+
+def main():
+    engine, ways = load(sessions=2), Ways()
+    threading.setprofile(ways)
+    rclpy.init(args=['--ros-args', *(word for name, value in PATIENCE.items() for word in ('-p', f'{name}:={value}'))])
+    gate = Spinning(CommandGate(), SingleThreadedExecutor())
+    rig = Rig(lambda **chosen: engine, deadline_s=PATIENCE['deadline_s'], allow_faults=False,
+              camera_timeout_s=20.0, time_jump_s=30.0, executed_timeout_s=0.0)
+    assert rig.change('configure', 'activate')
+    rig.set_goal('red')
+
+    def tick():
+        time.sleep(0.5)  # for what comes after a command
+        message = rig.image()
+        return ways.note(lambda: rig.images.publish(message))
+
+    def question():
+        time.sleep(0.5)
+        return ways.note(lambda: rig.call(WhatIf, 'what_if', WhatIf.Request(names=['left', 'right'], horizon=0.8)),
+                         'services', 'engine')
+
+    for each in (tick, question):  # the first ones find, load and compute what is kept
+        each()
+        each()
+    found = {'frame': sorted(set.intersection(*(tick() for _ in range(TICKS)))),
+             'what_if': sorted(set.intersection(*(question() for _ in range(QUESTIONS))))}
+    rig.close()
+    gate.close()
+    rclpy.shutdown()
+    print(json.dumps(found))
+
+
+if __name__ == '__main__':
+    main()

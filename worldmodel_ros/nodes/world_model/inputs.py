@@ -1,0 +1,326 @@
+"""What the world model node hears: images, the actions that the robot really executes, and goals."""
+
+import itertools
+import math
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from geometry_msgs.msg import Twist, TwistStamped
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.impl.rcutils_logger import RcutilsLogger
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.utilities import get_rmw_implementation_identifier
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+
+from worldmodel_ros.control.responder import Answer, Observation
+from worldmodel_ros.inputs.images import ImageError
+from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.messages import NS, nanoseconds
+from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED
+from worldmodel_ros.nodes.common.what_if_request import BASE
+from worldmodel_ros.nodes.world_model.parameters import frame_settings
+
+SEGMENT = 512 * 1024  # bytes, shared memory of a Fast DDS participant by default
+_UNHEARD = 3.0  # s, that discovery may take
+_PROFILE = 'FASTRTPS_DEFAULT_PROFILES_FILE'
+
+# Of this process, counted from a random number: no two processes share one, whatever the clock of the host does. Of so
+# many bits that a reader in JavaScript does not round it.
+_EPISODES = itertools.count(secrets.randbits(48))
+_PATIENCE = 1.0  # s, of commands that move the robot; what becomes of the first is heard within milliseconds
+_LOG_INTERVAL, _REMINDER = 2.0, 10.0  # s, between two log lines on the same
+_PACKAGE = 'geometry_msgs/msg/'
+# What publishers offer that ask for nothing else: those of rclpy, RViz and Foxglove. Deep enough that after a stall of
+# this process all goals come in their order.
+_ORDINARY = QoSProfile(depth=10)
+_APART = 0.1  # s, at most, between the two times that one message is heard
+
+
+class Taken(NamedTuple):
+    """`sound`: the image could be used, though it need not be a tick. `observation`: None if it is none."""
+
+    sound: bool
+    observation: Observation | None = None
+
+
+class IntakeSettings(NamedTuple):
+    """
+    Times in s. `deadline`: from the stamp of an image to its answer. `future_tolerance`: so far ahead of ROS time a stamp
+    may be. `frames`: which images are ticks.
+    """
+
+    deadline: float
+    future_tolerance: float
+    frames: FrameSettings
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> 'IntakeSettings':
+        """Return what the node's parameters say."""
+        return cls(parameters['deadline_s'], parameters['future_tolerance_s'], frame_settings(parameters))
+
+
+class Intake:
+    """
+    The images of one activation. `goal` is given to each observation; `frames` finds the ticks among them.
+
+    `settings` and `goal` may be changed at any time; `ros_now` returns ROS time [ns].
+    """
+
+    def __init__(self, spec: Any, settings: IntakeSettings, executed: ExecutedActions,
+                 ros_now: Callable[[], int], refusals: Refusals, advice: 'LargeImageAdvice',
+                 logger: RcutilsLogger) -> None:
+        self.goal = ''
+        self.camera_frame = ''
+        self.stamp = 0         # ns, of the newest observation
+        self.episode = 0
+        self.delay = 0.0       # s, age of the newest image on receipt
+        self._sequence = 0
+        self.settings, self._executed, self._ros_now = settings, executed, ros_now
+        self._refusals, self._advice, self._logger = refusals, advice, logger
+        self.frames = Frames(spec.step_period, spec.image_size)
+        self._starts_over = False
+        self._begin_episode()
+
+    def next_sequence(self) -> int:
+        """Return the next number within the episode."""
+        self._sequence += 1
+        return self._sequence
+
+    def begin_episode(self) -> None:
+        """Make the next image the first of a new episode, and trust the camera again. From any thread."""
+        self._starts_over = True
+
+    def take(self, message: Image | CompressedImage) -> Taken:
+        """Judge an image that was received just now."""
+        received, settings = time.monotonic(), self.settings
+        if self._starts_over:
+            self._starts_over = False
+            self.frames.forget()
+        stamp = nanoseconds(message.header.stamp)
+        now = self._ros_now()
+        self.delay = age = (now - stamp) / NS
+        if age < -settings.future_tolerance:
+            return self._refuse('stamp in the future', f'the image is stamped {-age:.3f} s ahead of ROS '
+                                'time: synchronise the clocks, and give all nodes the same use_sim_time')
+        try:
+            pace, picture = self.frames.take(
+                message, stamp, self._executed.moving(now), received, settings.frames)
+        except ImageError as error:
+            self._advice.refused(message, error)
+            return self._refuse(error.kind, str(error))
+        if pace.refused:
+            return self._refuse(pace.value, f'the stamp is {stamp / NS:.3f} s: the camera driver must stamp '
+                                'each image with the time it was taken, never the same twice')
+        if pace is Pace.BETWEEN:
+            return Taken(True)
+        self._advice.received(message)
+        if pace is Pace.FROZEN:
+            self._refusals.count(f'image: {pace.value}')
+            return Taken(True)
+        if pace is Pace.NEW_EPISODE:
+            self._begin_episode()
+        self.stamp, self.camera_frame = stamp, message.header.frame_id
+        deadline = settings.deadline
+        stale = f'the image was {age * 1e3:.0f} ms old on receipt, {deadline * 1e3:.0f} ms are allowed'
+        return Taken(True, Observation(
+            picture, stamp, received, received + deadline - max(0.0, age), self.episode, self.next_sequence(),
+            self.goal, stale if age > deadline else ''))
+
+    def _begin_episode(self) -> None:
+        self.episode = next(_EPISODES)
+        self._sequence = 0
+
+    def _refuse(self, kind: str, text: str) -> Taken:
+        self._refusals.count(f'image: {kind}')
+        self._logger.warning(f'image refused: {text}', throttle_duration_sec=_LOG_INTERVAL)
+        return Taken(False)
+
+
+class LargeImageAdvice:
+    """
+    Warns, once, that images are lost because they do not fit in the shared memory of Fast DDS.
+
+    With best effort such images arrive rarely, or broken, or never, and nothing else says why.
+    """
+
+    def __init__(self, node: Node, topic: str) -> None:
+        """`topic`: fully resolved."""
+        self._node, self._topic = node, topic
+        self._bytes = 0
+        self._given = 'fastrtps' not in get_rmw_implementation_identifier()
+
+    def refused(self, message: Image | CompressedImage, error: ImageError) -> None:
+        """An image could not be used."""
+        size = self._note(message)
+        if size > SEGMENT and error.kind in ('empty', 'wrong size'):
+            self._warn(f'an image of {size} bytes arrived broken')
+
+    def received(self, message: Image | CompressedImage) -> None:
+        """An image could be used."""
+        self._note(message)
+
+    def silent(self, seconds: float) -> None:
+        """No image came for `seconds`."""
+        if self._given:
+            return
+        if self._bytes > SEGMENT:
+            self._warn(f'images of {self._bytes} bytes come with gaps')
+        elif seconds >= _UNHEARD and not self._bytes and self._has_best_effort_publisher():
+            self._warn(f'it has a publisher, but no image has come for {seconds:.0f} s')
+
+    def _note(self, message: Image | CompressedImage) -> int:
+        claimed = message.step * message.height if isinstance(message, Image) else 0
+        self._bytes = max(len(message.data), claimed)
+        return self._bytes
+
+    def _has_best_effort_publisher(self) -> bool:
+        return any(publisher.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT
+                   for publisher in self._node.get_publishers_info_by_topic(self._topic))
+
+    def _warn(self, what: str) -> None:
+        if self._given:
+            return
+        self._given = True
+        profile = os.environ.get(_PROFILE)
+        remedy = (f'it is set to {profile} here: set it for the camera driver too' if profile else
+                  f'start the camera driver and this node with {_PROFILE}='
+                  'SHARE/config/fastdds_large_images.xml, where SHARE is what '
+                  '`ros2 pkg prefix --share worldmodel_ros` prints')
+        self._node.get_logger().warning(
+            f'{self._topic}: {what}. Best-effort images that do not fit in the shared memory of Fast DDS '
+            f'({SEGMENT} bytes by default) are lost. Remedy: {remedy}; or use image_transport:=compressed')
+
+
+def require_base(spec: Any) -> None:
+    """Raise ValueError for a model whose actions a twist does not hold: what is executed could not be told to it."""
+    if tuple(spec.action_names) != BASE:
+        raise ValueError(
+            f'model {spec.name}: its actions are {", ".join(spec.action_names)}, but what the robot executes is heard '
+            f'as a twist, of which this node takes {", ".join(BASE)}: choose a model with these actions, in this order')
+
+
+class ExecutedTopic:
+    """
+    Keeps in `actions` what comes on the topic of executed actions.
+
+    Notices when commands go out and nothing is heard of any, which nothing else would show: for a wrong topic, or
+    a wrong type of message, there is no error in ROS.
+    """
+
+    def __init__(self, node: Node, spec: Any, settings: Mapping[str, Any], refusals: Refusals) -> None:
+        """`settings`: the node's parameters."""
+        self._node, self._refusals = node, refusals
+        self._timeout = settings['executed_timeout_s']
+        self.actions = ExecutedActions(len(spec.action_names), spec.step_period, self._timeout)
+        self._stamped = settings['enable_stamped_cmd_vel']
+        topic = settings['executed_action_topic']
+        self._topic = node.resolve_topic_name(topic)
+        kind, callback = ((TwistStamped, lambda message: self._hear(message.twist)) if self._stamped else
+                          (Twist, self._hear))
+        self._subscription = node.create_subscription(kind, topic, callback, COMMAND)
+        # Steady times [s]. Two threads write them: what one of them overwrites, the next command sets right.
+        self._since: float | None = None  # of the first command after whatever was heard last
+        self._newest = -math.inf          # of the newest command
+        self._last_word = False           # after what was heard last, silence is no fault
+
+    def destroy(self) -> None:
+        """Destroy the subscription."""
+        self._node.destroy_subscription(self._subscription)
+
+    def commanded(self, answer: Answer, now: float) -> None:
+        """Take note of an answer that goes out `now` [steady, s]. From any thread."""
+        if answer.actions is None or not np.any(answer.actions[0]):
+            return
+        if self._since is None or now - self._newest > _PATIENCE:
+            self._since = now
+        self._newest = now
+
+    def degraded_reason(self, now: float) -> str:
+        """Return, and log, what is wrong and what to do where nothing is heard of what is commanded; else ''."""
+        since, newest = self._since, self._newest
+        if since is None or newest - since < _PATIENCE or now - newest > _PATIENCE:
+            return ''
+        own = _PACKAGE + ('TwistStamped' if self._stamped else 'Twist')
+        others = {p.topic_type for p in self._node.get_publishers_info_by_topic(self._topic)} - {own}
+        if self._last_word and not others:
+            return ''
+        text = (f'commands go out, but none was heard on {self._topic} ({own}) for {now - since:.0f} s, so that the '
+                'model takes the robot to stand still, and a frozen camera would not be noticed: '
+                f'{self._remedy(others)}')
+        self._node.get_logger().warning(text, throttle_duration_sec=_REMINDER)
+        return text
+
+    def _remedy(self, others: set[str]) -> str:
+        other = _PACKAGE + ('Twist' if self._stamped else 'TwistStamped')
+        if other in others:
+            return f'{other} is published there: set enable_stamped_cmd_vel to {str(not self._stamped).lower()}'
+        if others:
+            return (f'{", ".join(sorted(others))} is published there: set executed_action_topic to a topic of twists '
+                    'that the base is given')
+        if self._node.count_publishers(self._topic):
+            return ('its publisher is silent, or offers best effort only: see whether the gate passes commands '
+                    '(command_status), and set executed_action_topic to what the base listens to')
+        return 'it has no publisher: start the gate, or set executed_action_topic to what the base listens to'
+
+    def _hear(self, twist: Twist) -> None:
+        action = (twist.linear.x, twist.angular.z)
+        # A gate that has stopped the robot falls silent after a while, and without a time-out only changes are told.
+        self._since, self._last_word = None, not any(action) or not self._timeout
+        if not is_usable(action):
+            self._refusals.count('executed action: not finite')
+            return
+        now = self._node.get_clock().now().nanoseconds
+        if self.actions.ran_out(now):
+            self._node.get_logger().warning(
+                f'no executed command came for more than {self._timeout:g} s although the last one moved the robot, '
+                'which was taken to have braked; for a topic that tells changes only, set executed_timeout_s to 0',
+                throttle_duration_sec=_LOG_INTERVAL)
+        self.actions.add(now, action)
+
+
+class GoalTopic:
+    """
+    Hears `goal` from any publisher, and calls `take` with each goal, in the order of their arrival.
+
+    A volatile publisher matches no transient-local subscription, and a volatile subscription is not given what a
+    latched publisher said before; so there is one of each, and what both of them hear counts once.
+    """
+
+    def __init__(self, node: Node, take: Callable[[str], None]) -> None:
+        self._node, self._take = node, take
+        self._once: tuple[deque[tuple[str, float]], ...] = (deque(maxlen=10), deque(maxlen=10))  # heard by one alone
+        # The defaults would warn of each ordinary publisher that nothing will be received from it.
+        silent = SubscriptionEventCallbacks(use_default_callbacks=False)
+        self._subscriptions = (
+            node.create_subscription(String, 'goal', lambda message: self._hear(0, message.data), _ORDINARY),
+            node.create_subscription(String, 'goal', lambda message: self._hear(1, message.data), LATCHED,
+                                     event_callbacks=silent))
+
+    def destroy(self) -> None:
+        """Destroy the subscriptions."""
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+
+    def _hear(self, which: int, goal: str) -> None:
+        # rclpy's events executor fails to hand over a message's time stamp with it, so that a message is known by its
+        # words.
+        now, own, other = time.monotonic(), self._once[which], self._once[1 - which]
+        while other and now - other[0][1] > _APART:
+            other.popleft()
+        heard = [before for before, _ in other]
+        if goal not in heard:
+            own.append((goal, now))
+            self._take(goal)
+            return
+        # What either heard alone before it was for that one alone.
+        own.clear()
+        for _ in range(heard.index(goal) + 1):
+            other.popleft()
