@@ -180,7 +180,6 @@ def timings(grid: tuple[int, int], device: torch.device) -> Iterator[dict]:
                 for way, call in ways.items():
                     ms = median_ms(call)
                     yield {'kernel': name, 'size': size, 'rows': m, 'way': way, 'ms': ms, 'tflops': round(tera / ms, 1)}
-        from worldmodel_ros.kernels import attention_hopper  # which takes Triton
         for precision in (Precision.BF16, Precision.FP8):
             pool, entries, own, qkv, rotary, *weights = layer_inputs(width, heads, grid, precision, device)
             plan = flat.FlatPlan.of(pool, tokens)
@@ -192,18 +191,16 @@ def timings(grid: tuple[int, int], device: torch.device) -> Iterator[dict]:
                 lambda: flat.write_flat(pool, own, 1, qkv, rms, rotary, *weights, plan.quantise_q))}
             q, scale = flat.write_flat(pool, own, 1, qkv, rms, rotary, *weights, plan.quantise_q)
             wanted = None
-            for count, polynomial in ((1, 0), (2, 0), (3, 0), (4, 0), (plan.splits, 1), (plan.splits, 2)):
+            for count in range(1, 5):
                 each = flat.FlatPlan(plan.hopper, count, plan.quantise_q)
                 lists = each.lists(entries, 128, device)
 
                 def attend() -> Tensor:
                     return flat.flat_attention(q, scale, pool, lists, each, tokens)
-                with patch.object(attention_hopper, 'POLYNOMIAL', polynomial):
-                    found = attend()
-                    wanted = found if wanted is None else wanted
-                    ms = median_ms(attend)
-                yield {'kernel': 'attention', **common, 'parts': count, 'polynomial': polynomial,
-                       'chosen': count == plan.splits, 'ms': ms,
+                found = attend()
+                wanted = found if wanted is None else wanted
+                ms = median_ms(attend)
+                yield {'kernel': 'attention', **common, 'parts': count, 'chosen': count == plan.splits, 'ms': ms,
                        'tflops': round(4e-9 * tokens * WINDOW * tokens / CHUNK * width / ms, 1),
                        'difference': round(error(found, wanted), 5)}
         x, y = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device).to(torch.bfloat16)

@@ -40,13 +40,13 @@ def signature(quantised, fp4):
     return {name: known[name] for name in attention_hopper._attention.arg_names}
 
 
-def attention(quantised, fp4, add, split=False, polynomial=False):
+def attention(quantised, fp4, add, split=False):
     arguments, names = signature(quantised, fp4), attention_hopper._attention.arg_names
     stages = 2 if not quantised else 3 if fp4 else 5
     pages = {'PAGE': BN, 'FRAMES': 1, 'TILES': 1, 'REPEATS': 3} if split else \
         {'PAGE': PAGE, 'FRAMES': 4, 'TILES': 16, 'REPEATS': 1}
     constants = {'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4, 'ADD': add,
-                 'POLYNOMIAL': int(polynomial), **pages}
+                 **pages}
     aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if arguments[name].startswith('*')}
     source = GluonASTSource(attention_hopper._attention, arguments, {
         (i,): constants.get(name) for i, name in enumerate(names) if arguments[name] == 'constexpr'}, aligned)

@@ -21,7 +21,6 @@ from .query import quantise_queries
 
 BLOCK_M, BLOCK_N = 128, 128  # queries of a program at a time; keys of a step
 HEAD_DIM = 128
-POLYNOMIAL = 0  # of four exponentials, how many by a polynomial
 
 
 @gluon.jit
@@ -44,7 +43,7 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
                items, q_blocks, heads, tile_blocks, scale_log2,
                PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
                QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-               TILES: gl.constexpr, REPEATS: gl.constexpr, POLYNOMIAL: gl.constexpr):
+               TILES: gl.constexpr, REPEATS: gl.constexpr):
     DTYPE: gl.constexpr = gl.float8e4nv if QUANTISED else gl.bfloat16
     smem = (gl.allocate_shared_memory(DTYPE, [4, BM // 2, D], q_desc.layout),
             gl.allocate_shared_memory(DTYPE, [STAGES, BN, D], k_desc.layout),
@@ -65,9 +64,9 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         # Registers of each partition's threads after the first, which takes what is left: 224 here, 248 below.
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS, POLYNOMIAL)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS, POLYNOMIAL)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (expand_tiles, (lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES, HAS_FP4)),
             (load_tiles, (descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES,
                           QUANTISED, HAS_FP4, ADD, REPEATS)),
@@ -76,9 +75,9 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         fence_async_shared()
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS, POLYNOMIAL)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS, POLYNOMIAL)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4,
                           ADD, REPEATS)),
         ], [4, 1], [240, 24])
@@ -151,8 +150,8 @@ class _Launch:
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads,
             self.tokens // table.query_tiles // BLOCK_M, self.scale_log2,
             PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=stages, QUANTISED=quantised,
-            HAS_FP4=raw is not None, ADD=add, FRAMES=self.frames, TILES=self.tiles,
-            REPEATS=self.repeats, POLYNOMIAL=POLYNOMIAL, num_warps=4)
+            HAS_FP4=raw is not None, ADD=add, FRAMES=self.frames, TILES=self.tiles, REPEATS=self.repeats,
+            num_warps=4)
 
 
 def _no_pages(like: TileLists) -> TileLists:

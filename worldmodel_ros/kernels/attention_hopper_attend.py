@@ -58,74 +58,6 @@ def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.cons
 
 
 @gluon.jit
-def _exp2(x, POLYNOMIAL: gl.constexpr):
-    """2^x, of so many of four values by a polynomial of the third degree, whose relative error is 2^-13: that takes
-    multiplications, of which there are more to spare than of the one unit that has exponentials and rounds to FP8, too
-    (as in FlashAttention-4)."""
-    if POLYNOMIAL == 0:
-        return gl.exp2(x)
-    elif POLYNOMIAL == 1:
-        return gl.inline_asm_elementwise(
-            """{
-            .reg .f32 f, t, n, p, zero;
-            .reg .b32 i, b;
-            max.NaN.f32 f, $4, 0fC2FC0000;
-            mul.f32 zero, f, 0f00000000;
-            add.rn.f32 t, f, 0f4B400000;
-            sub.rn.f32 n, t, 0f4B400000;
-            sub.rn.f32 f, f, n;
-            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
-            fma.rn.f32 p, p, f, 0f3F31798D;
-            fma.rn.f32 p, p, f, 0f3F7FFB49;
-            mov.b32 i, t;
-            mov.b32 b, p;
-            shl.b32 i, i, 23;
-            add.s32 b, b, i;
-            mov.b32 p, b;
-            add.f32 $0, p, zero;
-            ex2.approx.ftz.f32 $1, $5;
-            ex2.approx.ftz.f32 $2, $6;
-            ex2.approx.ftz.f32 $3, $7;
-            }""", '=f,=f,=f,=f,f,f,f,f', [x], dtype=gl.float32, is_pure=True, pack=4)
-    else:
-        return gl.inline_asm_elementwise(
-            """{
-            .reg .f32 f, t, n, p, zero;
-            .reg .b32 i, b;
-            max.NaN.f32 f, $4, 0fC2FC0000;
-            mul.f32 zero, f, 0f00000000;
-            add.rn.f32 t, f, 0f4B400000;
-            sub.rn.f32 n, t, 0f4B400000;
-            sub.rn.f32 f, f, n;
-            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
-            fma.rn.f32 p, p, f, 0f3F31798D;
-            fma.rn.f32 p, p, f, 0f3F7FFB49;
-            mov.b32 i, t;
-            mov.b32 b, p;
-            shl.b32 i, i, 23;
-            add.s32 b, b, i;
-            mov.b32 p, b;
-            add.f32 $0, p, zero;
-            max.NaN.f32 f, $5, 0fC2FC0000;
-            mul.f32 zero, f, 0f00000000;
-            add.rn.f32 t, f, 0f4B400000;
-            sub.rn.f32 n, t, 0f4B400000;
-            sub.rn.f32 f, f, n;
-            fma.rn.f32 p, f, 0f3D61FBB0, 0f3E786F0E;
-            fma.rn.f32 p, p, f, 0f3F31798D;
-            fma.rn.f32 p, p, f, 0f3F7FFB49;
-            mov.b32 i, t;
-            mov.b32 b, p;
-            shl.b32 i, i, 23;
-            add.s32 b, b, i;
-            mov.b32 p, b;
-            add.f32 $1, p, zero;
-            ex2.approx.ftz.f32 $2, $6;
-            ex2.approx.ftz.f32 $3, $7;
-            }""", '=f,=f,=f,=f,f,f,f,f', [x], dtype=gl.float32, is_pure=True, pack=4)
-
-
-@gluon.jit
 def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.constexpr):
     """Where a row of the tiles of a group lies among those of its frames."""
     RUN: gl.constexpr = PAGE // FRAMES
@@ -138,7 +70,7 @@ def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.conste
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-           TILES: gl.constexpr, REPEATS: gl.constexpr, POLYNOMIAL: gl.constexpr):
+           TILES: gl.constexpr, REPEATS: gl.constexpr):
     """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
     With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written, where
@@ -203,7 +135,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 s = gl.where(token < length_of(lists, row, 0, HAS_FP4), s, -float('inf'))
             c = row_scale * k_unit
             m = gl.max(s, 1) * c
-            p = _exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(m - SHIFT, 1), POLYNOMIAL)
+            p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(m - SHIFT, 1))
             l = gl.sum(p, 1)
             ring += 1
             mbarrier.wait(k_ready.index(ring % STAGES), (ring // STAGES) & 1, pred=blocks > 1)
@@ -226,7 +158,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                     s = gl.where(token < length, s, -float('inf'))
                 new_m = gl.maximum(m, gl.max(s, 1) * c)
                 shrink = gl.exp2(m - new_m)
-                p = _exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(new_m - SHIFT, 1), POLYNOMIAL)
+                p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(new_m - SHIFT, 1))
                 l = l * shrink + gl.sum(p, 1)
                 m = new_m
                 # Waiting here is a loop, which ptxas moves no exponential across: they run while the tensor cores do.
