@@ -1,7 +1,7 @@
 """Layers that take the place of those of diffusers' Wan decoder on a GPU: the same numbers with fewer passes over memory.
 
 Norm and SiLU are one kernel; convolutions pad rows and columns themselves, so that only the frames before are put in front; and
-nearest neighbours are repeated in their own type, not in float32.
+nearest neighbours are repeated in their own type, not in float32. Weights keep their names.
 """
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class NormSilu(nn.Module):
 
     def __init__(self, norm: nn.Module):
         super().__init__()
-        self.norm = norm
+        self.gamma, self._scale = norm.gamma, norm.scale
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
-            return F.silu(self.norm(x))
+            return F.silu(F.normalize(x.float(), dim=1).to(x.dtype) * self._scale * self.gamma)
         from ...kernels.norm_silu_triton import norm_silu_triton
         if not x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last_3d):
             x = x.contiguous()
-        return norm_silu_triton(x, self.norm.gamma.flatten())
+        return norm_silu_triton(x, self.gamma.flatten())
 
 
 class CausalConv(nn.Module):
@@ -31,7 +31,7 @@ class CausalConv(nn.Module):
 
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
-        self.conv = conv
+        self.weight, self.bias, self._stride = conv.weight, conv.bias, conv.stride
         self._columns, _, self._rows, _, self._frames, _ = conv._padding
 
     def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
@@ -41,7 +41,7 @@ class CausalConv(nn.Module):
             missing -= cache_x.shape[2]
         if missing:
             x = F.pad(x, (0, 0, 0, 0, missing, 0))
-        return F.conv3d(x, self.conv.weight, self.conv.bias, self.conv.stride, (0, self._rows, self._columns))
+        return F.conv3d(x, self.weight, self.bias, self._stride, (0, self._rows, self._columns))
 
 
 class Upsample(nn.Module):
@@ -52,7 +52,7 @@ class Upsample(nn.Module):
 
 
 def fuse(decoder: nn.Module, channels_last: bool = False) -> None:
-    """Puts these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read."""
+    """Put these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read."""
     for owner in list(decoder.modules()):
         for name, layer in list(owner.named_children()):
             kind = type(layer).__name__
@@ -66,6 +66,6 @@ def fuse(decoder: nn.Module, channels_last: bool = False) -> None:
                 setattr(owner, name, NormSilu(layer))
     if channels_last:
         for layer in decoder.modules():
-            if isinstance(layer, nn.Conv2d | nn.Conv3d):
+            if isinstance(layer, nn.Conv2d | CausalConv):
                 form = torch.channels_last if isinstance(layer, nn.Conv2d) else torch.channels_last_3d
                 layer.weight.data = layer.weight.data.contiguous(memory_format=form)
