@@ -66,6 +66,13 @@ def test_a_node_runs_for_its_targets_only_and_only_with_its_argument(write):
     assert [node.name for node in description.resolve('replay', {'model': 'tiny'})] == ['base', 'brain']
     assert description.resolve('robot', {'model': ''}) == ()
 
+    def either(content):
+        content['nodes'][1]['only_with'] = ['model', 'sim_time']
+    description = bringup.load(write(either))
+    for given in ({'model': 'tiny'}, {'sim_time': True}, {'model': 'tiny', 'sim_time': True}):
+        assert len(description.resolve('robot', given)) == 1
+    assert description.resolve('robot', {'sim_time': 'false'}) == ()
+
 
 def test_a_target_has_the_arguments_that_change_its_nodes(write):
     description = bringup.load(write())
@@ -210,12 +217,27 @@ def test_the_robots_of_the_package_share_an_engine_only_where_they_are_told_to()
     assert next(iter(nodes)) == 'engine_server', 'it starts first and ends last'
 
 
+def test_a_gateway_is_started_where_it_is_asked_for_and_the_engine_with_it():
+    description = bringup.load()
+    for value, options in (('true', '--options='), ('/etc/door.yaml', '--options=/etc/door.yaml')):
+        nodes = {node.name: node for node in description.resolve('robot', {'gateway': value})}
+        assert nodes['gateway'].command_line() == [options] and nodes['gateway'].executable == 'gateway_server'
+        assert 'engine_server' in nodes and 'server' not in nodes['world_model_node'].parameters
+    nodes = {node.name: node for node in description.resolve('sim', {'gateway': 'true', 'server': '/run/e.sock'})}
+    assert nodes['gateway'].command_line() == ['--socket=/run/e.sock', '--options=']
+    nodes = {node.name: node for node in description.resolve('robot', {'server': 'wss://cell:8000'})}
+    assert 'engine_server' not in nodes and nodes['world_model_node'].parameters['server'] == 'wss://cell:8000'
+    for value in ('false', ''):
+        assert 'gateway' not in [node.name for node in description.resolve('sim', {'gateway': value, 'server': 'true'})]
+
+
 @pytest.mark.parametrize('change, complaint', [
     (lambda c: c['nodes'][1].update(respwan=True), r"nodes\[1\]: key 'respwan' is unknown: .*respawn"),
     (lambda c: c['nodes'][0].pop('executable'), r"nodes\[0\]: key 'executable' is missing"),
     (lambda c: c['nodes'][0].update(only_for='moon'), r"\(base\): only_for is 'moon'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_for=['sim', 'mars']), r"\(base\): only_for is 'mars'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_with='modle'), r"\(base\): only_with is 'modle', .*there are model"),
+    (lambda c: c['nodes'][0].update(only_with=3), r'\(base\): only_with is 3: it must be a text or a list'),
     (lambda c: c['nodes'][0].update(required=1), r'\(base\): required is 1: it must be a bool'),
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
     (lambda c: c['arguments']['model'].update(text='yes'), "model: text is 'yes': it must be a bool"),
@@ -278,6 +300,20 @@ def test_a_variable_of_one_node_wins_over_the_shared_one_but_not_over_the_users(
     assert gate.own_environment({}, shared) == own
     assert gate.own_environment({name: shared[name]}, shared) == own
     assert gate.own_environment({name: '/my/discovery_server.xml'}, shared) == {}
+
+
+def test_what_is_to_have_no_shared_memory_gets_a_profile_instead_of_the_range_that_would_add_it():
+    description = bringup.load()
+    profiles, reach = 'FASTRTPS_DEFAULT_PROFILES_FILE', 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+    own = {profiles: str(config_directory() / 'fastdds_commands_this_machine.xml'), reach: 'SYSTEM_DEFAULT'}
+    assert (config_directory() / 'fastdds_commands_this_machine.xml').is_file()
+    for node in (node for node in description.nodes if node.environment):
+        ordinary = {profiles: str(config_directory() / 'fastdds_commands.xml')}
+        assert node.own_environment({reach: 'LOCALHOST'}, description.environment) == own
+        assert node.own_environment({reach: 'SUBNET'}, description.environment) == ordinary
+        # SYSTEM_DEFAULT would not look for them.
+        assert node.own_environment({reach: 'LOCALHOST', 'ROS_STATIC_PEERS': '10.0.0.2'}, description.environment) == ordinary
+        assert node.own_environment({reach: 'LOCALHOST', profiles: '/mine.xml'}, description.environment) == {}
 
 
 def test_an_installed_package_reads_its_share(tmp_path, monkeypatch):

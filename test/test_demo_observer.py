@@ -22,7 +22,7 @@ from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED, STATUS
 from worldmodel_ros.nodes.demo.observer import observing
 from worldmodel_ros.srv import WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 class System:

@@ -12,6 +12,7 @@ import pytest
 from faults.catalogue import CASES
 from faults.link import Link
 from faults.matrix import Result
+from faults.run import summary
 from faults.stage import Stage
 from faults.table import of_cases
 from scenarios.stalls import Missed
@@ -54,6 +55,12 @@ def test_what_became_of_a_row_that_missed_its_bound_is_written():
     written = json.loads(json.dumps(result.as_dict()))
     assert written['name'] == 'server_sigkill' and written['failures'] and written['reaction_ms'] == 700.0
     assert 'missed' not in written
+
+
+def test_what_became_of_all_rows_is_counted():
+    results = [Result('a', late=1, lost=0), Result('b', failures=['took long'], late=0, lost=2), Result('c', skipped='no root')]
+    assert summary(results) == {'rows': 3, 'as_expected': 1, 'not_as_expected': 1, 'skipped': 1, 'played_again': 0, 'late': 1,
+                                'lost': 2}
 
 
 @pytest.fixture

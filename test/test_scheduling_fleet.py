@@ -75,7 +75,7 @@ def test_times_that_nobody_measured_do_not_get_among_the_results(capsys):
 
 def test_one_command_writes_rows_and_pictures(tmp_path):
     (tmp_path / 'table.json').write_text(json.dumps(PLACEHOLDER | {'measured': True, 'machine': 'a test'}))
-    main(['--table', str(tmp_path / 'table.json'), '--out', str(tmp_path), '--scale', '0.01', '--scenario', 'together',
+    main(['--table', str(tmp_path / 'table.json'), '--out', str(tmp_path), '--scale', '0.003', '--scenario', 'together',
           '--processes', '1'])
     rows = json.loads((tmp_path / 'fleet_sim.json').read_text())['rows']
     assert {(row['scenario'], row['policy']) for row in rows} == {

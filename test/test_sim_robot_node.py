@@ -20,7 +20,7 @@ from worldmodel_ros.nodes.sim_robot.node import CLOCK_START, SLICE
 from worldmodel_ros.sim.world import World
 from worldmodel_ros.srv import WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 def roomy_seed(start=1_000_000):

@@ -86,7 +86,7 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.serving.server.process import Options, serve
     from worldmodel_ros.serving.transport.address import AddressError, socket_path
     try:
-        path = socket_path(chosen.socket)
+        path = socket_path(chosen.socket or 'auto')
     except AddressError as error:
         return _refused(error)
     try:

@@ -38,6 +38,7 @@ QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one
 _WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
 _UNIT = 2.0  # m, of the points
 _SLOWEST = 96.0  # frames a radian, of the rotation by time
+_LATEST, _EARLIER = 32, 8  # frames: when a stream's time has come so far, it is set back by so much
 
 
 @dataclass
@@ -72,8 +73,7 @@ class Places:
     @classmethod
     def of(cls, poses: Tensor, times: Tensor, pairs: int) -> Places:
         """Poses (..., N, 3), m and rad, and times (..., N) in frames; `pairs` of a head's channels tell the time."""
-        rate = torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64, device=times.device)
-        angle = times.double()[..., None] * rate
+        angle = times.double()[..., None] * _rates(pairs).to(times.device)
         return cls(poses[..., 2].cos(), poses[..., 2].sin(), poses[..., 0] / _UNIT, poses[..., 1] / _UNIT,
                    torch.stack([angle.cos(), angle.sin()]).float())
 
@@ -109,6 +109,23 @@ class Places:
         cos, sin = (part[..., None, :, :] for part in self.turn)
         first, second = rest.chunk(2, -1)
         return torch.cat([a, b, c, first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def _rates(pairs: int) -> Tensor:
+    return torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64)
+
+
+def earlier(x: Tensor, frames: int) -> Tensor:
+    """Keys or values (B, H, N, d) of a window as if its frames had come so many frames earlier.
+
+    What is attended to keeps the time of its own frame, counted from the beginning of a clip. A stream's time therefore
+    never leaves the times that clips have: it is set back from time to time, and its window with it.
+    """
+    a, b, c, rest = _split(x)
+    angle = (_rates(rest.shape[-1] // 2) * frames).to(x.device)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = rest.chunk(2, -1)
+    return torch.cat([a, b, c, first * cos + second * sin, second * cos - first * sin], -1)
 
 
 def _points(head_dim: int) -> int:
@@ -326,6 +343,9 @@ class ForecastStream:
             for old, new in zip(self._window, added, strict=True)]
         self._window = [(keys[:, :, -frames * own:], values[:, :, -frames * own:]) for keys, values in whole]
         self._time += 1
+        if self._time == _LATEST:
+            self._time -= _EARLIER
+            self._window = [(earlier(keys, _EARLIER), earlier(values, _EARLIER)) for keys, values in self._window]
         if not self._passes:
             present = net.read_present(x[0, :tokens])
             paths = present.now.expand(len(HORIZONS), -1, -1)

@@ -1,6 +1,6 @@
 """The parameters of the recorder."""
 
-from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 
 TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 'action_chunk', 'predicted_future',
           'predicted_image/compressed', 'predicted_path', 'deadline_status', 'command_status', '/diagnostics')
@@ -15,4 +15,5 @@ PARAMETERS = (
           read_only=True),
     Param('queue_mb', 64, 'memory for messages that wait for the disk; beyond it the oldest are dropped', low=1,
           high=100_000, read_only=True),
+    DIAGNOSTICS_PERIOD,
 )

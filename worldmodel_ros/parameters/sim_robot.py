@@ -1,6 +1,6 @@
 """The parameters of the simulated robot, those that give it faults among them."""
 
-from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
+from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
 
 MAX_CLOCK_OFFSET = 900.0  # s
 
@@ -23,6 +23,7 @@ PARAMETERS = (
     Param('what_if_horizon_s', 1.6, 'horizon of ~/what_if when a request leaves it open', low=0.1, high=10.0, read_only=True),
     Param('realtime_priority', 0, 'SCHED_FIFO priority, in place of the hardware that this robot stands for, '
           'which no other process can slow down; 0: none', low=0, high=99, read_only=True),
+    DIAGNOSTICS_PERIOD,
     ALLOW_FAULTS,
     Param('camera_stop', False, 'fault: publish no more images', fault=True),
     Param('camera_freeze', False, 'fault: publish the same image again and again, with new stamps', fault=True),

@@ -2,14 +2,15 @@
 
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
-from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
-from worldmodel_ros.serving.transport.address import AddressError, socket_path
+from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
+from worldmodel_ros.serving.client.network import EndpointError, server_address
+from worldmodel_ros.serving.transport.address import AddressError
 
 
-def _socket_refusal(server: str) -> str | None:
+def _server_refusal(server: str) -> str | None:
     try:
-        socket_path(server)
-    except AddressError as error:
+        server_address(server)
+    except (AddressError, EndpointError) as error:
         return str(error)
     return None
 
@@ -26,7 +27,14 @@ PARAMETERS = (
     Param('parallel', PARALLEL_KINDS[0], 'how a model is divided among GPUs: by frames, with messages in full or in FP8, or by '
           'weights', choices=PARALLEL_KINDS, while_configured=True),
     Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
-          'empty for none; while it is away, the node drives with its own model', check=_socket_refusal, while_configured=True),
+          'wss://HOST:PORT for one of another machine (`worldmodel gateway`), empty for none; while it is away, the node '
+          'drives with its own model', check=_server_refusal, while_configured=True),
+    Param('server_token_file', '', 'file with the token that the gateway of a server on another machine asks for',
+          while_configured=True),
+    Param('server_ca_file', '', 'PEM file of the authorities that its certificate may be of; empty: those of the system',
+          while_configured=True),
+    Param('server_certificate_file', '', 'PEM file with a certificate of this robot and its key, where the gateway asks for '
+          'one', while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),
@@ -65,6 +73,7 @@ PARAMETERS = (
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),
     Param('session_disk_mb', float(MAX_MB), 'disk that all of them may take together', low=1.0, high=1e7),
+    DIAGNOSTICS_PERIOD,
     ALLOW_FAULTS,
     Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0, fault=True),
     Param('fault_nan', False, 'for tests: the plan is NaN', fault=True),

@@ -29,6 +29,7 @@ from worldmodel_ros.nodes.sim_robot.messages import spoil
 from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.sim_robot import MAX_CLOCK_OFFSET, PARAMETERS
 from worldmodel_ros.sim.world import LIMITS, World
 
@@ -69,7 +70,8 @@ class SimRobot(Node):
                           else (Twist, self._on_twist))
         self.create_subscription(kind, 'cmd_vel', callback, qos.COMMAND)
         self._diagnostics = diagnostics.Diagnostics(
-            self, {'simulation': self._report_simulation, 'commands': self._report_commands})
+            self, {'simulation': self._report_simulation, 'commands': self._report_commands},
+            self._settings[DIAGNOSTICS_PERIOD.name])
         self._futures = TrueFutures(
             self, self._observations, self._settings['what_if_horizon_s'], self._next_seed)
         realtime.apply(self.get_logger(), self._settings['realtime_priority'], all_threads=True)

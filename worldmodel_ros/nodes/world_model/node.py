@@ -7,6 +7,7 @@ as have the images and the services that take a while.
 
 import functools
 import gc
+import ssl  # noqa: F401  before rclpy, whose libraries may bring an OpenSSL that Python's would then be given
 import sys
 import time
 import traceback
@@ -41,8 +42,9 @@ from worldmodel_ros.nodes.world_model.inputs import (
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.serving.client.failover import FailoverWorker
-from worldmodel_ros.serving.transport.address import socket_path
+from worldmodel_ros.serving.client.network import server_address
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -88,7 +90,7 @@ class WorldModelNode(LifecycleNode):
         self._goal = self._settings['goal']
         self._warm_up = 0.0
         self._statistics = Statistics()
-        diagnostics.Diagnostics(self, {'world model': self._report})
+        diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
         self.create_service(Trigger, '~/reset', self._on_reset)
         self._slow_services = SlowServices(self)
 
@@ -276,7 +278,7 @@ class Activation:
         self.intake.goal = goal
         self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
         self._camera_timeout = settings['camera_timeout_s']
-        self.worker = make_worker(node, settings['server'], engine, executed.actions.mean, self.responder, self)
+        self.worker = make_worker(node, settings, engine, executed.actions.mean, self.responder, self)
         self._undo = ExitStack()
 
     def start(self) -> None:
@@ -401,11 +403,11 @@ class OneShot:
         self._callback()
 
 
-def make_worker(node: Node, server: str, engine: Any, executed: Callable[[int | None, int], np.ndarray],
+def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: Callable[[int | None, int], np.ndarray],
                 responder: Responder, listener: Listener) -> Worker | FailoverWorker:
-    """Return what observations go to, an engine of the robot's own or a shared one; `server` as the parameter says."""
+    """Return what observations go to, an engine of the robot's own or a shared one, as the parameters say."""
     own = Worker(engine, executed, responder, listener)
-    if not server:
+    if not settings['server']:
         return own
     logger = node.get_logger()
 
@@ -415,7 +417,9 @@ def make_worker(node: Node, server: str, engine: Any, executed: Callable[[int | 
         else:
             logger.info(text)
 
-    worker = FailoverWorker(socket_path(server), node.get_fully_qualified_name(), own, engine.spec, executed, responder,
+    server = server_address(*(settings[name] for name in (
+        'server', 'server_token_file', 'server_ca_file', 'server_certificate_file')))
+    worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed, responder,
                             listener, say)
     return worker
 

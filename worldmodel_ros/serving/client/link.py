@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import FrameSlots
+from .network import Endpoint, EndpointError, NetworkConnection, NetworkSlots
+from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
 # What a command means, and when: it must be the same for the model of the server and for the one that steps in.
@@ -27,27 +31,39 @@ class Unavailable(RuntimeError):
 class Link:
     """An open session on a server."""
 
-    connection: Connection
-    slots: FrameSlots
+    connection: Connection | NetworkConnection
+    slots: FrameSlots | NetworkSlots
     spec: Preset
     backend: str
 
+    def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
+        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within `timeout` s.
+        Raises MessageError, ConnectionLost."""
+        received = self.connection.receive(timeout)
+        if received is None or isinstance(self.connection, NetworkConnection):
+            return received
+        message, descriptor = received
+        return message, None if descriptor is None else pictures.take(descriptor)
 
-def open_link(server: Path, robot: str, own: Preset | None) -> Link:
+
+def open_link(server: Path | Endpoint, robot: str, own: Preset | None) -> Link:
     """
-    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`; None: it has
-    none, and takes a server of any robot.
+    Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
+    `own`; None: it has none, and takes a server of any robot.
 
     Raises Unavailable.
     """
     connection = None
     try:
+        if isinstance(server, Endpoint):
+            connection, welcome = connect_over_network(server, robot)
+            return Link(connection, connection.slots, _preset(welcome, own), welcome.backend)
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
         received = _said(connection, messages.Hello(robot))
         if received is None:
             raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
         return _agree(connection, *received, own)
-    except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
+    except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
         raise Unavailable(str(error)) from error
@@ -97,16 +113,22 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
         raise Unavailable(message.reason if isinstance(message, messages.Rejected)
                           else f'it answered with {type(message).__name__}')
     try:
-        spec = Preset.from_dict(json.loads(message.spec))
-        for name in _OF_THE_ROBOT if own else ():
-            if getattr(spec, name) != getattr(own, name):
-                raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
-                                  f'and of this robot\'s own model {own.name} {getattr(own, name)}')
-    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        os.close(descriptor)
-        raise Unavailable(f'its model cannot be understood: {error}') from error
+        spec = _preset(message, own)
     except Unavailable:
         os.close(descriptor)
         raise
     return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
                 message.backend)
+
+
+def _preset(welcome: messages.Welcome, own: Preset | None) -> Preset:
+    """The model's, if it is for this robot. Raises Unavailable."""
+    try:
+        spec = Preset.from_dict(json.loads(welcome.spec))
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise Unavailable(f'its model cannot be understood: {error}') from error
+    for name in _OF_THE_ROBOT if own else ():
+        if getattr(spec, name) != getattr(own, name):
+            raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
+                              f'and of this robot\'s own model {own.name} {getattr(own, name)}')
+    return spec

@@ -17,10 +17,11 @@ from worldmodel_ros.engine import what_if
 from worldmodel_ros.engine.session_folder import SessionFileError, check_name
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 from .link import Link, Unavailable, open_link
+from .network import Endpoint
 from .requests import RemoteRequests, to_future
 
 PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
@@ -73,7 +74,7 @@ class RemoteWorker:
     thread; `executed` as for engine.worker.Worker.
     """
 
-    def __init__(self, path: Path, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
+    def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
                  responder: Responder, listener: Listener, chooser: Chooser) -> None:
         self._path, self._robot, self._own, self._executed = path, robot, own, executed
         self._responder, self._listener, self._chooser = responder, listener, chooser
@@ -232,7 +233,7 @@ class RemoteWorker:
             self._chooser.away(reason, pending[-1].observation if pending else None, idle)
 
     def _receive(self, link: Link) -> None:
-        received = link.connection.receive(_POLL)
+        received = link.receive(_POLL)
         if received is None:
             with self._lock:
                 oldest = min(self._pending.values(), key=lambda sent: sent.at, default=None)
@@ -241,8 +242,7 @@ class RemoteWorker:
                 if time.monotonic() - oldest.at > patience:
                     raise _Away(f'it has not answered for {patience * 1e3:.0f} ms')
             return
-        message, descriptor = received
-        frames = None if descriptor is None else pictures.take(descriptor)
+        message, frames = received
         if isinstance(message, (messages.Planned, messages.Refused, messages.Failed)):
             self._answered(message)
         elif isinstance(message, messages.Imagined):

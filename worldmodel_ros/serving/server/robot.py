@@ -136,7 +136,8 @@ class Robot:
             raise MessageError(f'{len(question.branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
         branches = tuple(self._branch(branch) for branch in question.branches)
         try:
-            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps)
+            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps,
+                                     question.keep, question.onward)
         except what_if.QuestionError as error:
             self._send(messages.Answered(question.number, 0, False, str(error)))
             return
@@ -193,7 +194,8 @@ class Robot:
         self._questions.discard(number)
         refusal = _refusal(promise)
         if refusal:
-            self._send(messages.Answered(number, 0, False, refusal))
+            again = 0.0 if promise.cancelled() else getattr(promise.exception(), 'again', 0.0)
+            self._send(messages.Answered(number, 0, False, refusal, again))
             return
         answer: what_if.Answer = promise.result()
         for name, future in answer.branches:

@@ -104,6 +104,7 @@ class Server:
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': time.monotonic() - self._begun,
                 'robots': [peer.robot.status() for peer in self._peers.values() if peer.robot],
                 'connections_refused': self._refused, 'connections_paused': self._paused,
+                'preset': self._service.spec.to_dict(),
                 'service': self._service.stats()}
 
     def _accept(self) -> None:

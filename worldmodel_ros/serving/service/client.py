@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.session import Session
 from .messages import ServiceListener
 from .states import Event, State, after
@@ -51,6 +52,7 @@ class ModelSession:
         self._engine, self._seed, self._reach = engine, seed, reach
         self.session: Session | None = engine.open_session(seed)  # None after a failure
         self.stamp = 0  # of its newest frame, ns
+        self.kept: Moment | None = None  # the end of a branch of its newest frame, to go on from
         self._generation = 0
         self._seen: ActionTotal | None = None  # when its newest frame came
 
@@ -61,7 +63,7 @@ class ModelSession:
         gap = self._seen and total.ticks - self._seen.ticks > self._reach
         if gap or generation != self._generation:
             self.session.reset()
-            self._generation, self._seen, self.stamp = generation, None, 0
+            self._generation, self._seen, self.stamp, self.kept = generation, None, 0, None
 
     def current(self, generation: int) -> bool:
         """Whether it has seen a frame since the client has begun again."""
@@ -85,11 +87,11 @@ class ModelSession:
 
     def observed(self, total: ActionTotal, stamp: int) -> None:
         """Its session has taken in the frame of a tick, or another session from a file."""
-        self._seen, self.stamp = total, stamp
+        self._seen, self.stamp, self.kept = total, stamp, None
 
     def discard(self) -> None:
         """After a failure. Not a reset: whatever is broken in the session is to be gone."""
-        self.session = self._seen = None
+        self.session = self._seen = self.kept = None
 
 
 class Client:

@@ -24,7 +24,7 @@ from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import Transfer
-from worldmodel_ros.engine.what_if import Question, QuestionError
+from worldmodel_ros.engine.what_if import Question
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
 from .client import Client
@@ -145,7 +145,7 @@ class Service:
             promise = self._questions.ask(client, question) if not refusal else uncancellable_future()
             self._thread.stir()
         if refusal:
-            promise.set_exception(QuestionError(refusal))
+            promise.set_exception(refusal)
         return promise
 
     def save(self, session: int, folder: SessionFolder, name: str) -> str:

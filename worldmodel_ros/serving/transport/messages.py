@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 4.
+What the front end of a robot and the engine's server say to each other, version 5.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -58,6 +58,8 @@ class Question:
     stamp: int = i64()
     branches: tuple[Branch, ...] = many(Branch)
     denoising_steps: int = u8()
+    keep: bool = flag(default=False)    # the branch is to be gone on from
+    onward: bool = flag(default=False)  # it goes on from the one that was kept last
 
 
 @message(4)
@@ -158,6 +160,7 @@ class Answered:
     stamp: int = i64()      # of the observation that was branched from, ns
     complete: bool = flag()
     refusal: str = text()
+    again: float = f64(default=0.0)  # s, after which what was refused may be asked again; 0: not as it is
 
 
 @message(73)
