@@ -12,7 +12,7 @@ longer than its share of ``--seconds`` is cut short, and says of how many chunks
 * vae: the decoder as diffusers has it and with the layers of `vae_layers`; the models' rows have the fastest.
 * kernels: products, attention in parts and what lies between, each by itself.
 * small, large: V2 1.3B and LingBot-World-Fast 14B, bf16 and FP8. `chunk_ms`: time between chunks whose images are there, each
-  decoded beside the passes of the next one. `dit_ms`, `vae_ms`: one after the other. `submit_ms`: of the host, for the passes.
+  decoded while the passes of the next one run. `dit_ms`, `vae_ms`: one after the other. `submit_ms`: of the host, for passes.
 * branches: four futures of a moment. long: a run of many chunks.
 * peers_small, peers_large: with the same weights, the published loop, compiled (`wan_published.py`), and diffusers'
   `WanTransformer3DModel`, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -204,6 +205,7 @@ class Model:
                  'cross': 4 * tokens * layers * c.width * self.prompt.bias.numel(),
                  'camera': 2 * tokens * (c.layers * 4 * c.width ** 2 + 2 * c.width ** 2 + c.width * c.camera_width)}
         return {name: round(value / 1e12, 3) for name, value in parts.items()}
+
 
 def moved_window(model: Model) -> MovedWindow:
     return MovedWindow(model.dit, model.run.grid, CHUNK, model.preset.window_frames, model.preset.sink_frames,
@@ -391,7 +393,7 @@ def chunks_ms(model: Model, sequence: object, start: float, chunks: int) -> dict
 
 
 def paced_ms(model: Model, sequence: object, vae: object | None, state: object, chunks: int) -> tuple[list[float], Tensor]:
-    """ms between chunks, each decoded beside the passes of the next one; and the last one's latents."""
+    """ms between chunks, each decoded while the passes of the next one run; and the last one's latents."""
     run = model.run
     if vae is None:
         return repeated(run, lambda: model.chunk(sequence), chunks, 0.6), model.chunk(sequence)
@@ -458,7 +460,7 @@ def measure_peers(run: Run, part: str) -> None:
 
 
 def measure_branches(run: Run) -> None:
-    """A chunk of four futures from one moment, one after the other; images are decoded beside the passes of the next."""
+    """A chunk of four futures from one moment, one after the other; images are decoded while the next one's passes run."""
     model = Model(run, NAMES['small'], True)
     owner, vae = model.pages(branches=BRANCHES), decoder(run)
     root = owner.open()
@@ -470,7 +472,7 @@ def measure_branches(run: Run) -> None:
     def futures() -> None:
         forks = [root.fork() for _ in range(BRANCHES)]
         forked.append(owner.pool.allocator.usage().used)
-        streams = [None if vae is None else beside(vae, state) for _ in forks]
+        streams = [None if vae is None else decode_stream(vae, state) for _ in forks]
         decoded = []
         for fork, stream in zip(forks, streams):
             latents = model.chunk(fork)
@@ -488,7 +490,7 @@ def measure_branches(run: Run) -> None:
             vae_state='shared by the forks; each has its own after its chunk', allocated_gib=run.allocated_gib())
 
 
-def beside(vae: object, state: object) -> object:
+def decode_stream(vae: object, state: object) -> object:
     from worldmodel_ros.model.wan.vae import DecodeStream
     return DecodeStream(vae, state)
 
@@ -538,6 +540,10 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     signal.signal(signal.SIGALRM, _too_long)
     run = Run(options)
+    if find_spec('diffusers') is not None:
+        with run.part('diffusers'):  # its imports take long, and are of no part's time
+            for name in ('AutoencoderKLWan', 'WanTransformer3DModel'):
+                getattr(import_module('diffusers'), name)
     for at, part in enumerate(options.parts):
         if part == 'kernels' and run.tiny:
             continue
@@ -558,7 +564,7 @@ def main() -> int:
 
 
 def restart(run: Run, parts: list[str]) -> None:
-    """Goes on with the parts after the first in a new process: this one's GPU hangs, or answers nothing but errors any more."""
+    """Go on with the parts after the first in a new process: this one's GPU hangs, or answers nothing but errors any more."""
     run.row(part=parts[0], failed=run.failed, note='the process was restarted after this part')
     kept = [word for word in sys.argv if word not in PARTS and word != '--parts']
     left = run.seconds - (time.perf_counter() - run.start)

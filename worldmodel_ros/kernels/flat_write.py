@@ -17,7 +17,7 @@ QUERY_BLOCK = 128  # the attention kernels take blocks of queries
 
 def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
                k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Normalises and rotates queries and keys, and fills ``pages`` (int32, those of a slab after the other, none twice).
+    """Normalise and rotate queries and keys, and fill ``pages`` (int32, those of a slab after the other, none twice).
 
     qkv (N, 3, H, D), in ``slabs`` equal parts, each in the places of its pages from the first on; the rest of its last page
     becomes zero. rms (2, N) of queries and keys, rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
@@ -53,7 +53,7 @@ def padded(tokens: int) -> int:
 
 
 def check(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor) -> None:
-    """Raises ValueError for shapes that do not fit one another."""
+    """Raise ValueError for shapes that do not fit one another."""
     if qkv.shape[1:] != (3, pool.heads, pool.head_dim) or rms.shape != (2, len(qkv)) \
             or rotary.shape != (2, len(qkv), pool.head_dim // 2):
         raise ValueError(f'qkv {tuple(qkv.shape)}, rms {tuple(rms.shape)} and rotary {tuple(rotary.shape)} must be '

@@ -33,7 +33,7 @@ class SelfAttention(Protocol):
         weights (H * d,)) nor rotated, to (N, H * d); keeps keys and values for the passes to come."""
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
-        """Keeps keys and values only."""
+        """Keep keys and values only."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ LINEARS = ('qkv', 'proj', 'cross_q', 'cross_proj', 'ffn.0', 'ffn.2')
 
 
 def to_fp8(dit: WanDiT) -> WanDiT:
-    """Replaces the layers of a network whose weights are loaded, one by one, so that not all are in memory twice."""
+    """Replace the layers of a network whose weights are loaded, one by one, so that not all are in memory twice."""
     for block in dit.blocks:
         for name in LINEARS:
             block.set_submodule(name, Fp8Linear(block.get_submodule(name)))

@@ -50,7 +50,7 @@ class Sampler:
     @torch.inference_mode()
     def commit(self, sequence: Sequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
                camera: CameraControl | None = None) -> None:
-        """Appends observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
+        """Append observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
         with sequence.chunk(latents.shape[1], observed=True) as attention:
             self._keep(latents, prompt, condition, camera, attention)
 

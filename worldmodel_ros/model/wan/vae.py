@@ -137,9 +137,9 @@ class Decoded:
 
 
 class DecodeStream:
-    """Decodes one stream of latents beside what its caller has the device do next: on a CUDA stream of its own, of the lowest
-    priority. The caller's should have a higher one: then decoding fills the gaps of the next chunk's passes, and is done before
-    it, since it is much less work."""
+    """Decodes one stream of latents while the device does what its caller asks for next: on a CUDA stream of its own, of the
+    lowest priority. The caller's should have a higher one: then decoding fills the gaps of the next chunk's passes, and is done
+    before it, since it is much less work."""
 
     def __init__(self, vae: WanVae, state: StreamState | None = None):
         self.state = vae.start() if state is None else state
