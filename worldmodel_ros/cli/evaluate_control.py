@@ -28,8 +28,9 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
                              'still, none, one_step, two_step (default: oracle tracker frozen reactive b1)')
-    parser.add_argument('--forecast', default='', metavar='FOLDER',
-                        help='of a learned scene forecast (python -m worldmodel_ros.train.scene.run)')
+    parser.add_argument('--forecast', default='', metavar='F',
+                        help='learned scene forecast: name of a shipped one, or folder of one that '
+                             'python -m worldmodel_ros.train.scene.run has left')
     parser.add_argument('--ros', action='store_true',
                         help='drive the rooms over real topics in real time, by the nodes and the forecast of --forecast')
     parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
