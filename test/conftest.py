@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PHASE, REPORT, ONLY = (os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY'))
+PHASE, REPORT, ONLY, FILES = (
+    os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
 _state_directory = None
 
@@ -70,8 +71,15 @@ def _for_gpu(config) -> bool:
 
 def is_real_time(item) -> bool:
     """Whether nothing else may run next to a test."""
-    return bool(item.get_closest_marker('realtime')
-                or (item.get_closest_marker('ros') and not item.get_closest_marker('build')))
+    return bool(item.get_closest_marker('realtime') or (
+        item.get_closest_marker('ros') and not item.get_closest_marker('build') and not item.get_closest_marker('untimed')))
+
+
+def pytest_ignore_collect(collection_path):
+    """Read no files in which the first phase has found nothing for this one: to import all takes a quarter of a minute."""
+    if FILES and collection_path.suffix == '.py' and str(collection_path) not in json.loads(FILES):
+        return True
+    return None
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
@@ -84,13 +92,15 @@ def pytest_collection_modifyitems(config, items):
     if not PHASE:
         return
     only = json.loads(ONLY) if ONLY else None  # what is run once more
+    real_time = sorted({str(item.path) for item in items if is_real_time(item)})
     kept = [item for item in items if is_real_time(item) == (PHASE == 'real time') and (only is None or item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
-        slow = {item.path for item in kept if item.get_closest_marker('slow')}
-        kept.sort(key=lambda item: item.path not in slow)
+        # Those that wait for processes next: a file that takes long must not be the last one.
+        slow, waiting = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
+        kept.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
     items[:] = kept
-    _tell(config, event='selected', count=len(kept))
+    _tell(config, event='selected', count=len(kept), real_time=real_time)
 
 
 def pytest_collection_finish(session):

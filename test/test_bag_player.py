@@ -186,6 +186,7 @@ def recorded(path, *names):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_what_was_recorded_goes_out_byte_for_byte_behind_a_clock_that_says_when(bag):
     with played(bag, rate=2.0) as play:
         assert play.ended.wait(20.0)
@@ -203,6 +204,7 @@ def test_what_was_recorded_goes_out_byte_for_byte_behind_a_clock_that_says_when(
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_a_goal_reaches_a_node_that_comes_later(bag):
     with played(bag, start_paused=True, wait_s=0.0) as play:
         client = play.node.create_client(Trigger, 'bag_player/play_next')
@@ -226,6 +228,7 @@ def read(path):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_it_waits_for_a_subscriber_and_begins_anew_when_it_is_to_loop(bag):
     with played(bag, namespace='elsewhere', deaf_for=0.7, rate=20.0, loop=True, clock_hz=200.0) as play:
         first = recorded(bag, '/camera/image_raw/compressed')[0][1]
@@ -236,6 +239,7 @@ def test_it_waits_for_a_subscriber_and_begins_anew_when_it_is_to_loop(bag):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_services_and_the_rate_steer_it(bag):
     with played(bag, rate=0.01) as play:
         def call(name):
@@ -258,6 +262,7 @@ def test_services_and_the_rate_steer_it(bag):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_a_message_that_cannot_be_converted_is_left_out_and_playing_goes_on(tmp_path):
     config = tmp_path / 'config.yaml'
     config.write_text('action_topic: /joints\nactions:\n  linear.x: velocity[left]\n  angular.z: velocity[nobody]\n')
@@ -270,6 +275,7 @@ def test_a_message_that_cannot_be_converted_is_left_out_and_playing_goes_on(tmp_
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 @pytest.mark.parametrize('parameters, complaint', [
     ({'bag': ''}, 'bag: name the rosbag2 folder'),
     ({'bag': '/nowhere'}, '/nowhere does not exist'),
@@ -282,6 +288,7 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(bag, parameters
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 @pytest.mark.parametrize('given, code, said', [
     ([], 0, 'played 61 messages'), (['-p', 'bag:=/nowhere'], 2, 'cannot start')])
 def test_the_process_ends_with_the_bag(bag, given, code, said):

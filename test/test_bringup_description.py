@@ -302,6 +302,20 @@ def test_a_variable_of_one_node_wins_over_the_shared_one_but_not_over_the_users(
     assert gate.own_environment({name: '/my/discovery_server.xml'}, shared) == {}
 
 
+def test_what_is_to_have_no_shared_memory_gets_a_profile_instead_of_the_range_that_would_add_it():
+    description = bringup.load()
+    profiles, reach = 'FASTRTPS_DEFAULT_PROFILES_FILE', 'ROS_AUTOMATIC_DISCOVERY_RANGE'
+    own = {profiles: str(config_directory() / 'fastdds_commands_this_machine.xml'), reach: 'SYSTEM_DEFAULT'}
+    assert (config_directory() / 'fastdds_commands_this_machine.xml').is_file()
+    for node in (node for node in description.nodes if node.environment):
+        ordinary = {profiles: str(config_directory() / 'fastdds_commands.xml')}
+        assert node.own_environment({reach: 'LOCALHOST'}, description.environment) == own
+        assert node.own_environment({reach: 'SUBNET'}, description.environment) == ordinary
+        # SYSTEM_DEFAULT would not look for them.
+        assert node.own_environment({reach: 'LOCALHOST', 'ROS_STATIC_PEERS': '10.0.0.2'}, description.environment) == ordinary
+        assert node.own_environment({reach: 'LOCALHOST', profiles: '/mine.xml'}, description.environment) == {}
+
+
 def test_an_installed_package_reads_its_share(tmp_path, monkeypatch):
     share = tmp_path / 'prefix' / 'share' / PACKAGE / 'config'
     share.mkdir(parents=True)

@@ -1,10 +1,12 @@
 """The command gate as the robot sees it: a real process, real messages."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from command_gate_rig import DEADLINE, ROOT, Rig, as_time, gate_process, wait_for
@@ -14,6 +16,8 @@ from scenarios.stalls import past, watching
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
 
+from worldmodel_ros.bringup.description import load
+from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 
 pytestmark = pytest.mark.ros
@@ -49,6 +53,18 @@ def test_a_fresh_command_passes_with_the_stamp_of_its_observation(rig, gate):
     assert command.header.frame_id == 'base_link'
     wait_for(lambda: rig.passing and rig.status.passed == 1, 'the status')
     assert (rig.status.episode_id, rig.status.sequence) == (1, 1)
+
+
+def test_it_has_no_shared_memory_where_dds_is_kept_to_this_machine_either(rig, tmp_path):
+    """A write to the port of a process that was killed can wait for a second, and this one must stop the robot."""
+    description = load()
+    with Supervisor(description.environment, tmp_path, int(os.environ['ROS_DOMAIN_ID']), this_machine_only=True) as supervisor:
+        supervisor.add([node for node in description.resolve('sim') if node.name == 'command_gate'])
+        supervisor.start()
+        rig.drive(1)
+        pid = supervisor.processes['/command_gate'].pid
+        assert 'fastrtps_port' in Path('/proc/self/maps').read_text()  # the rig has: the two could use it
+        assert 'fastrtps_port' not in Path(f'/proc/{pid}/maps').read_text()
 
 
 def test_bad_chunks_are_refused_counted_by_kind_and_end_nothing(rig, gate):

@@ -24,7 +24,7 @@ DEFINITIONS = sorted([*ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv')])
 FIELD = re.compile(
     r'^(?P<type>[\w/]+(?:\[\d*\])?)\s+(?P<name>\w+)(?P<value>\s*=\s*\S+)?\s*(?:#\s*(?P<comment>.*))?$')
 # Numbers without a dimension say so by their range, or by what they count.
-DIMENSIONLESS = re.compile(r'\[0\.\.1\]|\[unit of the column\]')
+DIMENSIONLESS = re.compile(r'\[0\.\.1\]|\[unit of the column\]|\[no unit\]')
 
 
 def fields(definition):
@@ -135,6 +135,7 @@ def node():
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_messages_and_services_reach_another_process_and_return_unchanged(node):
     sent = {type(message).__name__: message for message in samples()}
     received, publishers = {}, {}
@@ -165,6 +166,7 @@ def test_messages_and_services_reach_another_process_and_return_unchanged(node):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_best_effort_vga_images_arrive_with_the_shipped_profile(node):
     source = textwrap.dedent('''
         import time

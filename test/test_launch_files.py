@@ -53,8 +53,8 @@ def test_a_launch_file_describes_nothing_by_itself(path):
 def test_launch_and_supervisor_use_all_that_a_node_is_described_by():
     everything = {field.name for field in dataclasses.fields(NodeDescription)} - {'only_for', 'only_with'}  # resolved
     launched = attributes_of('node', BRINGUP / 'ros_launch.py')
-    assert 'own_environment' in launched  # reads `environment`
-    assert everything - {'environment'} <= launched
+    assert 'own_environment' in launched  # reads both environments
+    assert everything - {'environment', 'environment_on_this_machine'} <= launched
     supervisor = (attributes_of('node', BRINGUP / 'process.py')
                   | attributes_of('self', BRINGUP / 'description.py'))
     assert everything <= supervisor

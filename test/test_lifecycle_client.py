@@ -5,6 +5,7 @@ import time
 
 import pytest
 import rclpy
+from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
@@ -15,17 +16,18 @@ from worldmodel_ros.bringup.process import activation_command
 from worldmodel_ros.nodes.common import lifecycle_client
 from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient, LifecycleError
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 class Slow(LifecycleNode):
     configured = 0
-    takes = 1.0  # s
+    takes = 1.0  # s, or until the test is over
     result = TransitionCallbackReturn.SUCCESS
+    over: threading.Event
 
     def on_configure(self, state):
         self.configured += 1
-        time.sleep(self.takes)
+        self.over.wait(self.takes)
         return self.result
 
 
@@ -47,6 +49,7 @@ def slow(context, monkeypatch):
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
     failures, over = [], threading.Event()
+    node.over = over
 
     def spin():
         while not over.is_set():
@@ -75,6 +78,44 @@ def test_a_transition_that_takes_long_and_fails_is_not_tried_again(slow, context
     slow.result = TransitionCallbackReturn.FAILURE
     with pytest.raises(LifecycleError, match='/slow refused or failed the transition from unconfigured'):
         LifecycleClient(Node('client', context=context), '/slow').bring_to('active', 20.0)
+    assert slow.configured == 1
+
+
+def test_a_request_that_the_node_never_gets_is_given_up_long_before_the_timeout(context, monkeypatch):
+    monkeypatch.setattr(lifecycle_client, '_CHANGE_TIMEOUT', 0.2)
+    monkeypatch.setattr(lifecycle_client, '_IGNORED', 1.0)
+    answering, deaf = Node('deaf', context=context), Node('deaf_services', context=context)
+
+    def unconfigured(request, response):
+        response.current_state.label = 'unconfigured'
+        return response
+
+    answering.create_service(GetState, '/deaf/get_state', unconfigured)
+    deaf.create_service(ChangeState, '/deaf/change_state', lambda request, response: response)  # no executor has it
+    executor, over = SingleThreadedExecutor(context=context), threading.Event()
+    executor.add_node(answering)
+
+    def spin():
+        while not over.is_set():
+            executor.spin_once(timeout_sec=0.05)
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        began = time.monotonic()
+        with pytest.raises(LifecycleError, match=r'/deaf was asked to become active and has taken no notice for 1 s '
+                                                 r'\(last known state: unconfigured\)'):
+            LifecycleClient(Node('client', context=context), '/deaf').bring_to('active', 60.0)
+        assert time.monotonic() - began < 20.0
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_node_that_is_silent_because_it_makes_the_transition_is_not_given_up(slow, context, monkeypatch):
+    monkeypatch.setattr(lifecycle_client, '_IGNORED', 0.6)
+    slow.takes = 3.0  # much longer than what is unheard for that long
+    LifecycleClient(Node('client', context=context), '/slow').bring_to('active', 20.0)
     assert slow.configured == 1
 
 

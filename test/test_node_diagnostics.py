@@ -21,7 +21,7 @@ def test_reports_arrive_under_the_name_of_the_node_with_readable_values():
         arrived = []
         node.create_subscription(DiagnosticArray, '/diagnostics', arrived.append, 10)
         report = Report(WARN, 'slow', {'rate_hz': 9.87654321, 'frames': 3})
-        diagnostics = Diagnostics(node, {'camera': lambda: report})
+        diagnostics = Diagnostics(node, {'camera': lambda: report}, 1.0)
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         diagnostics.publish()

@@ -10,7 +10,7 @@ from pathlib import Path
 import interrupts
 import pytest
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = ('events', 'single')

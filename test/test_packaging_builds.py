@@ -138,7 +138,7 @@ def test_every_version_of_python_can_read_the_code(version):
     python = find_python(version)
     if python is None:
         pytest.skip(f'no python{version} on PATH or in pyenv')
-    code = 'import ast, sys; [ast.parse(open(name, encoding="utf-8").read(), name) for name in sys.argv[1:]]'
+    code = 'import sys; [compile(open(name, "rb").read(), name, "exec", dont_inherit=True) for name in sys.argv[1:]]'
     files = [path for folder in ('worldmodel_ros', 'scripts', 'launch', 'test', 'benchmarks')
              for path in (ROOT / folder).rglob('*') if path.suffix == '.py' or (folder == 'scripts' and path.is_file())]
     assert len(files) > 200

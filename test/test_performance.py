@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/performance.md and docs/tasks.md is the one in the committed result that they name."""
+"""Every number in the tables of docs/{performance,tasks,faults}.md is the one in the committed result that they name."""
 import json
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / 'docs' / 'performance.md'
-DOCUMENTS = (DOCUMENT, ROOT / 'docs' / 'tasks.md')
+DOCUMENTS = (DOCUMENT, ROOT / 'docs' / 'tasks.md', ROOT / 'docs' / 'faults.md')
 RESULTS = ROOT / 'benchmarks' / 'results'
 # Above each table of numbers: for every column of numbers FILE:PLACE, in which {} stands for what the last column says.
 TABLE = re.compile(r'<!-- numbers: (.*?) -->\n\n((?:\|.*\n)+)')
@@ -67,6 +67,34 @@ CLAIMS = [claim for document in DOCUMENTS for claim in claims(document)]
 def test_a_number_is_the_one_in_its_file(what, cell, place):
     file, _, inside = place.partition(':')
     assert complaint(cell, looked_up(json.loads((RESULTS / file).read_text()), inside)) == '', what
+
+
+# What the README's table says of a file, in the order of the numbers.
+README = {
+    'demo_epyc_2_cores.json': ('camera_to_command_ms.p50', 'camera_to_command_ms.p99', 'late_commands_published',
+                               'camera_to_command_ms.commands'),
+    'kill_latency_epyc_2_cores.json': ('stop_ms.median', 'stop_ms.max', 'kills'),
+    'closed_loop_tiny.json': ('closed_loop.two_step.success', 'closed_loop.expert.success'),
+    'ros_tick_h200.json': ('rows[preset=base].camera_to_command_ms.p99',),
+    'attention_h200.json': tuple(f'rows[pattern=window,tokens=16384,kernel=paged,dtype={dtype}].ratio_flex'
+                                 for dtype in ('fp8', 'bf16'))}
+IN_README = {  # how a row says them
+    'demo_epyc_2_cores.json': r'\[([\d.]+) / ([\d.]+) ms\]\S+, (\d+) of (\d+) late',
+    'kill_latency_epyc_2_cores.json': r'\[(\d+) / (\d+) ms\]',
+    'closed_loop_tiny.json': r'\[(\d+)\]\S+ \(the expert: (\d+)\)',
+    'ros_tick_h200.json': r'\[([\d.]+) ms\]',
+    'attention_h200.json': r'\[([\d.]+) / ([\d.]+) times\]'}
+
+
+@pytest.mark.parametrize('file', README)
+def test_the_readmes_numbers_are_those_of_their_files(file):
+    row, = (line for line in (ROOT / 'README.md').read_text().splitlines() if line.startswith('|') and file in line)
+    shown = list(re.search(IN_README[file], row).groups())
+    if file.startswith('kill'):
+        shown.append(re.search(r'median / max of (\d+)', row)[1])
+    data = json.loads((RESULTS / file).read_text())
+    for cell, place in zip(shown, README[file], strict=True):
+        assert complaint(f'{cell} %' if 'success' in place else cell, looked_up(data, place)) == '', place
 
 
 def test_every_table_of_numbers_says_where_they_come_from():

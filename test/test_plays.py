@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -22,8 +24,8 @@ from worldmodel_ros.nodes.common.qos import COMMAND
 ONE_ROBOT = SYSTEMS[0]
 
 
-def sends_what_is_too_fast_and_fails(rig):
-    """A stranger commands the robot past the gate, in answer to no observation that was made."""
+def is_commanded_past_the_gate_then_loses_it_and_fails(rig):
+    """By a stranger, too fast, and in answer to no observation that was made."""
     rig.drive()
     for _ in range(3):
         command = TwistStamped()
@@ -31,51 +33,47 @@ def sends_what_is_too_fast_and_fails(rig):
         command.twist.linear.x = 0.7
         rig.publish(TwistStamped, 'cmd_vel', command, COMMAND)
         rig.watch(0.02)
-    raise AssertionError('no goal was reached')
-
-
-def loses_the_gate_and_fails(rig):
-    rig.drive()
+    rig.wait_until_driving('a command', time.monotonic())
     os.kill(rig.processes.pid(rig.full_name(GATE)), signal.SIGKILL)
     rig.watch(2.0)
-    raise AssertionError('the robot was not driven')
+    raise AssertionError('no goal was reached')
 
 
 @pytest.mark.ros
 def test_a_scenario_that_fails_is_checked_for_what_must_hold(tmp_path):
-    starts = []
+    plays, scenario, replays = [], is_commanded_past_the_gate_then_loses_it_and_fails, len(stalls.REPLAYS)
+    stage = Stage(lambda system: SupervisedSystem(system, tmp_path))
 
-    def make(system):
-        starts.append(system.name)
-        return SupervisedSystem(system, tmp_path / str(len(starts)))
-
-    def failure_of(scenario):
-        plays = []
-
-        def one():
-            plays.append(1)
-            stage.play(scenario)
-        with pytest.raises(AssertionError) as failed:
-            play_out(one, scenario.__name__, lambda: stage.start(ONE_ROBOT))
-        assert plays == [1], 'played again'
-        return failed.value
-
-    stage = Stage(make)
-    replays = len(stalls.REPLAYS)
+    def one():
+        plays.append(1)
+        stage.play(scenario)
     try:
-        failure = failure_of(sends_what_is_too_fast_and_fails)
-        assert isinstance(failure, InvariantViolation)
-        for words in ('3 commands came late', 'let (0.7, 0.0) through', 'no goal was reached'):
-            assert words in str(failure)
-
-        failure = failure_of(loses_the_gate_and_fails)
-        assert isinstance(failure, InvariantViolation)
-        for words in ("['command_gate'] ended", 'no stop for', 'not driven', 'command_gate ended with [-9, 0]'):
-            assert words in str(failure)
+        with pytest.raises(InvariantViolation) as failed:
+            play_out(one, scenario.__name__, lambda: stage.start(ONE_ROBOT))
     finally:
         stage.end()
-    assert len(starts) == 2 and len(stalls.REPLAYS) == replays
-    assert [bool(wrong) for wrong in stage.ended[ONE_ROBOT.name]] == [False, True]
+    for words in ('3 commands came late', 'let (0.7, 0.0) through', "['command_gate'] ended", 'no stop for',
+                  'no goal was reached', 'command_gate ended with [-9, 0]'):
+        assert words in str(failed.value)
+    assert plays == [1] and len(stalls.REPLAYS) == replays, 'played again'
+    assert [bool(wrong) for wrong in stage.ended[ONE_ROBOT.name]] == [True]
+
+
+def test_what_follows_a_scenario_that_failed_gets_a_system_of_its_own():
+    made = []
+
+    def make(system):
+        made.append(system)
+        return SimpleNamespace(rigs=[], processes=Processes([0]), start=lambda: None, stop=lambda: None)
+    stage = Stage(make)
+
+    def fails():
+        raise AssertionError('of its own')
+    for scenario, systems in ((lambda: None, 1), (lambda: None, 1), (fails, 1), (lambda: None, 2)):
+        stage.start(ONE_ROBOT)
+        with pytest.raises(AssertionError) if scenario is fails else nullcontext():
+            stage.play(scenario)
+        assert len(made) == systems
 
 
 class Processes:

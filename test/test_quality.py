@@ -314,8 +314,8 @@ def test_one_json_object_tells_everything(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('told', [[], ['--json'], ['--json', '-']])
 def test_without_a_file_the_object_is_printed(tmp_path, capsys, told):
-    code = cli.main(['evaluate', 'quality', *told, '--seeds', f'{SEED}:{SEED + 1}', '--parts', 'drift',
-                     '--drift-seconds', '4', '--workers', '1', '--model', str(small_checkpoint(tmp_path))])
+    code = cli.main(['evaluate', 'quality', *told, '--seeds', f'{SEED}:{SEED + 1}', '--parts', 'drift', '--drift-seconds', '4',
+                     '--workers', '1', '--backend', 'torch', '--model', str(small_checkpoint(tmp_path))])
     assert code == 0 and json.loads(capsys.readouterr().out)['seeds'] == f'{SEED}:{SEED + 1}'
 
 

@@ -230,6 +230,7 @@ def end(process, number=signal.SIGINT):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_what_a_robot_does_is_in_the_bag_when_the_recorder_is_interrupted(robot, record, tmp_path):
     process = record()
     wait_for(robot.heard, 'the recorder')
@@ -265,6 +266,7 @@ def test_what_a_robot_does_is_in_the_bag_when_the_recorder_is_interrupted(robot,
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_a_killed_recorder_leaves_a_bag_that_can_be_read(robot, record, tmp_path):
     process = record('-p', 'max_file_mb:=1')
     wait_for(robot.heard, 'the recorder')
@@ -287,6 +289,7 @@ def test_a_killed_recorder_leaves_a_bag_that_can_be_read(robot, record, tmp_path
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_a_full_disk_ends_the_recording_but_neither_the_process_nor_the_bag(robot, record, tmp_path):
     limit = 2_000_000
     process = record(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -301,6 +304,7 @@ def test_a_full_disk_ends_the_recording_but_neither_the_process_nor_the_bag(robo
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 @pytest.mark.parametrize('arguments, complaint', [
     (['-p', 'bag:=/proc/bag'], 'cannot start: bag: '), (['-p', 'queue_mb:=0'], 'queue_mb')])
 def test_a_recorder_that_cannot_record_says_why_and_ends(record, tmp_path, arguments, complaint):
@@ -309,6 +313,7 @@ def test_a_recorder_that_cannot_record_says_why_and_ends(record, tmp_path, argum
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_heard(robot, record, tmp_path):
     stranger = rclpy.Context()
     rclpy.init(context=stranger)
@@ -335,6 +340,7 @@ def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_he
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, '_PATIENCE', 0.5)
     robot.node.destroy_publisher(robot.publishers.pop('camera/image_raw'))
@@ -378,6 +384,7 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupted(robot, tmp_path):
     robot.rename('camera/image_raw', 'front/image_raw', Image, CAMERA)
     robot.rename('cmd_vel', '/base/cmd_vel', TwistStamped, COMMAND)

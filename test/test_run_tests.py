@@ -60,15 +60,19 @@ def module():
     return loaded
 
 
-def run(folder, tests, *arguments):
-    """Run tests, with what test/conftest.py adds, and return the exit code and the lines of the table."""
-    file = folder / 'test_some.py'
+def run(where, tests, *arguments, folder=False):
+    """
+    Run tests, with what test/conftest.py adds, and return the exit code and the lines of the table.
+
+    `folder`: all that is in it, and not their file alone.
+    """
+    file = where / 'test_some.py'
     file.write_text(tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(('PYTEST_', 'WORLDMODEL_TEST_'))}
     environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'test'), str(ROOT), environment.get('PYTHONPATH', '')])
     environment['WORLDMODEL_TEST_SPEED'] = json.dumps(SPEED)
     plugins = ('-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest')
-    done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(file), *arguments],
+    done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(where if folder else file), *arguments],
                           env=environment, capture_output=True, text=True)
     assert 'summary of both phases' in done.stdout, done.stdout + done.stderr
     return done.returncode, done.stdout.partition('summary of both phases')[2].splitlines()[1:]
@@ -90,6 +94,16 @@ def test_the_table_names_what_was_skipped_and_played_again_with_reasons_and_the_
     assert 'test_in_time: missed by 3 ms, in a stall of the machine of 9 ms' in text
     assert 'tick of the shipped model 21.5 ms; product of 384x384 float32 matrices by one thread 1.08 ms' in text
     assert ' 2 passed, 0 failed, 0 errors, 1 skipped in ' in lines[-1]
+
+
+def test_the_second_phase_reads_only_the_files_that_have_something_for_it(tmp_path):
+    log = tmp_path / 'read'
+    note = f"open({str(log)!r}, 'a').write(__file__ + ' ' + os.environ['WORLDMODEL_TEST_PHASE'] + chr(10))\n"
+    (tmp_path / 'test_other.py').write_text(f'import os\n{note}\n\ndef test_other():\n    pass\n')
+    code, lines = run(tmp_path, TESTS + note, folder=True)
+    assert code == 0 and numbers(lines, 'parallel')[0] == 2 and numbers(lines, 'real time')[0] == 1
+    read = {line.rpartition('/')[2] for line in log.read_text().splitlines()}
+    assert read == {'test_some.py parallel', 'test_other.py parallel', 'test_some.py real time'}
 
 
 def test_a_failure_in_either_phase_fails_and_is_named(tmp_path):

@@ -12,7 +12,7 @@ from rclpy.node import Node
 from std_msgs.msg import String
 from world_model_rig import active, rig, wait_for
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 def test_goals_of_latched_and_of_ordinary_publishers_are_taken_in_their_order():

@@ -13,7 +13,7 @@ from worldmodel_ros.control.responder import Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 def change(node, **values):

@@ -9,7 +9,7 @@ from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.nodes.common.parameters import ParameterError
 from worldmodel_ros.srv import WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 OWN, SERVER = pytest.approx(0.4), pytest.approx(float(PLAN[0, 0]))
 

@@ -14,7 +14,7 @@ from worldmodel_ros.nodes.world_model import services as world_model_services
 from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.srv import SessionFile, WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 
 
 @pytest.fixture(scope='module')

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEED, PHASE, REPORT, ONLY = (f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY'))
+SPEED, PHASE, REPORT, ONLY, FILES = (f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY', 'FILES'))
 MOST_WORKERS = 8
 NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
@@ -46,6 +46,7 @@ class Phase:
     stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
+    real_time: list[str] = field(default_factory=list)  # files with tests of real time, whichever phase this is
     running: str = ''    # the test that had begun and not ended
     gave_up: bool = False  # after as many failures as the arguments allow
 
@@ -74,7 +75,7 @@ class Phase:
                 continue
             match event['event']:
                 case 'selected':
-                    self.selected = event['count']
+                    self.selected, self.real_time = event['count'], event['real_time']
                 case 'start':
                     self.running = event['test']
                 case 'end':
@@ -151,7 +152,8 @@ def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     if not causes:
         return
     print(f'{len(causes)} failed and run once more:', *causes.items(), sep='\n  ', flush=True)
-    again = run('real time', [], arguments, {SPEED: after, ONLY: json.dumps(list(causes))})
+    again = run('real time', [], arguments, {SPEED: after, ONLY: json.dumps(list(causes)),
+                                             **({FILES: json.dumps(phase.real_time)} if phase.real_time else {})})
     phase.seconds += again.seconds
     for test, cause in causes.items():
         phase.outcomes[test] = again.outcomes.get(test, phase.outcomes[test])
@@ -220,8 +222,12 @@ def main(arguments: list[str]) -> int:
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     # Several processes share the cores: PyTorch's own threads would only wait for each other.
     parallel = ['-n', str(workers), '--dist', 'loadfile', '--no-loadscope-reorder']
+    # Else each process would translate all tests, and each node that they start the whole package, anew.
+    os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
     if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):
+        if phases[0].real_time:
+            environment[FILES] = json.dumps(phases[0].real_time)
         phases.append(run('real time', [], arguments, environment))
         play_again(phases[-1], speed, arguments)
     print('\n'.join(table(phases, speed, time.monotonic() - start)), flush=True)

@@ -58,17 +58,26 @@ def _main(options: argparse.Namespace, folder: Path) -> int:
              'versions': versions(), **{f'{name[:-2]}_ms': round(s * 1e3, 3) for name, s in measured()._asdict().items()}}
     results = _play(cases, folder)
     failed = [result for result in results if result.failures]
-    skipped = [result for result in results if result.skipped]
+    counts = summary(results)
     if not os.environ.get(network.INSIDE):  # else another process has the rest of them
-        print(f'\n{len(results)} cases: {len(results) - len(failed) - len(skipped)} as expected, {len(failed)} not, '
-              f'{len(skipped)} skipped, in {time.monotonic() - began:.0f} s')
+        print('\n' + ', '.join(f'{count} {what.replace("_", " ")}' for what, count in counts.items()) +
+              f', in {time.monotonic() - began:.0f} s')
         for result in failed:
             print(f'{result.name}: {"; ".join(result.failures)}')
     file = options.json or (None if options.k else results_file('faults'))
     if file:
-        content = about | {'seconds': round(time.monotonic() - began), 'cases': [result.as_dict() for result in results]}
+        content = about | {'seconds': round(time.monotonic() - began), **summary(results),
+                           'cases': [result.as_dict() for result in results]}
         file.write_text(json.dumps(content, indent=1) + '\n')
     return 1 if failed else 0
+
+
+def summary(results: list[Result]) -> dict[str, int]:
+    """Return how many rows there are, what became of them, and what of all was late or lost."""
+    failed, skipped = (sum(bool(getattr(result, what)) for result in results) for what in ('failures', 'skipped'))
+    return {'rows': len(results), 'as_expected': len(results) - failed - skipped, 'not_as_expected': failed,
+            'skipped': skipped, 'played_again': sum(bool(result.played_again) for result in results),
+            'late': sum(result.late or 0 for result in results), 'lost': sum(result.lost or 0 for result in results)}
 
 
 def _play(cases: list[Case], folder: Path) -> list[Result]:

@@ -14,7 +14,7 @@ from rclpy.context import Context
 
 from faults.shim import Shim
 from faults.tmpfs import SmallDisk
-from scenarios.catalogue import SEED, SOCKET, wait_until_up
+from scenarios.catalogue import PARAMETERS, SEED, SOCKET, wait_until_up
 from scenarios.rig import GATE, MODEL, ROBOT, START_TIMEOUT, Rig
 from scenarios.server import SERVER
 from scenarios.supervised import SupervisedProcesses
@@ -85,7 +85,7 @@ class Running:
         for k, namespace in enumerate(plan.namespaces):
             parameters = {**given, MODEL: {'session_directory': str(self.disk.path), **given.get(MODEL, {})}}
             nodes = description.resolve('sim', {**plan.arguments, 'allow_faults': 'true', 'seed': str(SEED + k)},
-                                        parameters=parameters)
+                                        [PARAMETERS], parameters)
             self._supervisor.add([self._shimmed(node, namespace) for node in nodes], namespace)
         self.processes = SupervisedProcesses(self._supervisor)
         self._context = Context()

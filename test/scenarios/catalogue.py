@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from scenarios import camera, clock, driving, fleet, lifecycle, model, server, speed, strangers
@@ -36,6 +37,7 @@ ASKS = {
     driving.what_if_questions_do_not_make_a_tick_late,
     server.the_server_answers_questions_and_keeps_sessions,
 }
+PARAMETERS = Path(__file__).with_name('parameters.yaml')
 # The longest path of a socket is short, and no other run of the tests has this one.
 SOCKET = f'{os.environ.get("ROS_HOME", "/tmp")}/engine.sock'
 

@@ -29,6 +29,7 @@ USUAL_PRODUCT = 0.00108
 QUESTION_TIME = 4.0  # s, for a what-if question where a tick takes no longer
 DEADLINE = 0.020  # s, besides the model's part: reserve_s, headroom_s, and what ROS takes
 STRETCH = 1.5  # of a tick, next to a simulator that wants the same cores
+REST = 0.25  # of what has just been timed, before the next: Linux stops a core's real-time threads, whosever, that never rest
 OWN = 2.0  # times a tick alone, which a tick next to a simulator may take, with the processor's other thread busy
 SLOWER = 1.25  # times as long: a machine that has become slower
 WORK = 1.6  # ticks for each image, with decoding and the simulator
@@ -127,6 +128,7 @@ def tick_seconds() -> float:
         session.observe(frame, np.zeros(engine.spec.actions, np.float32))
         session.imagine(session.plan(engine.spec.goals[0]), 2)
         took.append(time.perf_counter() - start)
+        time.sleep(REST * took[-1])
     return float(np.median(took[-TICKS:]))
 
 
@@ -143,6 +145,7 @@ def product_seconds() -> float:
             start = time.perf_counter()
             torch.mm(matrix, matrix)
             took.append(time.perf_counter() - start)
+            time.sleep(REST * took[-1])
     finally:
         torch.set_num_threads(threads)
     return float(np.median(took))

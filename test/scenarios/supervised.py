@@ -6,7 +6,7 @@ from pathlib import Path
 import rclpy
 from rclpy.context import Context
 
-from scenarios.catalogue import System, wait_until_up
+from scenarios.catalogue import PARAMETERS, System, wait_until_up
 from scenarios.rig import START_TIMEOUT, Rig
 from worldmodel_ros.bringup.description import load
 from worldmodel_ros.bringup.supervisor import Supervisor
@@ -39,7 +39,7 @@ class SupervisedSystem:
         self._supervisor = Supervisor(description.environment, directory, domain_id)
         for k, namespace in enumerate(system.namespaces):
             arguments = {**system.arguments, 'allow_faults': 'true', 'seed': str(int(system.arguments['seed']) + k)}
-            self._supervisor.add(description.resolve('sim', arguments), namespace)
+            self._supervisor.add(description.resolve('sim', arguments, [PARAMETERS]), namespace)
         self.processes = SupervisedProcesses(self._supervisor)
         self._context = Context()
         rclpy.init(args=[], context=self._context, domain_id=domain_id)

@@ -29,7 +29,7 @@ from rclpy.context import Context
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))  # launch_test, unlike pytest, does not
 
-from scenarios.catalogue import SYSTEMS, play, wait_until_up  # noqa: E402
+from scenarios.catalogue import PARAMETERS, SYSTEMS, play, wait_until_up  # noqa: E402
 from scenarios.checks import ended_in_good_order  # noqa: E402
 from scenarios.processes import kill  # noqa: E402
 from scenarios.rig import Rig  # noqa: E402
@@ -91,7 +91,7 @@ def generate_test_description():
     print(f'{measured()}; what wants predictions in time gets {budget(len(SYSTEM.namespaces))}. Load average: '
           f'{os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores', flush=True)
     processes = LaunchedProcesses()
-    arguments = {**SYSTEM.arguments, 'allow_faults': 'true'}
+    arguments = {**SYSTEM.arguments, 'allow_faults': 'true', 'params_file': str(PARAMETERS)}
     if len(SYSTEM.namespaces) > 1:
         arguments['robots'] = ' '.join(SYSTEM.namespaces)
     path = str(TESTS.parent / 'launch' / SYSTEM.launch_file)

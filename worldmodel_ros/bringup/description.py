@@ -37,6 +37,7 @@ class NodeDescription:
     respawn_delay: float = 0.0    # s
     required: bool = False        # when it ends, all is over
     environment: Mapping[str, str] = field(default_factory=dict)  # of this process alone
+    environment_on_this_machine: Mapping[str, str] = field(default_factory=dict)  # over it, where DDS is to go no further
 
     def full_name(self, namespace: str = '') -> str:
         """Return the node's name in the graph, such as /robot1/command_gate; a shared one is in no namespace."""
@@ -47,9 +48,17 @@ class NodeDescription:
         return ['--enclave', self.full_name(namespace)] if dds_security.is_asked_for(os.environ) else []
 
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
-        """Return this node's own variables that apply: those for which `inherited` has no value but the shared one."""
-        return {name: value for name, value in self.environment.items()
-                if inherited.get(name) in (None, shared.get(name))}
+        """
+        Return this node's own variables that apply: those for which `inherited` has no value but the shared one.
+
+        Those for this machine only stand in for ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST, where no peers of other machines are
+        named, and nothing of `environment` has been set by the user.
+        """
+        own = {name: value for name, value in self.environment.items() if inherited.get(name) in (None, shared.get(name))}
+        if (len(own) == len(self.environment) and inherited.get('ROS_AUTOMATIC_DISCOVERY_RANGE') == 'LOCALHOST'
+                and not inherited.get('ROS_STATIC_PEERS')):
+            own.update(self.environment_on_this_machine)
+        return own
 
     def command_line(self, namespace: str = '') -> list[str]:
         """Return the arguments that configure a process as this node, or as this shared process."""
@@ -265,7 +274,8 @@ class _Reader:
             if not path.is_file():
                 raise self._error(where, f'parameter file {path} does not exist')
         values['remappings'] = self._texts(f'{where}: remappings', values.get('remappings') or {})
-        values['environment'] = self._environment(f'{where}: environment', values.get('environment'))
+        for key in ('environment', 'environment_on_this_machine'):
+            values[key] = self._environment(f'{where}: {key}', values.get(key))
         return NodeDescription(parameter_files=paths, **values)
 
     def _argument(self, name: str, entry: Any, nodes: list[str]) -> Argument:

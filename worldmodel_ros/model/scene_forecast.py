@@ -38,6 +38,7 @@ QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one
 _WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
 _UNIT = 2.0  # m, of the points
 _SLOWEST = 96.0  # frames a radian, of the rotation by time
+_LATEST, _EARLIER = 32, 8  # frames: when a stream's time has come so far, it is set back by so much
 
 
 @dataclass
@@ -72,8 +73,7 @@ class Places:
     @classmethod
     def of(cls, poses: Tensor, times: Tensor, pairs: int) -> Places:
         """Poses (..., N, 3), m and rad, and times (..., N) in frames; `pairs` of a head's channels tell the time."""
-        rate = torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64, device=times.device)
-        angle = times.double()[..., None] * rate
+        angle = times.double()[..., None] * _rates(pairs).to(times.device)
         return cls(poses[..., 2].cos(), poses[..., 2].sin(), poses[..., 0] / _UNIT, poses[..., 1] / _UNIT,
                    torch.stack([angle.cos(), angle.sin()]).float())
 
@@ -109,6 +109,23 @@ class Places:
         cos, sin = (part[..., None, :, :] for part in self.turn)
         first, second = rest.chunk(2, -1)
         return torch.cat([a, b, c, first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def _rates(pairs: int) -> Tensor:
+    return torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64)
+
+
+def earlier(x: Tensor, frames: int) -> Tensor:
+    """Keys or values (B, H, N, d) of a window as if its frames had come so many frames earlier.
+
+    What is attended to keeps the time of its own frame, counted from the beginning of a clip. A stream's time therefore
+    never leaves the times that clips have: it is set back from time to time, and its window with it.
+    """
+    a, b, c, rest = _split(x)
+    angle = (_rates(rest.shape[-1] // 2) * frames).to(x.device)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = rest.chunk(2, -1)
+    return torch.cat([a, b, c, first * cos + second * sin, second * cos - first * sin], -1)
 
 
 def _points(head_dim: int) -> int:
@@ -296,20 +313,21 @@ def odometry(measured: Tensor, period: float = 0.1) -> Tensor:
 class ForecastStream:
     """One robot's forecasts, frame by frame, on a CPU: the window is kept as keys and values. Not thread-safe."""
 
-    def __init__(self, forecast: SceneForecast, passes: int) -> None:
-        """`passes`: 0 (the image alone, nothing moves), 1 or 2."""
+    def __init__(self, forecast: SceneForecast, passes: int = 1) -> None:
+        """`passes`, where `observe` is not told: 0 (the image alone, nothing moves), 1 or 2."""
         self._forecast, self._passes = forecast, passes
         self._window: Window | None = None
         self._features: Tensor | None = None
         self._time, self._pose = 0, torch.zeros(3, dtype=torch.float64)
 
     @torch.inference_mode()
-    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int | None = None
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame uint8 (H, W, 3), the command and the wheels' twist (2,) over the period before it; give the
         probability that each thing is there, (SLOTS,), where it is at times 0 and HORIZONS, (1 + J, SLOTS, 2) in m in
         base_link of this moment, and the walls, (6,)."""
         net, tokens, own = self._forecast, self._forecast.preset.tokens, self._forecast.per_frame
+        passes = self._passes if passes is None else passes
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0
         looks, self._features = net.look(picture, self._features)
         commands = [torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None] for values in (executed, measured)]
@@ -326,12 +344,15 @@ class ForecastStream:
             for old, new in zip(self._window, added, strict=True)]
         self._window = [(keys[:, :, -frames * own:], values[:, :, -frames * own:]) for keys, values in whole]
         self._time += 1
-        if not self._passes:
+        if self._time == _LATEST:
+            self._time -= _EARLIER
+            self._window = [(earlier(keys, _EARLIER), earlier(values, _EARLIER)) for keys, values in self._window]
+        if not passes:
             present = net.read_present(x[0, :tokens])
             paths = present.now.expand(len(HORIZONS), -1, -1)
         else:
             present = net.read_slots(x[0, tokens:])
-            if self._passes == 2:
+            if passes == 2:
                 again, said = net.doubt(x[:, tokens:])
                 corrected, _ = net.through(again, places.at(torch.arange(tokens, own)), None, whole)
                 present = net.read_again(corrected[0], said[0])

@@ -1,6 +1,6 @@
 """The parameters of the command gate. The limits are named as those of ros2_controllers' diff_drive_controller."""
 
-from worldmodel_ros.parameters.declaration import Param
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 from worldmodel_ros.safety.gate import ACTIONS
 
 OUTPUTS = ('twist_stamped', 'twist', 'joint_trajectory', 'float64_multi_array')
@@ -48,4 +48,5 @@ PARAMETERS = (
           'it; without, no command passes', low=0.01, high=2.0),
     Param('watchdog_period_s', 0.005, 'period of the watchdog (steady clock)', low=0.001, high=0.1, read_only=True),
     Param('realtime_priority', 0, 'SCHED_FIFO priority of the process, 0 for none', low=0, high=99, read_only=True),
+    DIAGNOSTICS_PERIOD,
 )

@@ -104,5 +104,8 @@ def _type(value: Any) -> str:
     return TYPES.get(type(value), '')
 
 
+# Named as in diagnostic_updater.
+DIAGNOSTICS_PERIOD = Param('diagnostic_updater.period', 1.0, 'between two reports on /diagnostics (steady clock)', 's',
+                           low=0.05, high=60.0, read_only=True)
 ALLOW_FAULTS = Param('allow_faults', False, 'for tests: declare the parameters that give the node faults, which anybody on '
                      'the network can then set', read_only=True)

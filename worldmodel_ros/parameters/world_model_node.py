@@ -2,7 +2,7 @@
 
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
-from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
+from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
 from worldmodel_ros.serving.client.network import EndpointError, server_address
 from worldmodel_ros.serving.transport.address import AddressError
 
@@ -35,6 +35,10 @@ PARAMETERS = (
           while_configured=True),
     Param('server_certificate_file', '', 'PEM file with a certificate of this robot and its key, where the gateway asks for '
           'one', while_configured=True),
+    Param('forecast', '', 'name of a shipped scene forecast, or a folder of one: commands are then decided by what they would '
+          'lead to, by a goal or by ~/set_task; empty: the policy of the model drives', while_configured=True),
+    Param('command_delay_s', 0.0, 'time that the base takes from a command to its effect, with forecast: robot and scene are '
+          'rolled forward by it', low=0.0, high=1.0, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),
@@ -73,6 +77,7 @@ PARAMETERS = (
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),
     Param('session_disk_mb', float(MAX_MB), 'disk that all of them may take together', low=1.0, high=1e7),
+    DIAGNOSTICS_PERIOD,
     ALLOW_FAULTS,
     Param('fault_delay_ms', 0.0, 'for tests: added to every network call', low=0.0, high=10_000.0, fault=True),
     Param('fault_nan', False, 'for tests: the plan is NaN', fault=True),

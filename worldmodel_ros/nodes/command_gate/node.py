@@ -36,6 +36,7 @@ from worldmodel_ros.nodes.common.qos import COMMAND, JOINT_STATES, STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.common.unblocked_output import unblock_output
 from worldmodel_ros.parameters.command_gate import PARAMETERS
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.safety.gate import MAX_ROWS, Chunk, Command, Fault, Gate, Refusal, State
 from worldmodel_ros.safety.motion import PositionMotion
 
@@ -76,7 +77,7 @@ class CommandGate(Node):
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(parameters['watchdog_period_s'], self._on_tick, clock=steady)
         self.create_timer(_STATUS_PERIOD, self._publish_status, clock=steady)
-        diagnostics.Diagnostics(self, {'commands': self._report})
+        diagnostics.Diagnostics(self, {'commands': self._report}, parameters[DIAGNOSTICS_PERIOD.name])
         realtime.keep_freed_memory()
         realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
         # What lives now lives to the end; the collector need not walk it again, which would cost

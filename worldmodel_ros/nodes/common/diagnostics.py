@@ -1,4 +1,4 @@
-"""What a node tells the operator: /diagnostics once a second, and a count of everything it refused."""
+"""What a node tells the operator: /diagnostics at regular intervals, and a count of everything it refused."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -25,20 +25,20 @@ class Report(NamedTuple):
 
 class Diagnostics:
     """
-    Publishes the reports of a node on /diagnostics at 1 Hz.
+    Publishes the reports of a node on /diagnostics, every `period` s.
 
     `tasks` maps the name of a part to a callback that returns its Report. Stamped with the node's clock, but
     paced by the steady one: diagnostics must not fall silent because /clock stands still.
     """
 
-    def __init__(self, node: Node, tasks: Mapping[str, Callable[[], Report]]) -> None:
+    def __init__(self, node: Node, tasks: Mapping[str, Callable[[], Report]], period: float) -> None:
         self._node = node
         self._tasks = dict(tasks)
         self._publisher = node.create_publisher(DiagnosticArray, '/diagnostics', STATUS)
-        self._timer = node.create_timer(1.0, self.publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        self._timer = node.create_timer(period, self.publish, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def publish(self) -> None:
-        """Publish now, for a change that should not wait for the next second."""
+        """Publish now, for a change that should not wait."""
         message = DiagnosticArray()
         message.header.stamp = self._node.get_clock().now().to_msg()
         name = self._node.get_fully_qualified_name().lstrip('/')

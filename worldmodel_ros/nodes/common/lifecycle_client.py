@@ -20,7 +20,7 @@ if __name__ == '__main__':
     exit_when_interrupted(_interrupted_code())  # the imports below take long
 
 import rclpy
-from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.msg import Transition, TransitionEvent
 from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
@@ -44,6 +44,7 @@ _CHANGE_TIMEOUT = 15.0  # s, after which the state is asked for instead
 _PAUSE = 0.1            # s, between two queries
 _LOOK = 0.5             # s, between two looks whether the context is still there
 _LATE_ANSWER = 0.5      # s, for an answer that comes after a state that was asked for later
+_IGNORED = 120.0        # s, in which a node that was asked has neither answered nor begun a transition
 _PROGRESS = 30.0        # s, between two reports that a node is still waited for
 
 
@@ -56,12 +57,18 @@ class LifecycleClient:
     The lifecycle services of one node, for a caller that does not spin by itself.
 
     A request is never trusted to arrive: a server that has just started may not know its client yet, and then
-    the answer is lost. So every call has a timeout, after which the state decides what is to do.
+    the answer is lost. So every call has a timeout, after which the state decides what is to do. A node that makes a
+    transition may be silent for as long as that takes, and says so before by its transition events; one that says nothing
+    has not got the request.
     """
 
     def __init__(self, node: Node, target: str) -> None:
         self._target = target
         self._context = node.context
+        self._events = 0        # transition events so far
+        self._changing = False  # the last one said that a transition has begun
+        # Before the clients: DDS announces them in this order, so that a node which has answered knows it, too.
+        node.create_subscription(TransitionEvent, f'{target}/transition_event', self._on_event, 10)
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(node)
         self._get_state = node.create_client(GetState, f'{target}/get_state')
@@ -76,12 +83,14 @@ class LifecycleClient:
         """
         Take the transitions that lead from the present state to `goal`, one of GOALS.
 
-        :raises LifecycleError: if a transition fails, none leads there, `timeout` seconds have passed, or the node's
-            context is shut down meanwhile.
+        :raises LifecycleError: if a transition fails, none leads there, `timeout` seconds have passed, the node takes no
+            notice of requests for two minutes, or the node's context is shut down meanwhile.
         """
         began = told = time.monotonic()
         state = None
         step: tuple[str, Future] | None = None  # from which state a transition was asked for, and its answer to come
+        ignored: float | None = None  # since when requests have been sent that nothing was heard of
+        events = self._events
         while (left := began + timeout - time.monotonic()) > 0:
             if not self._context.ok():
                 raise LifecycleError(f'shut down before {self._target} was {goal}')
@@ -94,17 +103,27 @@ class LifecycleClient:
             if answer in GOALS:
                 if step is not None:
                     self._conclude(*step, goal, _LATE_ANSWER)
+                ignored = ignored or time.monotonic()
                 step = self._begin(answer, goal, left)
                 if step is not None:
                     self._conclude(*step, goal, min(_CHANGE_TIMEOUT, left))
             else:
                 time.sleep(_PAUSE)
+            if self._events != events or self._changing or (step is not None and step[1].done()):
+                events, ignored = self._events, None
+            elif ignored is not None and time.monotonic() - ignored > _IGNORED:
+                raise LifecycleError(f'{self._target} was asked to become {goal} and has taken no notice for {_IGNORED:.0f} s '
+                                     f'(last known state: {state}): its requests are lost, or it hangs; restart it')
             if time.monotonic() - told >= _PROGRESS:
                 told = time.monotonic()
                 print(f'{self._target} is not {goal} yet after {told - began:.0f} s (last known state: '
                       f'{state or "none"}); waiting for up to {timeout:.0f} s', file=sys.stderr, flush=True)
         raise LifecycleError(f"{self._target} is {state or 'silent'} after {timeout:.0f} s and was to be "
                              f'{goal}: see its log, or allow more time')
+
+    def _on_event(self, event: TransitionEvent) -> None:
+        self._events += 1
+        self._changing = event.goal_state.label not in GOALS
 
     def _begin(self, state: str, goal: str, timeout: float) -> tuple[str, Future] | None:
         """Ask for the next transition from a state; None: there is no node to ask."""

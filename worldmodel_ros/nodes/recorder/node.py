@@ -25,6 +25,7 @@ from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.recorder.backlog import Backlog, Received
 from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
 from worldmodel_ros.nodes.recorder.types import UnknownTypeError, definition, message_class
+from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.recorder import PARAMETERS
 
 MB = 10 ** 6
@@ -65,7 +66,7 @@ class Recorder(Node):
         self._writer = threading.Thread(target=self._write, name='writing', daemon=True)
         self._writer.start()
         self.create_timer(_DISCOVERY_PERIOD, self._discover, clock=Clock(clock_type=ClockType.STEADY_TIME))
-        Diagnostics(self, {'recorder': self.report})
+        Diagnostics(self, {'recorder': self.report}, settings[DIAGNOSTICS_PERIOD.name])
         self.get_logger().info(f'recording to {self.folder}')
 
     def on_shutdown(self) -> None:

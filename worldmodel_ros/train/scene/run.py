@@ -74,7 +74,8 @@ def ordered(target: Truth, out: Present) -> Truth:
     order = torch.cat([torch.arange(SHUTTLES, device=cost.device).expand(*best.shape[:-1], -1), SHUTTLES + best], -1)
     ahead = order[..., None, :].expand(*target.counts.shape)
     return Truth(target.known.gather(-1, order), target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
-                 target.ahead.gather(-2, ahead[..., None].expand(*ahead.shape, 2)), target.counts.gather(-1, ahead), target.walls)
+                 target.ahead.gather(-2, ahead[..., None].expand(*ahead.shape, 2)), target.counts.gather(-1, ahead),
+                 target.walls)
 
 
 def _at(target: Truth, frames: Tensor) -> Truth:
