@@ -89,6 +89,11 @@ class Requests:
         for job, route in branches:
             self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
 
+    def settled(self, client: Client) -> bool:
+        """Whether no frame of a client is in flight."""
+        return not any(isinstance(job, FrameJob) and job.client is client and not job.stale
+                       for job in self._jobs.values())
+
     def call(self, job: CallJob, now: float) -> None:
         """Take what is to be done with a session in idle time."""
         self._submit_idle(job, (self._models[0].unit('snapshot'),), now)
