@@ -48,6 +48,8 @@ class Running:
         return results[0]
 
     def stop(self):
+        if not self._thread.is_alive():
+            return  # a test has stopped it
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 

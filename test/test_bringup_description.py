@@ -66,6 +66,13 @@ def test_a_node_runs_for_its_targets_only_and_only_with_its_argument(write):
     assert [node.name for node in description.resolve('replay', {'model': 'tiny'})] == ['base', 'brain']
     assert description.resolve('robot', {'model': ''}) == ()
 
+    def either(content):
+        content['nodes'][1]['only_with'] = ['model', 'sim_time']
+    description = bringup.load(write(either))
+    for given in ({'model': 'tiny'}, {'sim_time': True}, {'model': 'tiny', 'sim_time': True}):
+        assert len(description.resolve('robot', given)) == 1
+    assert description.resolve('robot', {'sim_time': 'false'}) == ()
+
 
 def test_a_target_has_the_arguments_that_change_its_nodes(write):
     description = bringup.load(write())
@@ -210,12 +217,27 @@ def test_the_robots_of_the_package_share_an_engine_only_where_they_are_told_to()
     assert next(iter(nodes)) == 'engine_server', 'it starts first and ends last'
 
 
+def test_a_gateway_is_started_where_it_is_asked_for_and_the_engine_with_it():
+    description = bringup.load()
+    for value, options in (('true', '--options='), ('/etc/door.yaml', '--options=/etc/door.yaml')):
+        nodes = {node.name: node for node in description.resolve('robot', {'gateway': value})}
+        assert nodes['gateway'].command_line() == [options] and nodes['gateway'].executable == 'gateway_server'
+        assert 'engine_server' in nodes and 'server' not in nodes['world_model_node'].parameters
+    nodes = {node.name: node for node in description.resolve('sim', {'gateway': 'true', 'server': '/run/e.sock'})}
+    assert nodes['gateway'].command_line() == ['--socket=/run/e.sock', '--options=']
+    nodes = {node.name: node for node in description.resolve('robot', {'server': 'wss://cell:8000'})}
+    assert 'engine_server' not in nodes and nodes['world_model_node'].parameters['server'] == 'wss://cell:8000'
+    for value in ('false', ''):
+        assert 'gateway' not in [node.name for node in description.resolve('sim', {'gateway': value, 'server': 'true'})]
+
+
 @pytest.mark.parametrize('change, complaint', [
     (lambda c: c['nodes'][1].update(respwan=True), r"nodes\[1\]: key 'respwan' is unknown: .*respawn"),
     (lambda c: c['nodes'][0].pop('executable'), r"nodes\[0\]: key 'executable' is missing"),
     (lambda c: c['nodes'][0].update(only_for='moon'), r"\(base\): only_for is 'moon'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_for=['sim', 'mars']), r"\(base\): only_for is 'mars'.*one of sim, robot"),
     (lambda c: c['nodes'][0].update(only_with='modle'), r"\(base\): only_with is 'modle', .*there are model"),
+    (lambda c: c['nodes'][0].update(only_with=3), r'\(base\): only_with is 3: it must be a text or a list'),
     (lambda c: c['nodes'][0].update(required=1), r'\(base\): required is 1: it must be a bool'),
     (lambda c: c['nodes'][1].update(lifecycle='yes'), r"\(brain\): lifecycle is 'yes': it must be a bool"),
     (lambda c: c['arguments']['model'].update(text='yes'), "model: text is 'yes': it must be a bool"),

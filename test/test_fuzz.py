@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 RESULTS = sorted((Path(__file__).resolve().parents[1] / 'benchmarks' / 'results').glob('fuzz_*.json'))
 # Each of them some tenths of a second.
-INPUTS = {'codec': 2000, 'shared_memory': 300, 'mcap': 30, 'sqlite': 60, 'session_files': 200, 'checkpoints': 6,
-          'images': 300, 'pictures': 100, 'requests': 200, 'commands': 300, 'goals': 300}
+INPUTS = {'codec': 2000, 'gateway': 1000, 'shared_memory': 300, 'mcap': 30, 'sqlite': 60, 'session_files': 200,
+          'checkpoints': 6, 'images': 300, 'pictures': 100, 'requests': 200, 'commands': 300, 'goals': 300}
 RUNS = 3
 
 

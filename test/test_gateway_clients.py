@@ -1,10 +1,12 @@
-"""The real client of openpi, unmodified, in an environment of its own (tools/openpi_env.sh)."""
+"""The real client of openpi, unmodified, and the flow of a camera client, in an environment made by tools/openpi_env.sh."""
 import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trustme
+from camera_paths import commands, path
 from fake_service import PLAN, FakeService
 from gateway_rig import gateway
 from test_gateway_security import write
@@ -60,19 +62,94 @@ print(json.dumps(out))
 '''
 
 
+# What the example client of vllm-omni's pull request 3701 does on the wire, with the codec and the library that it uses: a
+# connection for each call, the image with the first one alone, parts until `total`, errors as maps.
+CAMERA_PROGRAM = r'''
+import json, sys
+import numpy as np
+from openpi_client import msgpack_numpy
+from websockets.sync.client import connect
+url, token, folder = sys.argv[1:4]
+poses = np.load(folder + '/poses.npy')
+intrinsics = np.load(folder + '/intrinsics.npy')
+out = {'configurations': [], 'parts': [], 'dtypes': []}
+video, first = [], 0
+
+def call(request):
+    headers = {'Authorization': 'Bearer ' + token}
+    with connect(url + '/v1/realtime/world/camera', max_size=None, ping_interval=None, ping_timeout=None,
+                 additional_headers=headers) as socket:
+        out['configurations'].append(sorted(msgpack_numpy.unpackb(socket.recv())))
+        socket.send(msgpack_numpy.packb(request))
+        parts, total = [], None
+        while total is None or len(parts) < total:
+            message = socket.recv()
+            if isinstance(message, str):
+                return message
+            message = msgpack_numpy.unpackb(message)
+            if message.get('type') == 'error':
+                return message['message']
+            if message.get('type') != 'frame':
+                continue
+            total = message['total']
+            parts.append(message['video'])
+        out['parts'].append([len(part) for part in parts])
+        return np.concatenate(parts, axis=0)
+
+for index in range(3):
+    count = 24
+    request = {'prompt': 'Walk', 'session_id': 'film', 'extra_body': {
+        'height': 480, 'width': 832, 'num_frames': count, 'fps': 16, 'session_id': 'film', 'frames_per_chunk': 4, 'seed': 42},
+        'camera': {'poses': poses[first:first + count], 'intrinsics': intrinsics[first:first + count]}}
+    if index == 0:
+        request['image'] = np.zeros((480, 832, 3), np.uint8)
+    clip = call(request)
+    out['dtypes'].append(str(clip.dtype))
+    video.extend(clip[4:] if index else clip)
+    first += count
+out['video'] = np.shape(video)
+out['reset'] = call({'endpoint': 'reset', 'session_id': 'film'})
+out['after reset'] = call({'prompt': '', 'session_id': 'film', 'camera': {'poses': poses[:4], 'intrinsics': intrinsics[:4]}})
+out['no camera'] = call({'prompt': '', 'image': np.zeros((64, 64, 3), np.uint8), 'session_id': 'film', 'extra_body': {}})
+print(json.dumps(out))
+'''
+
+
+def run(program, running, *arguments, folder):
+    command = [ENVIRONMENT / 'bin' / 'python', '-W', 'ignore', '-c', program, running.url(''), TOKEN, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120.0,
+                          env={'SSL_CERT_FILE': str(folder / 'ca.pem')})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def doors(folder, secured):
+    """What a gateway is started with: accounts, and TLS by an authority of the test."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / 'ca.pem')
+    tls = server_context(*write(authority.issue_cert('127.0.0.1'), folder, 'host'), None) if secured else None
+    return {'accounts': Accounts((Account('client', digest(TOKEN), openings=0.0),)), 'tls': tls}
+
+
+@pytest.mark.parametrize('secured', [False, True])
+def test_the_flow_of_a_camera_client_works(tmp_path, secured):
+    poses = path(commands(71))
+    np.save(tmp_path / 'poses.npy', poses)
+    np.save(tmp_path / 'intrinsics.npy', np.tile(np.float32([416, 416, 416, 240]), (len(poses), 1)))
+    with gateway(tmp_path, FakeService(sessions=20), **doors(tmp_path, secured)) as running:
+        out = run(CAMERA_PROGRAM, running, tmp_path, folder=tmp_path)
+    assert len(out['configurations']) == 6
+    assert {'patch_size', 'vae_stride', 'latent_frames_per_chunk', 'max_area'} <= set(out['configurations'][0])
+    assert out['parts'] == [[4] * 6] * 3 and out['dtypes'] == ['float32'] * 3 and out['video'] == [64, 64, 64, 3]
+    assert out['reset'] == 'reset successful' and 'send an image' in out['after reset']
+    assert 'camera must be a map' in out['no camera']
+
+
 @pytest.mark.parametrize('secured', [False, True])
 def test_the_unmodified_client_works(tmp_path, secured):
-    accounts = Accounts((Account('client', digest(TOKEN), openings=0.0),))
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / 'ca.pem')
-    tls = server_context(*write(authority.issue_cert('127.0.0.1'), tmp_path, 'host'), None) if secured else None
     service = FakeService(sessions=20)
-    with gateway(tmp_path, service, accounts=accounts, tls=tls) as running:
-        command = [ENVIRONMENT / 'bin' / 'python', '-W', 'ignore', '-c', PROGRAM, running.url(''), TOKEN]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120.0,
-                              env={'SSL_CERT_FILE': str(tmp_path / 'ca.pem')})
-    assert done.returncode == 0, done.stderr
-    out = json.loads(done.stdout)
+    with gateway(tmp_path, service, **doors(tmp_path, secured)) as running:
+        out = run(PROGRAM, running, folder=tmp_path)
     assert out['metadata']['model'] == 'tiny' and out['metadata']['action_names'] == ['linear.x', 'angular.z']
     assert out['actions'] == PLAN.tolist() and out['dtype'] == 'float32' and out['path'] == 4
     assert out['timing'] == ['infer_ms', 'queue_ms', 'slack_ms', 'tier', 'total_ms'] and out['numpy scalar step'] == 4

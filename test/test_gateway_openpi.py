@@ -1,4 +1,5 @@
 """The dialect of openpi: replies, refusals, steps that are not done twice, sessions that outlast their connection."""
+import contextlib
 import threading
 import time
 
@@ -63,6 +64,8 @@ def test_a_channel_first_image_and_a_nested_key_are_understood(running):
     ({'step_id': -1}, 'whole numbers'), ({'step_id': True}, 'whole numbers'), ({'deadline_ms': 0}, 'deadline_ms'),
     ({'deadline_ms': float('nan')}, 'deadline_ms'), ({'session_id': 7}, 'session_id is a text'),
     ({'session_id': 'a b'}, 'session_id must be'), ({'endpoint': 'train'}, 'endpoint'), ({'inference_delay': 'x'}, 'whole'),
+    ({'endpoint': np.zeros(2)}, 'endpoint'), ({'prompt': np.zeros(0)}, 'a text'),
+    ({'executed_actions': [[1], [1, 2]]}, 'executed_'), ({'executed_actions': np.zeros((1000, 65))}, 'executed_actions is'),
     ({'executed_actions': 'x'}, 'executed_actions is'), ({'executed_actions': np.zeros(3)}, 'finite numbers linear.x'),
     ({'executed_actions': np.array([[np.nan, 0]])}, 'finite numbers linear.x')])
 def test_an_observation_that_makes_no_sense_is_refused_and_the_next_one_is_answered(running, changes, reason):
@@ -167,6 +170,14 @@ def test_a_session_to_which_nobody_comes_back_ends(running):
     wait_for(lambda: session.holder is None)
     running.call(forget)
     assert session not in running.gateway.sessions.all()
+
+
+def test_a_gateway_that_ends_with_connections_open_ends_their_sessions_once(tmp_path, caplog):
+    with contextlib.ExitStack() as stack:
+        with gateway(tmp_path) as running:
+            for name in ('', 'named'):
+                infer(stack.enter_context(robot(running)), session_id=name)
+    assert not caplog.records and len(running.service.closed) == 2
 
 
 def test_reset_begins_an_episode_and_lets_steps_begin_again(running):

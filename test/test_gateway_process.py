@@ -85,6 +85,27 @@ def test_it_serves_renews_its_accounts_starts_again_and_ends_in_good_order(tmp_p
     assert {'connected', 'unauthorized'} <= {json.loads(line)['event'] for line in audit.read_text().splitlines()}
 
 
+def test_options_come_from_a_file_and_the_command_line_wins(tmp_path):
+    file = tmp_path / 'door.yaml'
+    file.write_text('host: 127.0.0.1\nport: 1\nlinger: 7\norigins: [https://a.example]\n')
+    with serving(tmp_path / 'engine.sock', FakeService()):
+        process = Process('--options', file, '--port', 0, '--socket', tmp_path / 'engine.sock')
+        with robot(process) as connection:
+            assert infer(connection)['valid_steps'] == 4
+        assert process.end() == 0
+
+
+@pytest.mark.parametrize('text, complaint', [
+    ('hots: x', "no option 'hots'"), ('port: much', 'must be int'), ('plaintext: 3', 'must be bool'),
+    ('3', 'no file of options'),
+    ('[', 'no file of options'), ('host: 0.0.0.0', 'without TLS')])
+def test_a_file_of_options_that_makes_no_sense_is_refused(tmp_path, text, complaint):
+    file = tmp_path / 'door.yaml'
+    file.write_text(text)
+    done = subprocess.run(command('--options', file), capture_output=True, text=True, timeout=START)
+    assert done.returncode == BAD_CONFIGURATION and complaint in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize('arguments, code, complaint', [
     (('--host', '0.0.0.0'), BAD_CONFIGURATION, 'without TLS'),
     (('--certificate', 'x', '--key', 'y'), BAD_CONFIGURATION, 'cannot be used')])

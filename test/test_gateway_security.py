@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
 from worldmodel_ros.serving.gateway.process import GatewayError, Options
-from worldmodel_ros.serving.gateway.security import AuditLog, is_loopback, server_context
+from worldmodel_ros.serving.gateway.security import AuditLog, server_context
+from worldmodel_ros.serving.transport.address import is_loopback
 from worldmodel_ros.serving.gateway.server import Limits
 
 ARM, BASE, CERTIFIED = (new_token() for _ in range(3))
@@ -84,7 +85,7 @@ def test_tools_get_their_answers(running):
         assert values['worldmodel_gateway_connections'] == '1' and float(values['worldmodel_gateway_tick_seconds_count']) == 1
         seen, = json.loads(get(running, '/v1/sessions', ARM)[2])['sessions']
         assert (seen['session_id'], seen['connected'], seen['ticks'], seen['tier_two_step']) == ('seen', True, 1, 1)
-        assert json.loads(get(running, '/v1/sessions', BASE)[2]) == {'sessions': []}
+        assert json.loads(get(running, '/v1/sessions', BASE)[2]) == {'sessions': [], 'engine': True}
         assert get(running, '/v1/other', ARM)[0] == 404
 
 

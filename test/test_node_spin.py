@@ -174,7 +174,7 @@ def test_an_unknown_executor_is_refused_by_name():
     assert process.returncode == 2 and 'WORLDMODEL_EXECUTOR' in output and 'events, single' in output
 
 
-@pytest.mark.parametrize('name', ['command_gate', 'engine_server', 'sim_robot', 'world_model_node'])
+@pytest.mark.parametrize('name', ['command_gate', 'engine_server', 'gateway_server', 'sim_robot', 'world_model_node'])
 def test_a_node_that_is_interrupted_while_it_is_imported_ends_with_code_0(name):
     for moment in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8):
         process = interrupts.start(sys.executable, ROOT / 'scripts' / name)

@@ -25,6 +25,7 @@ PACKAGE = parse_package(str(ROOT / 'package.xml'))
 
 # Import name: (name for pip, rosdep key; None: the distribution has none, or too old a version)
 THIRD_PARTY = {
+    'av': ('av', None),
     'PIL': ('pillow', 'python3-pil'),
     'cv2': ('opencv-python-headless', 'python3-opencv'),
     'diffusers': ('diffusers', None),
@@ -52,7 +53,8 @@ THIRD_PARTY = {
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
 # What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
 # gateway, and the VAE of open world models.
-EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'diffusers': 'wan'}
+EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
+          'diffusers': 'wan'}
 
 
 def requirements(lines):

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fleet_sim.__main__ import POLICIES, RESULTS, main
+from benchmarks.fleet_sim.availability import Assumptions, Measured, Month
 from benchmarks.fleet_sim.device import Device
 from benchmarks.fleet_sim.durations import PLACEHOLDER, Durations, read_tables
 from benchmarks.fleet_sim.scenarios import DETECTION, Scenario, histories
@@ -89,3 +90,57 @@ def test_a_table_without_the_base_model_is_refused(tmp_path):
     (tmp_path / 'table.json').write_text(json.dumps({'rows': []}))
     with pytest.raises(ValueError, match='base/denoise, base/observe'):
         read_tables([tmp_path / 'table.json'])
+
+
+def test_the_fleets_router_places_every_robot_once_and_those_of_a_lost_rack_elsewhere():
+    gpus = histories(Scenario('rack', 120, 32, 9.0, lost=16, router=True, restored=0.5), seed=1)
+    stays = sorted((stay.robot, stay.start, stay.end) for gpu in gpus for stay in gpu.stays)
+    moved = [robot for robot, start, _ in stays if start > 0.0]
+    assert len(stays) == 120 + len(moved) and 0 < len(moved) == sum(len(gpu.stays) for gpu in gpus[:16])
+    assert all(stay.start in (0.0, 3.0 + DETECTION + 0.5) and not stay.warm_up for gpu in gpus for stay in gpu.stays)
+    assert max(len(gpu.stays) for gpu in gpus) <= 9  # 85 % of 11.3
+
+
+def test_robots_without_a_server_in_time_are_placed_nowhere():
+    gpus = histories(Scenario('full', 400, 32, 9.0, router=True), seed=1)
+    assert sum(len(gpu.stays) for gpu in gpus) < 400
+
+
+def month(robots, days=2.0, **changed):
+    return Month(robots, 32, Assumptions(**changed), Measured(resume=0.1, takeover=0.11), days, seed=3)
+
+
+NEVER = {f'{name}_fails': 1e15 for name in ('process', 'host', 'rack', 'router', 'store', 'network', 'own')}
+SERVER, LAST_PLAN, BOTH = 'any server', 'or the last plan', 'or the last plan, then the own model'
+
+
+def test_where_nothing_fails_every_robot_has_a_server_all_the_time():
+    calm = month(200, **NEVER)
+    shares = calm.run()
+    assert shares[SERVER] == shares[BOTH] == 1.0 and shares['gaps'] == 0 and not calm.counts
+
+
+def test_each_rung_of_the_ladder_fills_a_part_of_what_the_one_before_leaves():
+    shares = month(200).run()
+    assert shares['server, with the session as it was'] <= shares[SERVER] < shares[LAST_PLAN] < shares[BOTH] < 1.0
+    assert shares['or the own model, without the last plan'] < shares[BOTH]
+
+
+def test_a_lost_process_costs_detection_and_reading_and_a_rack_more_where_there_is_no_room():
+    often = month(200, **{**NEVER, 'process_fails': 40_000.0})
+    shares = often.run()
+    assert shares['gaps'] > 100 and shares['longest_gap_s'] == pytest.approx(0.35, abs=0.051) and 'no room' not in often.counts
+    full = month(260, **{**NEVER, 'rack_fails': 100_000.0})
+    assert full.run()['longest_gap_s'] > 600 and full.counts['no room']
+
+
+def test_while_the_router_is_away_robots_find_a_server_by_themselves():
+    alone = month(200, **{**NEVER, 'process_fails': 40_000.0, 'router_fails': 1.0, 'router_back': 1e9})
+    shares = alone.run()
+    assert alone.counts['placed without the router'] > 50 and shares['longest_gap_s'] < 0.5
+
+
+def test_without_the_store_sessions_begin_anew():
+    anew = month(200, **{**NEVER, 'process_fails': 40_000.0, 'store_fails': 1.0, 'store_back': 1e9})
+    shares = anew.run()
+    assert anew.counts['begun anew'] > 50 and shares['server, with the session as it was'] < shares[SERVER]

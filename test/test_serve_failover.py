@@ -338,3 +338,34 @@ def test_a_paused_robot_is_told_leaves_its_place_and_is_served_again_when_it_goe
         assert by(robot.tick()) == OWN  # who connects now has no session yet
         wait_for(lambda: not robot.worker.degraded_reason)
         assert by(robot.tick()) == SERVER  # without trials: it has done nothing wrong
+
+
+def only_robot(running):
+    """The server's side of the one robot that is connected."""
+    return wait_for(lambda: next((peer.robot for peer in running.server._peers.values() if peer.robot), None))
+
+
+def test_a_robot_follows_its_session_to_another_server_with_what_is_not_answered(robot, served, tmp_path):
+    robot.drive_with_server()
+    said = list(robot.said)
+    with serving(tmp_path / 'other.sock') as other:
+        served.service.answer = 'nothing'
+        waiting = robot.see(deadline=5.0)
+        wait_for(lambda: served.service.ticks and served.service.ticks[-1].sequence == 3)
+        only_robot(served).send_to(str(other.path), 0)
+        wait_for(lambda: [answer for answer in robot.answers if answer.sequence == waiting.sequence])
+        taken = other.service.ticks[0]
+        assert (taken.stamp, taken.sequence) == (waiting.stamp, 3) and (taken.image == waiting.image).all()
+        for _ in range(3):
+            assert by(robot.tick()) == SERVER
+        assert len(other.service.ticks) == 4 and len(served.service.ticks) == 3
+        assert robot.said == said
+        wait_for(lambda: served.service.closed)
+
+
+def test_a_robot_that_cannot_follow_drives_by_itself_and_returns_to_the_server_that_it_knows(robot, served, tmp_path):
+    robot.drive_with_server()
+    only_robot(served).send_to(str(tmp_path / 'nobody.sock'), 0)
+    wait_for(lambda: 'cannot be reached there' in robot.worker.degraded_reason)
+    assert by(robot.tick()) == OWN
+    wait_for(lambda: 'it is back' in robot.worker.degraded_reason)

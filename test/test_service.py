@@ -13,6 +13,7 @@ from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.serving.scheduler import FIFO, Tier
 from worldmodel_ros.serving.service.client import TickTiming
 from worldmodel_ros.serving.service.messages import ServiceFull, SessionError
+from worldmodel_ros.serving.service.quotas import Quotas
 from worldmodel_ros.serving.service.states import TRANSITIONS, Event, State, after
 
 TWO_STEPS = sum(COSTS[name] for name in ('encode', 'commit', 'policy', 'outcomes')) + 2 * COSTS['denoise']
@@ -234,6 +235,41 @@ def test_a_question_is_answered_branch_by_branch_in_its_order():
     assert answer.complete and [name for name, _ in answer.branches] == [f'b{index}' for index in range(8)]
     assert all(len(future.frames) == len(TURN) for _, future in answer.branches)
     assert ('denoise', 8) in rig.backend.batches
+
+
+def test_a_branch_that_is_kept_is_gone_on_from_until_the_next_frame():
+    rig = Rig(sizes=(1, 2, 4, 8))
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+
+    def asked(turn, **values):
+        promise = rig.service.ask(session, Question((Branch('b', len(turn), turn),), '', rig.clock.now + 3.0, **values))
+        rig.run(2.0)  # it may have to wait for a tick that is expected
+        (_, future), = promise.result(0).branches
+        return future.frames
+    with pytest.raises(QuestionError, match='no branch was kept'):
+        asked(TURN, onward=True)
+    whole = asked(np.concatenate([TURN, TURN]))
+    first, second = asked(TURN, keep=True), asked(TURN, keep=True, onward=True)
+    assert np.array_equal(np.concatenate([first, second]), whole)
+    with pytest.raises(QuestionError, match='whole chunks'):
+        asked(TURN[:3], keep=True)
+    rig.tick(session, 2)
+    rig.settle()
+    with pytest.raises(QuestionError, match='no branch was kept'):
+        asked(TURN, onward=True)
+    with pytest.raises(QuestionError, match='only one branch'):
+        question(rig, keep=True)
+
+
+def test_a_question_too_many_says_when_it_can_be_asked_again():
+    rig = Rig(quotas=Quotas(questions=2.0))
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    asked = [rig.service.ask(session, question(rig)) for _ in range(9)]
+    assert 0.0 < asked[-1].exception(0).again <= 0.5
 
 
 def test_a_question_whose_time_is_over_is_answered_with_what_there_is():

@@ -203,3 +203,36 @@ def test_a_chunk_far_ahead_is_drawn_to_the_sinks_and_the_next_goes_on_from_it(en
 def test_the_shipped_tiny_has_sinks():
     spec = load('tiny', 'torch').spec
     assert spec == TINY and (spec.sink_frames, spec.sink_statistics) == (8, 0.3)
+
+
+def test_a_branch_that_goes_on_from_where_another_ended_is_as_one_of_both(engine):
+    whole = run(driven(engine).branching(FAR), engine.backend)
+    session, moment, parts = driven(engine), None, []
+    for part in (FAR[:4], FAR[4:16], FAR[16:]):
+        future, moment = run(session.extending(part, moment=moment), engine.backend)
+        session.observe(frames(1, seed=5)[0], np.zeros(2))  # the session goes on meanwhile
+        parts.append(future)
+    assert moment.imagined == len(FAR)
+    for name in ('frames', 'latents', 'collision_risk'):
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    with pytest.raises(ValueError, match='no whole chunks'):
+        run(session.extending(FAR[:3]), engine.backend)
+
+
+def test_the_units_of_a_branch_that_goes_on_are_those_that_are_planned(engine):
+    session, moment, networks = driven(engine), None, Networks(engine, 'model')
+    for part in (FAR[:8], FAR[8:]):
+        work, units = session.extending(part, moment=moment), []
+        outputs = None
+        begun = moment.imagined if moment else 0
+        try:
+            while True:
+                item, outputs = work.send(outputs), None
+                if isinstance(item, Call):
+                    outputs, = engine.backend.run(item.network, [item.inputs])
+                else:
+                    units.append(item.unit)
+        except StopIteration as end:
+            _, moment = end.value
+        route = networks.branch(len(part), 2, begun, keep=True)
+        assert units == [unit.network.rpartition('/')[2] for unit in route]

@@ -9,6 +9,7 @@ from importlib import import_module
 
 BYTES = {
     'codec': 'messages between a robot\'s node and the server',
+    'gateway': 'messages of clients of the network gateway',
     'shared_memory': 'memory that comes with messages',
     'mcap': 'bags in MCAP files',
     'sqlite': 'bags in SQLite files',

@@ -234,9 +234,9 @@ class _Progress:
 
 
 # Whose branches guide atheris.
-_GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.evaluate', 'worldmodel_ros.inputs', 'worldmodel_ros.cache',
-           'worldmodel_ros.engine.session_file', 'worldmodel_ros.engine.what_if', 'worldmodel_ros.model',
-           'worldmodel_ros.nodes', 'worldmodel_ros.safety']
+_GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.serving.gateway', 'worldmodel_ros.evaluate',
+           'worldmodel_ros.inputs', 'worldmodel_ros.cache', 'worldmodel_ros.engine.session_file',
+           'worldmodel_ros.engine.what_if', 'worldmodel_ros.model', 'worldmodel_ros.nodes', 'worldmodel_ros.safety']
 
 
 def child(load: Callable[[], Bytes | States], inputs: int | None, seconds: float, seed: int, folder: Path,

@@ -1,6 +1,7 @@
 """The description of what runs (config/bringup.yaml): reading, checking, and resolving it for one robot."""
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import yaml
 
+from worldmodel_ros import dds_security
 from worldmodel_ros.paths import config_directory
 
 TARGETS = ('sim', 'robot', 'replay')
@@ -26,7 +28,7 @@ class NodeDescription:
     executable: str
     lifecycle: bool = False
     only_for: tuple[str, ...] = ()  # of TARGETS; empty: for all
-    only_with: str = ''           # an argument: without a value for it, or with false, the node does not run
+    only_with: tuple[str, ...] = ()  # arguments: without a value for any, with false or another machine's URL, it does not run
     shared: bool = False          # one process for all robots, and no ROS node: its parameters are options
     parameter_files: tuple[Path, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)  # win over the files
@@ -40,6 +42,10 @@ class NodeDescription:
     def full_name(self, namespace: str = '') -> str:
         """Return the node's name in the graph, such as /robot1/command_gate; a shared one is in no namespace."""
         return absolute_namespace('' if self.shared else namespace).rstrip('/') + '/' + self.name
+
+    def enclave(self, namespace: str = '') -> list[str]:
+        """Return the options that name the node's enclave, its full name, where nodes are told to be secure."""
+        return ['--enclave', self.full_name(namespace)] if dds_security.is_asked_for(os.environ) else []
 
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
         """
@@ -62,7 +68,7 @@ class NodeDescription:
 
     def ros_arguments(self, namespace: str = '') -> list[str]:
         """Return the command line, from --ros-args on, that configures a process as this node."""
-        arguments = ['--ros-args', '-r', f'__node:={self.name}']
+        arguments = ['--ros-args', *self.enclave(namespace), '-r', f'__node:={self.name}']
         if namespace:
             arguments += ['-r', f'__ns:={absolute_namespace(namespace)}']
         for source, target in self.remappings.items():
@@ -141,7 +147,7 @@ class Description:
             if not path.is_file():
                 raise DescriptionError(f'parameter file {path} does not exist')
         nodes = [node for node in self.nodes if target in (node.only_for or TARGETS)
-                 and (not node.only_with or _read(given.get(node.only_with, False)) is not False)]
+                 and (not node.only_with or any(_asks(given.get(name, False)) for name in node.only_with))]
         parameters = parameters or {}
         for name in parameters:
             if name not in [node.name for node in nodes]:
@@ -187,6 +193,11 @@ def _read(value: Any) -> Any:
         return value
 
 
+def _asks(value: Any) -> bool:
+    """Whether a value asks for a process of this machine."""
+    return _read(value) is not False and '://' not in str(value)
+
+
 def absolute_namespace(namespace: str) -> str:
     """Return a namespace with its leading slash, '/' for none."""
     return '/' + namespace.strip('/')
@@ -225,9 +236,10 @@ class _Reader:
                 raise self._error('nodes', f"two nodes are named '{name}': give each a name of its own")
         arguments = self._mapping('arguments', content.get('arguments') or {})
         for node in nodes:
-            if node.only_with and node.only_with not in arguments:
-                raise self._error(f'nodes ({node.name})', f"only_with is '{node.only_with}', which is no argument "
-                                  f"here: there are {', '.join(arguments)}")
+            for name in node.only_with:
+                if name not in arguments:
+                    raise self._error(f'nodes ({node.name})', f"only_with is '{name}', which is no argument here: there are "
+                                                              f"{', '.join(arguments)}")
         return Description(
             nodes, tuple(self._argument(name, entry, names) for name, entry in arguments.items()),
             self._environment('environment', content.get('environment')))
@@ -238,12 +250,16 @@ class _Reader:
                       required={'name', 'package', 'executable'})
         where = f"{where} ({entry['name']})"
         values = dict(entry)
-        for key, kind in (('name', str), ('package', str), ('executable', str), ('only_with', str),
+        for key, kind in (('name', str), ('package', str), ('executable', str),
                           ('lifecycle', bool), ('shared', bool), ('respawn', bool), ('required', bool)):
             if key in values and not isinstance(values[key], kind):
                 raise self._error(where, f'{key} is {values[key]!r}: it must be a {kind.__name__}')
-        targets = values.get('only_for', [])
-        values['only_for'] = tuple([targets] if isinstance(targets, str) else targets)
+        for key in ('only_for', 'only_with'):
+            names = values.get(key, [])
+            names = [names] if isinstance(names, str) else names
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise self._error(where, f'{key} is {names!r}: it must be a text or a list of them')
+            values[key] = tuple(names)
         for target in values['only_for']:
             if target not in TARGETS:
                 raise self._error(where, f"only_for is '{target}': it must be one of {', '.join(TARGETS)}")

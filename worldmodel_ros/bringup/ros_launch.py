@@ -129,8 +129,8 @@ def _node_action(node: NodeDescription, namespace: str, environment: Values) -> 
         package=node.package, executable=node.executable, name=node.name,
         namespace=absolute_namespace(namespace),
         parameters=[*map(str, node.parameter_files), *([parameters] if parameters else [])],
-        remappings=list(node.remappings.items()), respawn=node.respawn, respawn_delay=node.respawn_delay,
-        additional_env=environment, output='screen', emulate_tty=True,
+        remappings=list(node.remappings.items()), ros_arguments=node.enclave(namespace),
+        respawn=node.respawn, respawn_delay=node.respawn_delay, additional_env=environment, output='screen', emulate_tty=True,
         on_exit=Shutdown(reason=f'{node.name} has ended') if node.required else None)
 
 

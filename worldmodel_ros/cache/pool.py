@@ -48,14 +48,16 @@ class PageAllocator:
     Pages are held by leases. A lease with a guarantee gets its pages whatever the others do: there are always as many
     free ones as the guaranteed leases do not hold yet. A branch, which has none, costs nothing as long as it shares a
     session's pages; when the session lets go of them and what was promised could not be kept, the oldest branches
-    lose theirs.
+    lose theirs. A page that several guaranteed leases share keeps one promise only: each may need one of its own later.
     """
 
     def __init__(self, pages: int):
         self._references = np.zeros(pages, np.int32)
+        self._of_guaranteed = np.zeros(pages, np.int32)  # of the references, those of leases with a guarantee
+        self._uses = np.zeros(pages, np.int64)  # how often each page was given out
         self._free = pages
         self._guaranteed = 0
-        self._promised = 0  # of the guaranteed pages, those that are not held yet
+        self._promised = 0  # of the guaranteed pages, those that are not held yet, or are shared
         self._scattered = 0
         self._branches: deque[weakref.ref[Lease]] = deque()
         self._lock = threading.Lock()
@@ -98,6 +100,21 @@ class PageAllocator:
             self._collect()
             return self._references[ids]
 
+    def uses(self, ids: np.ndarray) -> np.ndarray:
+        """How often each page has been given out, int64 (n,): as long as that is the same, it is held for the same
+        purpose, or free since."""
+        with self._lock:
+            return self._uses[ids]
+
+    def _share_unchanged(self, lease: Lease, ids: np.ndarray, uses: np.ndarray) -> bool:
+        with self._lock:
+            self._collect()
+            if (self._uses[ids] != uses).any() or (self._references[ids] == 0).any():
+                return False
+            self._admit(lease, len(ids))
+            self._hold(lease, ids)
+            return True
+
     def _allocate(self, lease: Lease, count: int) -> np.ndarray:
         with self._lock:
             self._collect()
@@ -105,6 +122,7 @@ class PageAllocator:
             if not lease.guaranteed:
                 self._require(count, 'needed')
             ids = self._find(count)
+            self._uses[ids] += 1
             self._hold(lease, ids)
             return ids
 
@@ -149,21 +167,22 @@ class PageAllocator:
         # The ids of one lease are distinct, so plain indexing counts each.
         self._free -= int(np.count_nonzero(self._references[ids] == 0))
         self._references[ids] += 1
-        self._count(lease, len(ids))
+        lease.held += len(ids)
+        if lease.guaranteed:
+            self._promised -= int(np.count_nonzero(self._of_guaranteed[ids] == 0))
+            self._of_guaranteed[ids] += 1
 
     def _let_go(self, lease: Lease, ids: np.ndarray) -> None:
         self._references[ids] -= 1
         self._free += int(np.count_nonzero(self._references[ids] == 0))
-        self._count(lease, -len(ids))
-
-    def _count(self, lease: Lease, change: int) -> None:
-        lease.held += change
+        lease.held -= len(ids)
         if lease.guaranteed:
-            self._promised -= change
+            self._of_guaranteed[ids] -= 1
+            self._promised += int(np.count_nonzero(self._of_guaranteed[ids] == 0))
 
     def _end(self, lease: Lease) -> None:
         self._guaranteed -= lease.guaranteed
-        self._promised -= lease.guaranteed - lease.held if lease.guaranteed else 0
+        self._promised -= lease.guaranteed  # it holds nothing any more
         lease.guaranteed = 0
 
     def _find(self, count: int) -> np.ndarray:
@@ -202,6 +221,11 @@ class Lease:
     def share(self, ids: np.ndarray) -> None:
         """Hold pages that another lease holds too. Raises OutOfPages beyond what is guaranteed, if anything is."""
         self._allocator._share(self, ids)
+
+    def share_unchanged(self, ids: np.ndarray, uses: np.ndarray) -> bool:
+        """As `share`, if others still hold the pages for what they held them when they had been given out ``uses``
+        times (see PageAllocator.uses); return whether that is so."""
+        return self._allocator._share_unchanged(self, ids, uses)
 
     def release(self, ids: np.ndarray) -> None:
         """Give pages back; those without a reference left are free."""

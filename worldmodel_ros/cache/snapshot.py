@@ -86,7 +86,7 @@ class Shape(Protocol):
 def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None:
     """Raise ValueError for arrays that a sequence of such a shape cannot hold: of other shapes or types, or of more
     than ``rooms`` slabs of each pool (0: any number)."""
-    slabs = _checked_slabs(shape, arrays.get('slabs'), rooms)
+    slabs = check_slabs(shape, arrays.get('slabs'), rooms)
     counts = [int((slabs[:, TIER] == tier).sum()) * shape.layout.tiles for tier in range(len(shape.pools))]
     expected = forms(shape.pools, counts)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items() if name != 'slabs'}
@@ -122,7 +122,9 @@ def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
             yield
 
 
-def _checked_slabs(shape: Shape, slabs: np.ndarray | None, rooms: list[int]) -> np.ndarray:
+def check_slabs(shape: Shape, slabs: np.ndarray | None, rooms: list[int]) -> np.ndarray:
+    """The table of a sequence without its pages; raises ValueError for what is none, or has more than ``rooms`` slabs
+    of a pool (0: any number)."""
     if slabs is None or slabs.ndim != 2 or slabs.shape[1] != PAGES or slabs.dtype != np.int64:
         raise ValueError('the table of slabs is missing, or not int64 (n, 4)')
     number, valid, observed, tier = (slabs[:, column] for column in (SLAB, VALID, OBSERVED, TIER))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module, metadata
 
-SUBCOMMANDS = ('demo', 'up', 'serve', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
+SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
                'export', 'doctor')
 
 _EPILOG = """\

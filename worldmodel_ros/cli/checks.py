@@ -14,6 +14,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from worldmodel_ros import dds_security
+
 EXECUTABLES = ('sim_robot', 'world_model_node', 'command_gate')
 MODULES = ('numpy', 'torch', 'safetensors', 'onnxruntime', 'cv2', 'mujoco', 'matplotlib', 'PIL', 'yaml',
            'rclpy')
@@ -35,6 +37,13 @@ while not got and time.monotonic() < end:
     rclpy.spin_once(node, timeout_sec=0.1)
 print(rclpy.get_rmw_implementation_identifier() if got else '')
 rclpy.shutdown()
+"""
+_SECURITY = """
+import rclpy
+from worldmodel_ros import dds_security
+rclpy.get_rmw_implementation_identifier()
+library = dds_security.loaded_library()
+print('other' if library is None else f'{dds_security.has_security(library)} {library}')
 """
 _SIMULATOR = """
 import time
@@ -127,6 +136,29 @@ def ros(surroundings: dict[str, str]) -> Finding:
                    'make setup, or source the setup.bash of your distribution')
 
 
+def security(surroundings: dict[str, str]) -> Finding:
+    """DDS security: whether it is there, and whether nodes are told to use it."""
+    code, output = _child(_SECURITY, surroundings)
+    if code:
+        return Finding(Level.FAIL, f'rclpy does not start: {output}',
+                       'make setup, or source the setup.bash of your distribution')
+    there, _, library = output.partition(' ')
+    if dds_security.is_asked_for(surroundings):
+        path = Path(library) if library else None
+        refused = [reason for name in EXECUTABLES
+                   if (reason := dds_security.refusal(['--enclave', f'/{name}'], surroundings, path))]
+        if refused:
+            return Finding(Level.FAIL, f'the nodes refuse to start: {refused[0]}', 'docs/security.md')
+        return Finding(Level.OK, 'DDS security is asked for, and is there for all nodes')
+    if there == 'other':
+        return Finding(Level.OK, 'nodes do not ask for DDS security; whether this middleware, which is not Fast DDS, has it is '
+                                 'not known')
+    if there == 'True':
+        return Finding(Level.OK, f'{library} has DDS security; nodes do not ask for it (ROS_SECURITY_ENABLE)')
+    return Finding(Level.OK, f'{library} has no DDS security: whoever is on the network of the nodes can hear and command '
+                             'them. That of a distribution has it (docs/security.md)')
+
+
 def simulator(surroundings: dict[str, str]) -> Finding:
     """An image from the simulator."""
     backend = surroundings.get('MUJOCO_GL', 'osmesa')
@@ -194,4 +226,4 @@ def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:
 
 QUICK: tuple[Callable[[dict[str, str]], Finding], ...] = (
     python, packages, interfaces, weights, large_images, shared_memory, cores, real_time)
-ALL = (*QUICK, ros, simulator)
+ALL = (*QUICK, ros, security, simulator)

@@ -3,7 +3,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
@@ -17,6 +22,7 @@ examples:
 It holds no model, and may be started before the engine, after it, or again. Exit codes: 0 after SIGINT or SIGTERM, 2 for
 a configuration that is refused, 1 for everything else, such as a port in use.
 """
+_KINDS = {'str': str, 'int': int, 'float': (int, float), 'bool': bool, 'tuple[str, ...]': (list, tuple)}
 _DESCRIPTION = 'Lets robots and clients connect over the network, in the dialects that they have.'
 
 
@@ -35,26 +41,29 @@ def main() -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--host', default='127.0.0.1', help='address to listen at (default: 127.0.0.1, this machine alone)')
-    parser.add_argument('--port', type=int, default=8000, metavar='N', help='0 for any free one (default: 8000)')
-    parser.add_argument('--socket', default='auto', metavar='PATH', help='of the engine (default: auto, this user\'s own)')
-    parser.add_argument('--contract', default='', metavar='FILE',
+    # Without a default: what is not given may be in the file of options, and else has the one of gateway.process.Options.
+    parser.add_argument('--options', default='', metavar='FILE', help='a YAML file of these options, by their names with _ for '
+                        '-; those on the command line win')
+    parser.add_argument('--host', help='address to listen at (default: 127.0.0.1, this machine alone)')
+    parser.add_argument('--port', type=int, metavar='N', help='0 for any free one (default: 8000)')
+    parser.add_argument('--socket', metavar='PATH', help='of the engine (default: auto, this user\'s own)')
+    parser.add_argument('--contract', metavar='FILE',
                         help='what the keys of openpi observations mean (default: as in config/gateway.yaml)')
-    parser.add_argument('--accounts', default='', metavar='FILE', help='who may connect; needed off this machine')
-    parser.add_argument('--certificate', default='', metavar='FILE', help='PEM chain, for TLS 1.3')
-    parser.add_argument('--key', default='', metavar='FILE', help='of the certificate, PEM')
-    parser.add_argument('--client-ca', default='', metavar='FILE', help='clients need a certificate that this one signed')
-    parser.add_argument('--plaintext', action='store_true', help='permit other machines without TLS')
-    parser.add_argument('--origin', nargs='+', default=[], metavar='URL', help='pages whose scripts may connect '
+    parser.add_argument('--accounts', metavar='FILE', help='who may connect; needed off this machine')
+    parser.add_argument('--certificate', metavar='FILE', help='PEM chain, for TLS 1.3')
+    parser.add_argument('--key', metavar='FILE', help='of the certificate, PEM')
+    parser.add_argument('--client-ca', metavar='FILE', help='clients need a certificate that this one signed')
+    parser.add_argument('--plaintext', action='store_true', default=None, help='permit other machines without TLS')
+    parser.add_argument('--origins', '--origin', nargs='+', metavar='URL', help='pages whose scripts may connect '
                         '(default: none; clients that are no browsers send no origin)')
-    parser.add_argument('--message-mb', type=float, default=8.0, metavar='MB', help='longest message (default: 8)')
-    parser.add_argument('--connects', type=float, default=20.0, metavar='N', help='connections a second that one address '
+    parser.add_argument('--message-mb', type=float, metavar='MB', help='longest message (default: 8)')
+    parser.add_argument('--connects', type=float, metavar='N', help='connections a second that one address '
                         'may open, ten times as many all together; 0: any number (default: 20)')
-    parser.add_argument('--idle', type=float, default=300.0, metavar='S',
+    parser.add_argument('--idle', type=float, metavar='S',
                         help='a connection from which nothing comes for so long is closed [s] (default: 300)')
-    parser.add_argument('--linger', type=float, default=30.0, metavar='S',
+    parser.add_argument('--linger', type=float, metavar='S',
                         help='a named session waits so long for its client to come back [s] (default: 30)')
-    parser.add_argument('--audit', default='', metavar='FILE', help='who did what, as lines of JSON, without payloads')
+    parser.add_argument('--audit', metavar='FILE', help='who did what, as lines of JSON, without payloads')
     parser.add_argument('--new-token', default='', metavar='NAME', help='print a token and its entry, and end')
     parser.set_defaults(run=_run)
 
@@ -73,14 +82,30 @@ def _run(chosen: argparse.Namespace) -> int:
             print(f'# The token, which is written down nowhere else: {token}\n'
                   f'accounts:\n  - name: {entry.name}\n    sha256: {entry.sha256}')
             return 0
-        return run(Options(
-            chosen.host, chosen.port, chosen.socket, chosen.contract, chosen.accounts, chosen.certificate, chosen.key,
-            chosen.client_ca, chosen.plaintext, tuple(chosen.origin), chosen.message_mb, chosen.connects, chosen.idle,
-            chosen.linger, chosen.audit))
+        given = {each.name: getattr(chosen, each.name) for each in fields(Options) if getattr(chosen, each.name) is not None}
+        return run(Options(**{**_from_file(chosen.options), **given}))
     except (GatewayError, AccountError, ContractError) as error:
         return _refused(error)
     except OSError as error:  # AddressError too
         return _refused(error, 1)
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    """The options in a file. Raises GatewayError."""
+    from worldmodel_ros.serving.gateway.process import GatewayError, Options
+    if not file:
+        return {}
+    kinds = {each.name: each.type for each in fields(Options)}
+    try:
+        given = yaml.safe_load(Path(file).read_text()) or {}
+        for name, value in given.items():
+            if name not in kinds:
+                raise GatewayError(f'{file}: there is no option {name!r}: there are {", ".join(kinds)}')
+            if not isinstance(value, _KINDS[kinds[name]]) or (isinstance(value, bool) and kinds[name] != 'bool'):
+                raise GatewayError(f'{file}: {name} is {value!r}: it must be {kinds[name]}')
+        return given
+    except (OSError, yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
+        raise GatewayError(f'{file} is no file of options: {error}') from error
 
 
 def _refused(error: object, code: int = BAD_CONFIGURATION) -> int:

@@ -74,6 +74,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f'saved sessions at most (default: {MAX_FILES})')
     parser.add_argument('--session-disk-mb', type=float, default=MAX_MB, metavar='MB',
                         help=f'MB of all saved sessions at most (default: {MAX_MB})')
+    parser.add_argument('--store', default='', metavar='WHERE', help='folder, or URL of an object store, in which sessions are '
+                        'kept while they tick: robots that reconnect go on in them, and they move from server to server '
+                        '(default: none)')
+    parser.add_argument('--store-memory-mb', type=float, default=256.0, metavar='MB', help='MB of them that are in the '
+                        'server\'s memory, too (default: 256)')
     parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
     parser.set_defaults(run=_run)
 
@@ -86,7 +91,7 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.serving.server.process import Options, serve
     from worldmodel_ros.serving.transport.address import AddressError, socket_path
     try:
-        path = socket_path(chosen.socket)
+        path = socket_path(chosen.socket or 'auto')
     except AddressError as error:
         return _refused(error)
     try:
@@ -96,7 +101,8 @@ def _run(chosen: argparse.Namespace) -> int:
         return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
                                    chosen.gpus, chosen.parallel, chosen.realtime_priority, chosen.ticks,
                                    chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
-                                   chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb))
+                                   chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb,
+                                   chosen.store, chosen.store_memory_mb))
     except (ModelError, ValueError) as error:
         return _refused(error)
     except (AddressError, Unavailable) as error:

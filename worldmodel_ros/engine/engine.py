@@ -10,11 +10,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ..cache.slab_index import SlabIndex
+from ..cache.stores.protocol import SlabStore
 from .backends.protocol import Backend
 from .memory import Memory
+from .network_calls import SESSION, StepTimes
 from .session import Session
 from .session_file import Loaded, read
-from .network_calls import SESSION, StepTimes
+from .session_store import StoredSession
 
 WARM_UP_TICKS = 40  # enough that one interruption is no quantile
 WARM_UP_PAUSE = 0.01  # s
@@ -31,6 +34,7 @@ class Engine:
         self.folder = folder
         self.sessions = sessions
         self.memory = Memory(backend.preset, backend.storage, sessions, backend.older)
+        self.slab_index = SlabIndex()
         self.step_times = StepTimes()
 
     def open_session(self, seed: int = 0) -> Session:
@@ -57,6 +61,10 @@ class Engine:
     def read_session(self, file: BinaryIO, size: int) -> Loaded:
         """A session from a file of ``size`` bytes, checked. From any thread. Raises SessionFileError."""
         return read(file, size, self.spec, self.fingerprint, self.memory)
+
+    def stored_session(self, store: SlabStore) -> StoredSession:
+        """A session that is to come from a store; slabs that others of this engine have already are shared."""
+        return StoredSession(store, self.spec, self.fingerprint, self.memory, self.slab_index)
 
     @property
     def degraded_reason(self) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -114,23 +114,25 @@ class Chunk:
     frames: np.ndarray
 
 
-def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray, steps: int
-           ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
+def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray, steps: int,
+           keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
     """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
     the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
-    statistics to theirs. Returns the fork, on whose pages the work of the device may still be, and the chunks for `joined`.
+    statistics to theirs. Returns the chunks for `joined`, and the moment at the end: its cache is the fork, on whose pages
+    the work of the device may still be. Where ``keep``, the last chunk is committed too, and a branch can go on from there.
     """
     spec, total = sampler.spec, len(actions)
     size = spec.chunk_frames
-    cache, time, latent = moment.cache.fork(), moment.time, moment.latent
+    cache, time, latent, features = moment.cache.fork(), moment.time, moment.latent, moment.features
     chunks = []
     for start in range(0, total, size):
         part = actions[start:start + size]
         # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
-        if start >= spec.sinks_from:
+        imagined = moment.imagined + start
+        if imagined >= spec.sinks_from:
             oldest = max(0, time + 1 - spec.window_frames)
             cache.evict(oldest + spec.sink_frames)
             for first in range(0, spec.sink_frames, size):
@@ -139,15 +141,16 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
                 yield from commit(cache, sampler.stack(latents), oldest + first + np.arange(size), np.stack(executed),
                                   observed=False)
         z, outcomes = yield from sampler.denoise(cache, time, part, steps)
-        if start >= spec.anchor_statistics_from:
+        if imagined >= spec.anchor_statistics_from:
             z = adain(z, sampler.stack([latent for latent, _ in moment.sinks]), spec.sink_statistics)
         frames = yield from sampler.decode(z, latent)
         chunks.append(Chunk(part, z, outcomes, latent, frames))
-        if start + size < total:
+        if start + size < total or keep:
             yield Boundary('commit')
-            yield from commit(cache, z, time + 1 + np.arange(size), part, observed=False)
+            features = (yield from commit(cache, z, time + 1 + np.arange(size), part, observed=False))[-1]
             time, latent = time + size, z[-1]
-    return cache, chunks
+    end = replace(moment, cache=cache, time=time, latent=latent, features=features, imagined=moment.imagined + total)
+    return chunks, end
 
 
 def joined(sampler: Sampler, chunks: list[Chunk], total: int, host: Callable[..., np.ndarray]) -> Future:

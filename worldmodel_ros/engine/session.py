@@ -166,8 +166,8 @@ class Session:
         decoded Future of T frames. It sees the session as it was at ``moment``, or when the first `next` ran. Raises
         OutOfPages when too many branches are open; they end with their generators.
         """
-        cache, chunks = yield from self._network_calls.units(self._branching(actions, steps, moment))
-        cache.require_pages()  # a tick may have come between
+        chunks, end = yield from self._network_calls.units(self._branching(actions, steps, moment))
+        end.cache.require_pages()  # a tick may have come between
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     @property
@@ -187,12 +187,20 @@ class Session:
 
     def branching(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
         """`what_if` from now or from a moment, in units; forks before the first one."""
-        _, chunks = yield from self._branching(actions, steps, moment)
+        chunks, _ = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
-    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None
-                   ) -> Calls[tuple[SequenceCache, list[Chunk]]]:
-        """The branch's cache and its chunks. A plan is the first unit."""
+    def extending(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[tuple[Future, Moment]]:
+        """`branching` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
+        Sinks stay the observed frames, and whoever keeps the moment keeps the pages of its window."""
+        if len(actions) % self.spec.chunk_frames:
+            raise ValueError(f'{len(actions)} actions are no whole chunks of {self.spec.chunk_frames}')
+        chunks, end = yield from self._branching(actions, steps, moment or self.moment(), keep=True)
+        return joined(self._sampler, chunks, len(actions), self._backend.host), end
+
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None, keep: bool = False
+                   ) -> Calls[tuple[list[Chunk], Moment]]:
+        """The branch's chunks, and the moment at its end. A plan is the first unit."""
         self._require_observation()
         if isinstance(actions, OwnPlan):
             moment = moment or self.moment()  # a tick may come between the plan and what follows
@@ -200,7 +208,7 @@ class Session:
             actions = actions.actions(self._backend.host((yield from self.planning(actions.goal, moment=moment))))
         actions = self._actions(actions, len(actions))
         moment = moment or Moment(self._cache, self._time, self._latent, self._sinks, self._features)
-        return (yield from branch(self._sampler, self._commit, moment, actions, steps))
+        return (yield from branch(self._sampler, self._commit, moment, actions, steps, keep))
 
     def capture(self) -> Capture:
         """The session as it is now, for a file: a fork, whose pages are copied later. Raises ValueError before the

@@ -34,27 +34,33 @@ _CHECKSUM = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
 class Capture:
-    """A session as it was when this was made, on its way to a file. ``pieces`` copies, then `write` may be called."""
+    """A session as it was when this was made, on its way to a file: ``pieces`` copies, then `write` may be called; or
+    to a store (`session_store`), which takes ``state`` and ``cache``."""
 
     def __init__(self, spec: Preset, fingerprint: Callable[[], str], state: Mapping[str, np.ndarray], cache: SequenceCache):
         """``state``: see `Loaded`, whose own this does not become; ``cache``: a fork of the session's."""
         self._spec, self._fingerprint = spec, fingerprint  # which may take long, and is for `write`
-        self._state = {name: np.ascontiguousarray(array) for name, array in state.items()}
-        self._cache, self._copy = cache, snapshot.Copy(cache)
+        self.state = {name: np.ascontiguousarray(array) for name, array in state.items()}
+        self.cache, self._copy = cache, snapshot.Copy(cache)
         self.on_host = self._copy.on_host  # whether any thread may take `pieces`; else only the engine's
-        self.nbytes = _MAX_HEADER + self._copy.nbytes + sum(array.nbytes for array in self._state.values())  # at most
+        self.nbytes = _MAX_HEADER + self._copy.nbytes + sum(array.nbytes for array in self.state.values())  # at most
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model, see `Engine.fingerprint`; may take long the first time."""
+        return self._fingerprint()
 
     def pieces(self) -> Iterator[None]:
         """Copy a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
         them."""
         yield from self._copy.pieces()
-        self._cache.close()
+        self.cache.close()
 
     def write(self, file: BinaryIO) -> None:
         """Write the session to an empty file. Raises OSError."""
-        arrays = {**self._state, **self._copy.arrays}
+        arrays = {**self.state, **self._copy.arrays}
         header, position = {'__metadata__': {'format': FORMAT, 'model': self._spec.name,
-                                             'fingerprint': self._fingerprint(), 'sha256': _BLANK}}, 0
+                                             'fingerprint': self.fingerprint, 'sha256': _BLANK}}, 0
         for name, array in arrays.items():
             header[name] = {'dtype': _NAMES[array.dtype], 'shape': array.shape,
                             'data_offsets': (position, position + array.nbytes)}
@@ -216,15 +222,37 @@ def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) ->
 
 def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
     """Raise ValueError where a session could not have these values."""
+    _check_numbers(state)
+    snapshot.check(memory, pages, [count // memory.layout.tiles for count in memory.guaranteed_pages])
+    snapshot.require_finite(memory.pools, pages)
+    _check_window(pages['slabs'], int(state['time'][0]), spec, memory)
+
+
+def check_state(state: dict[str, np.ndarray], spec: Preset) -> None:
+    """Raise ValueError where a session could not have this state."""
+    found = {name: (array.shape, array.dtype) for name, array in state.items()}
+    if found != _state_forms(spec):
+        raise ValueError(f'its state is {found}, and should be {_state_forms(spec)}')
+    _check_numbers(state)
+
+
+def check_table(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) -> None:
+    """Raise ValueError where a session could not have these slabs, int64 (n, PAGES), at its frame ``time``."""
+    snapshot.check_slabs(memory, slabs, [count // memory.layout.tiles for count in memory.guaranteed_pages])
+    _check_window(slabs, time, spec, memory)
+
+
+def _check_numbers(state: dict[str, np.ndarray]) -> None:
     time = int(state['time'][0])
     if not 0 <= time <= MAX_TIME:
         raise ValueError(f'its newest frame has the number {time}: 0 to {MAX_TIME} are possible')
     for name, array in state.items():
         if not np.isfinite(array).all():
             raise ValueError(f'{name} has numbers that are not finite')
-    snapshot.check(memory, pages, [count // memory.layout.tiles for count in memory.guaranteed_pages])
-    snapshot.require_finite(memory.pools, pages)
-    slabs, frames = pages['slabs'], memory.layout.frames
+
+
+def _check_window(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) -> None:
+    frames = memory.layout.frames
     number, valid, observed, tier = (slabs[:, column] for column in (SLAB, VALID, OBSERVED, TIER))
     whole = np.full(len(slabs), frames)
     whole[-1:] = time % frames + 1

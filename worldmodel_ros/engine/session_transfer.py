@@ -64,28 +64,36 @@ class Transfer:
         raise SessionFileError(f'memory is so short that the session could not be copied: try again ({lost})')
 
     def _pieces(self, what: Capture | Loaded) -> None:
-        pieces = what.pieces()
-        if what.on_host:
-            for _ in pieces:
-                pass
-        else:
-            while self._do(lambda session: _advance(pieces)):
-                pass
+        run_pieces(what.pieces(), what.on_host, self._timed_call, self._patience)
 
     def _do(self, function: Callable[[Session], Result], call: Call | None = None) -> Result:
-        """Has the engine's thread do something, and waits for it."""
+        """Have the engine's thread do something, and waits for it."""
+        return wait(self._timed_call(function, call), self._patience)
+
+    def _timed_call(self, function: Callable[[Session], Result], call: Call | None = None) -> Promise:
         def timed(session: Session) -> Result:
             start = time.perf_counter()
             try:
                 return function(session)
             finally:
                 self._on_engine.append(time.perf_counter() - start)
-        return wait((call or self._call)(timed), self._patience)
+        return (call or self._call)(timed)
 
     def _report(self, nbytes: int, seconds: float) -> str:
         parts = self._on_engine
         return (f'{nbytes / 1e6:.2f} MB in {seconds * 1e3:.0f} ms; of the engine\'s thread {sum(parts) * 1e3:.2f} ms'
                 + (f' in {len(parts)} parts, {max(parts) * 1e3:.2f} ms at the most' if len(parts) > 1 else ''))
+
+
+def run_pieces(pieces: Iterator[None], on_host: bool, call: Call, patience: float) -> None:
+    """Run what copies or fills pages: in this thread, if they are ``on_host``, else piece by piece in the engine's, of
+    which each may wait for ``patience`` s."""
+    if on_host:
+        for _ in pieces:
+            pass
+    else:
+        while wait(call(lambda session: _advance(pieces)), patience):
+            pass
 
 
 def wait(promise: Promise, patience: float) -> Any:

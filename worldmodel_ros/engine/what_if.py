@@ -17,7 +17,7 @@ from .network_calls import Calls
 from .futures import OwnPlan
 
 if TYPE_CHECKING:
-    from .session import Future, Session
+    from .session import Future, Moment, Session
 
 
 MAX_STEPS = 200  # of one branch in a request
@@ -26,7 +26,12 @@ DENOISING_STEPS = (1, 2)  # those that models are trained for
 
 
 class QuestionError(ValueError):
-    """A question that cannot be answered; the text says why and what to do."""
+    """A question that cannot be answered; the text says why and what to do. `again` [s]: it can be, after so long; 0: as it
+    is, never."""
+
+    def __init__(self, text: str, again: float = 0.0) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ class Question:
     `due`: steady time by which the answer is wanted [s]. `stamp`: of the observation to branch from [ns], 0
     for the newest. `goal`: that the model's own plan is for. `denoising_steps` of each chunk: two give sharper
     images; one takes a quarter less time, and tells branches apart a little better (docs/training.md).
+
+    `keep`: the one branch, of actions for whole chunks, is to be gone on from; `onward`: it goes on from the one that was
+    kept last. Only the service of many sessions keeps any.
     """
 
     branches: tuple[Branch, ...]
@@ -54,6 +62,8 @@ class Question:
     due: float
     stamp: int = 0
     denoising_steps: int = 2
+    keep: bool = False
+    onward: bool = False
 
     def __post_init__(self) -> None:
         """Raise QuestionError for one that could never be answered."""
@@ -63,6 +73,8 @@ class Question:
             raise QuestionError('due is nan: give a steady time in s')
         if self.denoising_steps not in DENOISING_STEPS:
             raise QuestionError(f'{self.denoising_steps} denoising steps: models are trained for 1 or 2')
+        if (self.keep or self.onward) and (len(self.branches) > 1 or self.branches[0].actions is None):
+            raise QuestionError('only one branch of given actions is gone on from')
 
 
 @dataclass
@@ -85,8 +97,9 @@ class Inquiry:
     imagined once, however often it is asked for.
     """
 
-    def __init__(self, question: Question, session: Session, stamp: int) -> None:
-        """`stamp`: of the newest observation of `session` [ns]. Raises QuestionError."""
+    def __init__(self, question: Question, session: Session, stamp: int, kept: Moment | None = None) -> None:
+        """`stamp`: of the newest observation of `session` [ns]; `kept`: the end of the branch that was kept last. Raises
+        QuestionError."""
         if question.stamp and question.stamp != stamp:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '
                                 f'({stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
@@ -95,8 +108,11 @@ class Inquiry:
         self._places: list[tuple[str, int]] = []  # name of each branch, and which of the different ones it is
         self._distinct = self._different(session.spec.goals)
         self._futures: dict[int, Future] = {}
+        if question.onward and kept is None:
+            raise QuestionError('no branch was kept since the newest observation: keep one first')
+        self.kept: Moment | None = None  # the end of this question's branch, where it is to be kept
         with _out_of_memory_explained():
-            self._moment = session.moment()
+            self._moment = kept if question.onward else session.moment()
         self._units: Generator[None, None, Future] | None = None  # of the first branch that is not finished
 
     def __len__(self) -> int:
@@ -110,6 +126,8 @@ class Inquiry:
 
     def branching(self, index: int) -> Calls[Future]:
         """Return the network calls that imagine a branch, for a scheduler that runs many sessions' together."""
+        if self.question.keep:
+            return self._extending(self.actions(index))
         return self._session.branching(self.actions(index), self.question.denoising_steps, self._moment)
 
     def finished(self, index: int, future: Future) -> None:
@@ -131,6 +149,10 @@ class Inquiry:
                 self._units = None
                 self.finished(index, end.value)
         return self.answer.complete
+
+    def _extending(self, actions: np.ndarray) -> Calls[Future]:
+        future, self.kept = yield from self._session.extending(actions, self.question.denoising_steps, self._moment)
+        return future
 
     def _different(self, goals: Sequence[str]) -> list[Branch]:
         """The branches that differ; raises QuestionError where a plan has no goal that is known."""

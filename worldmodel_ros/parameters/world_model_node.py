@@ -3,13 +3,14 @@
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
-from worldmodel_ros.serving.transport.address import AddressError, socket_path
+from worldmodel_ros.serving.client.network import EndpointError, server_address
+from worldmodel_ros.serving.transport.address import AddressError
 
 
-def _socket_refusal(server: str) -> str | None:
+def _server_refusal(server: str) -> str | None:
     try:
-        socket_path(server)
-    except AddressError as error:
+        server_address(server)
+    except (AddressError, EndpointError) as error:
         return str(error)
     return None
 
@@ -26,7 +27,18 @@ PARAMETERS = (
     Param('parallel', PARALLEL_KINDS[0], 'how a model is divided among GPUs: by frames, with messages in full or in FP8, or by '
           'weights', choices=PARALLEL_KINDS, while_configured=True),
     Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
-          'empty for none; while it is away, the node drives with its own model', check=_socket_refusal, while_configured=True),
+          'wss://HOST:PORT for one of another machine (`worldmodel gateway`), empty for none; while it is away, the node '
+          'drives with its own model', check=_server_refusal, while_configured=True),
+    Param('server_token_file', '', 'file with the token that the gateway of a server on another machine asks for',
+          while_configured=True),
+    Param('server_ca_file', '', 'PEM file of the authorities that its certificate may be of; empty: those of the system',
+          while_configured=True),
+    Param('server_certificate_file', '', 'PEM file with a certificate of this robot and its key, where the gateway asks for '
+          'one', while_configured=True),
+    Param('forecast', '', 'name of a shipped scene forecast, or a folder of one: commands are then decided by what they would '
+          'lead to, by a goal or by ~/set_task; empty: the policy of the model drives', while_configured=True),
+    Param('command_delay_s', 0.0, 'time that the base takes from a command to its effect, with forecast: robot and scene are '
+          'rolled forward by it', low=0.0, high=1.0, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),

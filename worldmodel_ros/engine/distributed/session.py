@@ -18,7 +18,7 @@ from .leader import NO_FEATURES
 class EpochMoment(Moment):
     """A moment whose pages are those of an epoch's processes."""
 
-    epoch: int
+    epoch: int = -1
 
 
 class RestoringSession(Session):
@@ -40,11 +40,12 @@ class RestoringSession(Session):
 
     def moment(self) -> EpochMoment:
         moment = super().moment()
-        return EpochMoment(moment.cache, moment.time, moment.latent, moment.sinks, moment.features, self._epoch)
+        return EpochMoment(moment.cache, moment.time, moment.latent, moment.sinks, moment.features, epoch=self._epoch)
 
-    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None) -> Calls[tuple]:
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None, keep: bool = False
+                   ) -> Calls[tuple]:
         epoch = moment.epoch if isinstance(moment, EpochMoment) else self._epoch
-        calls, outputs = super()._branching(actions, steps, moment), None
+        calls, outputs = super()._branching(actions, steps, moment, keep), None
         try:
             while True:
                 item = calls.send(outputs)

@@ -16,6 +16,7 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+from worldmodel_ros import dds_security
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 from worldmodel_ros.nodes.common.parameters import ParameterError
@@ -171,7 +172,8 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     """
     Build a node and run it until SIGINT or SIGTERM; return the exit code of the process.
 
-    0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused; 1 where the node could not be
+    0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused, or where the environment asks for DDS
+    security and there is none; 1 where the node could not be
     built for another reason. An exception in a callback is
     logged and counted (in `node.refusals`, if there is one) and the node goes on. At the end, while
     publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
@@ -182,6 +184,7 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     node = None
     try:
         signals.building = True
+        _require_security(sys.argv if args is None else args)
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
         node = factory()
         signals.building = False
@@ -207,6 +210,15 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
         # written in Python are gone and the default would turn a clean end into a failed one.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _require_security(arguments: list[str]) -> None:
+    """Raise ParameterError where the node is told to be secure and cannot be."""
+    if dds_security.is_asked_for(os.environ):
+        rclpy.get_rmw_implementation_identifier()  # loads it
+        refusal = dds_security.refusal(arguments, os.environ, dds_security.loaded_library())
+        if refusal:
+            raise ParameterError(refusal)
 
 
 def _spin(node: Node, executor: Executor, signals: _Signals) -> None:

@@ -20,6 +20,7 @@ from worldmodel_ros.engine.what_if import Question
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
 from .link import Link
+from .network import Endpoint
 from .worker import RemoteWorker
 
 TRIALS = 20    # observations that a server which was away is tried with before it is trusted again: 2 s at 10 Hz
@@ -39,7 +40,7 @@ class FailoverWorker:
     of an activation drives at once.
     """
 
-    def __init__(self, path: Path, robot: str, own: Worker, spec: Preset,
+    def __init__(self, path: Path | Endpoint, robot: str, own: Worker, spec: Preset,
                  executed: Callable[[int | None, int], np.ndarray], responder: Responder, listener: Listener,
                  say: Callable[[str], None]) -> None:
         """`spec`: of the own model. `say` is told, in words, of each change of what drives and why."""

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import FrameSlots
+from .network import Endpoint, EndpointError, NetworkConnection, NetworkSlots
+from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
+_REDIRECTS = 4  # a fleet's front says where a session is, and that may just have changed
 # What a command means, and when: it must be the same for the model of the server and for the one that steps in.
 _OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
 
@@ -27,27 +32,60 @@ class Unavailable(RuntimeError):
 class Link:
     """An open session on a server."""
 
-    connection: Connection
-    slots: FrameSlots
+    connection: Connection | NetworkConnection
+    slots: FrameSlots | NetworkSlots
     spec: Preset
     backend: str
+    generation: int = 0  # of the session, where the server keeps it in a store
+    frames: int = 0      # that the session had seen before
 
+    def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
+        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within `timeout` s.
+        Raises MessageError, ConnectionLost."""
+        received = self.connection.receive(timeout)
+        if received is None or isinstance(self.connection, NetworkConnection):
+            return received
+        message, descriptor = received
+        return message, None if descriptor is None else pictures.take(descriptor)
 
-def open_link(server: Path, robot: str, own: Preset | None) -> Link:
+def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: str = '', generation: int = 0,
+              patience: float = HANDSHAKE_TIMEOUT) -> Link:
     """
-    Open a session on the server at a socket for the node of a name, whose own model has the preset `own`; None: it has
-    none, and takes a server of any robot.
+    Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
+    `own`; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of `session`,
+    unless that has an older owner than that of `generation`.
 
     Raises Unavailable.
     """
+    for _ in range(_REDIRECTS):
+        found = _open(server, robot, own, session, generation, patience)
+        if isinstance(found, Link):
+            return found
+        server = Path(found.address)
+    raise Unavailable(f'it was sent from one server to the next {_REDIRECTS} times, last to {server}')
+
+
+def _open(server: Path | Endpoint, robot: str, own: Preset | None, session: str, generation: int, patience: float
+          ) -> Link | messages.Moved:
+    """A session on the server, or where it is said to be."""
     connection = None
     try:
+        if isinstance(server, Endpoint):
+            connection, welcome = connect_over_network(server, robot)
+            return Link(connection, connection.slots, _preset(welcome, own), welcome.backend)
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        received = _said(connection, messages.Hello(robot))
+        received = _said(connection, messages.Hello(robot, session, generation), patience)
         if received is None:
-            raise Unavailable(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
-        return _agree(connection, *received, own)
-    except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
+            raise Unavailable(f'it did not answer within {patience:g} s')
+        if isinstance(received[0], messages.Moved):
+            connection.close()
+            return received[0]
+        link = _agree(connection, *received, own)
+        if link.generation < generation:
+            raise Unavailable(f'its session {session} is of generation {link.generation}, and {generation} is owned by another '
+                              'server')
+        return link
+    except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
         raise Unavailable(str(error)) from error
@@ -78,16 +116,14 @@ def ask_status(server: Path) -> dict:
             connection.close()
 
 
-def _said(connection: Connection, message: object) -> tuple[Any, int | None] | None:
+def _said(connection: Connection, message: object, patience: float = HANDSHAKE_TIMEOUT
+          ) -> tuple[Any, int | None] | None:
     """What the server says to a message, or has said before it closed the connection; None: nothing."""
     try:
         connection.send(message)
     except ConnectionLost:
         pass  # who refuses a connection says why, and does not wait for what would have come
-    try:
-        return connection.receive(HANDSHAKE_TIMEOUT)
-    except ConnectionLost:
-        return connection.receive(HANDSHAKE_TIMEOUT)  # the kernel tells first that it was closed, then what was said
+    return connection.receive(patience)
 
 
 def _agree(connection: Connection, message: object, descriptor: int | None, own: Preset | None) -> Link:
@@ -97,16 +133,22 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
         raise Unavailable(message.reason if isinstance(message, messages.Rejected)
                           else f'it answered with {type(message).__name__}')
     try:
-        spec = Preset.from_dict(json.loads(message.spec))
-        for name in _OF_THE_ROBOT if own else ():
-            if getattr(spec, name) != getattr(own, name):
-                raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
-                                  f'and of this robot\'s own model {own.name} {getattr(own, name)}')
-    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        os.close(descriptor)
-        raise Unavailable(f'its model cannot be understood: {error}') from error
+        spec = _preset(message, own)
     except Unavailable:
         os.close(descriptor)
         raise
     return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
-                message.backend)
+                message.backend, message.generation, message.frames)
+
+
+def _preset(welcome: messages.Welcome, own: Preset | None) -> Preset:
+    """The model's, if it is for this robot. Raises Unavailable."""
+    try:
+        spec = Preset.from_dict(json.loads(welcome.spec))
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise Unavailable(f'its model cannot be understood: {error}') from error
+    for name in _OF_THE_ROBOT if own else ():
+        if getattr(spec, name) != getattr(own, name):
+            raise Unavailable(f'it serves another robot: {name} of its model {spec.name} is {getattr(spec, name)}, '
+                              f'and of this robot\'s own model {own.name} {getattr(own, name)}')
+    return spec

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future as Promise, TimeoutError as TimeUp
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from worldmodel_ros.engine import what_if
 from worldmodel_ros.engine.session_folder import SessionFileError, check_name
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 from .link import Link, Unavailable, open_link
+from .network import Endpoint
 from .requests import RemoteRequests, to_future
 
 PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
@@ -53,6 +55,14 @@ class _Away(RuntimeError):
     """The server is there, and of no use."""
 
 
+class _Moved(Exception):
+    """The session is on another server."""
+
+    def __init__(self, moved: messages.Moved) -> None:
+        super().__init__(f'it has moved to {moved.address}')
+        self.path, self.generation = Path(moved.address), moved.generation
+
+
 class _Idle(_Away):
     """The server has ended the session because nothing was observed for long."""
 
@@ -63,6 +73,7 @@ class _Sent:
     slot: int
     trial: bool
     at: float
+    tick: messages.Tick | None = None
     total: float = 0.0      # s from its receipt to the answer
     predicted: float = 0.0
 
@@ -73,9 +84,10 @@ class RemoteWorker:
     thread; `executed` as for engine.worker.Worker.
     """
 
-    def __init__(self, path: Path, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
+    def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
                  responder: Responder, listener: Listener, chooser: Chooser) -> None:
-        self._path, self._robot, self._own, self._executed = path, robot, own, executed
+        self._home = self._path = path  # where the session was moved to, while it is there
+        self._robot, self._own, self._executed = robot, own, executed
         self._responder, self._listener, self._chooser = responder, listener, chooser
         self._lock = threading.Lock()
         self._link: Link | None = None
@@ -89,6 +101,7 @@ class RemoteWorker:
         self._requests = RemoteRequests()
         self._seen: tuple[int, int] | None = None  # episode and stamp [ns] of the newest frame that was sent
         self._late = 0
+        self._session, self._generation = uuid.uuid4().hex, 0  # by which a server with a store knows it
 
     def start(self) -> None:
         """Start to connect."""
@@ -118,7 +131,7 @@ class RemoteWorker:
                 return False
             self._number += 1
             sent = self._pending[self._number] = _Sent(observation, self._free.pop(), trial, time.monotonic())
-            tick = self._tick(link, self._number, sent)
+            tick = sent.tick = self._tick(link, self._number, sent)
         if not trial:
             self._responder.open(observation)
             if not observation.wants_answer:
@@ -188,9 +201,10 @@ class RemoteWorker:
         pause = _RETRY[0]
         while not self._stopping.is_set():
             try:
-                link = open_link(self._path, self._robot, self._own)
+                link = open_link(self._path, self._robot, self._own, self._session, self._generation)
             except Exception as error:  # whatever a server says, this thread is to try again
                 known = isinstance(error, Unavailable)
+                self._path = self._home
                 self._chooser.away(str(error) if known else f'{type(error).__name__}: {error}', None)
                 self._stopping.wait(pause)
                 pause = min(2.0 * pause, _RETRY[1])
@@ -199,7 +213,10 @@ class RemoteWorker:
             idle = False
             try:
                 while not self._stopping.is_set():
-                    self._receive(link)
+                    try:
+                        self._receive(link)
+                    except _Moved as moved:
+                        link = self._follow(link, moved)
                 reason = 'the node is being deactivated'
             except (ConnectionLost, MessageError, _Away) as error:
                 reason, idle = str(error), isinstance(error, _Idle)
@@ -213,9 +230,29 @@ class RemoteWorker:
             else:
                 self._stopping.wait(pause)
 
+    def _follow(self, link: Link, moved: _Moved) -> Link:
+        """Go on at the server that has the session now, with what is not answered. Raises _Away."""
+        try:
+            new = open_link(moved.path, self._robot, self._own, self._session, moved.generation)
+        except Unavailable as error:
+            raise _Away(f'{moved}, and cannot be reached there: {error}') from error
+        with self._lock:
+            self._link, self._path, self._generation = new, moved.path, new.generation
+            self._free = list(range(len(new.slots)))
+            pending = list(self._pending.values())
+            for sent in pending:
+                sent.slot = self._free.pop()
+                new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
+                sent.tick = replace(sent.tick, slot=sent.slot)
+        link.connection.close()
+        self._requests.give_up('the session has moved to another server: ask again')
+        for sent in pending:
+            self._send(new, sent.tick)
+        return new
+
     def _open(self, link: Link) -> None:
         with self._lock:
-            self._link, self._seen, self._late = link, None, 0
+            self._link, self._seen, self._late, self._generation = link, None, 0, link.generation
             self._free = list(range(len(link.slots)))
         self._chooser.connected(link)
 
@@ -232,7 +269,7 @@ class RemoteWorker:
             self._chooser.away(reason, pending[-1].observation if pending else None, idle)
 
     def _receive(self, link: Link) -> None:
-        received = link.connection.receive(_POLL)
+        received = link.receive(_POLL)
         if received is None:
             with self._lock:
                 oldest = min(self._pending.values(), key=lambda sent: sent.at, default=None)
@@ -241,8 +278,7 @@ class RemoteWorker:
                 if time.monotonic() - oldest.at > patience:
                     raise _Away(f'it has not answered for {patience * 1e3:.0f} ms')
             return
-        message, descriptor = received
-        frames = None if descriptor is None else pictures.take(descriptor)
+        message, frames = received
         if isinstance(message, (messages.Planned, messages.Refused, messages.Failed)):
             self._answered(message)
         elif isinstance(message, messages.Imagined):
@@ -253,6 +289,8 @@ class RemoteWorker:
             self._requests.answered(message)
         elif isinstance(message, messages.Rejected):
             raise _Away(message.reason)
+        elif isinstance(message, messages.Moved):
+            raise _Moved(message)
         elif isinstance(message, messages.Idle):
             raise _Idle(message.reason)
         else:

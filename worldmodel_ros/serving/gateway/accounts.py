@@ -5,6 +5,7 @@ The tokens are random and long (`new_token`), so that one round of SHA-256 hides
 """
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import math
@@ -20,6 +21,7 @@ import yaml
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}')
 _SHA256 = re.compile(r'[0-9a-f]{64}')
 _SCHEMES = ('bearer', 'api-key')
+_BASIC = 'basic'  # of browsers, which ask for a name, that is not looked at, and a password: the token
 _LONGEST_TOKEN = 512  # characters
 
 
@@ -99,10 +101,13 @@ class Accounts:
 
     def find(self, authorization: str, certificate: str) -> Account | None:
         """
-        Return whose the header ``Authorization`` (``Bearer TOKEN`` or ``Api-Key TOKEN``) and the common name of a
-        verified client certificate are; None: nobody's. Takes as long for a wrong token as for a right one.
+        Return whose the header ``Authorization`` (``Bearer TOKEN``, ``Api-Key TOKEN``, or ``Basic`` with the token as password)
+        and the common name of a verified client certificate are; None: nobody's. Takes as long for a wrong token as for a
+        right one.
         """
         scheme, _, token = authorization.strip().partition(' ')
+        if scheme.lower() == _BASIC:
+            scheme, token = _SCHEMES[0], _password(token)
         given = digest(token) if scheme.lower() in _SCHEMES and 0 < len(token) <= _LONGEST_TOKEN else ''
         found = None
         for each in self._accounts:
@@ -110,6 +115,13 @@ class Accounts:
             if (is_token or not each.sha256) and (not each.certificate or each.certificate == certificate):
                 found = found or each
         return found
+
+
+def _password(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded[:2 * _LONGEST_TOKEN], validate=True).decode().partition(':')[2]
+    except ValueError:  # of either code
+        return ''
 
 
 def digest(token: str) -> str:

@@ -1,6 +1,7 @@
 """What the keys of an openpi observation mean for the model: a YAML file, since each robot has keys of its own."""
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -32,7 +33,7 @@ class Contract:
     `image`: uint8 (H, W, 3) or (3, H, W), RGB. `goals`: goal of the model -> words, any of which in the text of `goal`
     means it; a goal's own name always does. `executed`: columns of the vector `state` that are the measured action, in
     the order of the model's actions and in their units; empty: the state is not read. `deadline_ms`: of an observation
-    that names none.
+    that names none. `mount`: of the camera in the robot's base, x, y, z [m], roll, pitch, yaw [rad] (REP 103).
     """
 
     image: str = 'observation/image'
@@ -41,18 +42,23 @@ class Contract:
     goals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     executed: tuple[int, ...] = ()
     deadline_ms: float = 1000.0
+    mount: tuple[float, ...] = (0.10, 0.0, 0.25, 0.0, 0.1396, 0.0)  # the simulated robot's
 
     @classmethod
     def read(cls, path: Path) -> Contract:
-        """Return the contract in the map `openpi` of a YAML file. Raises ContractError."""
+        """Return the contract in the maps `openpi` and `camera` of a YAML file. Raises ContractError."""
         try:
-            given = yaml.safe_load(path.read_text())['openpi']
+            whole = yaml.safe_load(path.read_text())
+            given = {**whole['openpi'], **(whole.get('camera') or {})}
             unknown = set(given) - {each.name for each in fields(cls)}
             if unknown:
                 raise ContractError(f'{path}: unknown {", ".join(sorted(map(str, unknown)))}')
             goals = {str(goal): tuple(map(str, words)) for goal, words in (given.pop('goals', None) or {}).items()}
             executed = tuple(map(int, given.pop('executed', None) or ()))
-            made = cls(goals=goals, executed=executed, **given)
+            mount = tuple(map(float, given.pop('mount', cls.mount)))
+            if len(mount) != 6 or not all(map(math.isfinite, mount)):
+                raise ContractError(f'{path}: mount is x, y, z, roll, pitch, yaw, six numbers')
+            made = cls(goals=goals, executed=executed, mount=mount, **given)
             keys_are_texts = all(isinstance(key, str) for key in (made.image, made.state, made.goal))
             if not keys_are_texts or min(executed, default=0) < 0 or not 0 < float(made.deadline_ms) <= 60_000:
                 raise ContractError(f'{path}: keys are texts, columns are 0 or more, deadline_ms is above 0 and at most a '
@@ -85,10 +91,12 @@ class Contract:
     def goal_of(self, observation: Mapping[str, Any], spec: Preset) -> str:
         """Return the goal that the text of the observation names; empty: there is no text. Raises ObservationError."""
         text = _look_up(observation, self.goal)
-        if text is None or text == '':
+        if text is None:
             return ''
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
             raise ObservationError(f'{self.goal} must be a text of up to {_LONGEST_TEXT} characters')
+        if not text:
+            return ''
         named = [goal for goal in spec.goals
                  if any(re.search(rf'\b{re.escape(word)}\b', text, re.IGNORECASE)
                         for word in (goal, *self.goals.get(goal, ())))]

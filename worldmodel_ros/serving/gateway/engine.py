@@ -5,6 +5,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,21 @@ from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _OVERDUE = 1.0     # s after it is due, after which an answer is not waited for any more: the engine hangs
 _PATIENCE = 60.0   # s for the answer to a question, besides
-_QUESTION = 0      # stamp: branch from the newest observation
+_NEWEST = 0        # stamp: branch from the newest observation
 
 Answer = messages.Planned | messages.Refused | messages.Failed
 
 
 class EngineAway(RuntimeError):
     """There is no engine, or not for this session; the text says why."""
+
+
+class NotAnswered(RuntimeError):
+    """A question that is refused; the text says why. `again` [s]: it may be asked again after so long; 0: as it is, never."""
+
+    def __init__(self, text: str, again: float = 0.0) -> None:
+        super().__init__(text)
+        self.again = again
 
 
 class EngineSession:
@@ -40,6 +49,8 @@ class EngineSession:
         self._ticks: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
         self._questions: dict[int, tuple[asyncio.Future, list]] = {}
         self._asked = 0
+        self._idle = False
+        self.ended: Callable[[str, bool], None] | None = None  # who is to know why it ends, and whether only for being idle
         self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # who wants to see predictions
         self._loop.add_reader(link.connection.fileno(), self._read)
 
@@ -68,22 +79,34 @@ class EngineSession:
         self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix))
         return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
 
-    async def imagine(self, actions: np.ndarray, due: float) -> tuple[messages.ImaginedBranch, np.ndarray]:
+    async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Ask what comes of actions (T, A) from the newest observation on; return it with the frames, uint8 (T, H, W, 3).
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A) from the newest observation on, or `onward` from
+        the end of what was kept last; `keep`: they can be gone on from.
 
-        Raises EngineAway, and ValueError for what is refused.
+        Raises EngineAway, NotAnswered.
         """
+        branch = messages.Branch('camera', len(actions), actions)
+        _, branches = await self.ask(messages.Question(0, '', due, _NEWEST, (branch,), 2, keep, onward))
+        if len(branches) != 1:
+            raise NotAnswered('the time was over before it was imagined')
+        return branches[0][1]
+
+    async def ask(self, question: messages.Question
+                  ) -> tuple[messages.Answered, list[tuple[messages.ImaginedBranch, np.ndarray]]]:
+        """Ask a question, whatever its number; return its answer, and the branches with their frames, uint8 (T, H, W, 3).
+        Raises EngineAway, NotAnswered."""
         self._require()
         self._asked += 1
         future = self._loop.create_future()
         self._questions[self._asked] = future, []
-        branch = messages.Branch('camera', len(actions), actions)
-        self._send(messages.Question(self._asked, '', due, _QUESTION, (branch,), 2))
-        branches = await self._wait(future, max(0.0, due - time.monotonic()) + _PATIENCE)
-        if len(branches) != 1:
-            raise ValueError('the time was over before it was imagined')
-        return branches[0]
+        self._send(replace(question, number=self._asked))
+        return await self._wait(future, max(0.0, question.due - time.monotonic()) + _PATIENCE)
+
+    def stay(self) -> None:
+        """Say something, so that the session does not end for nothing being said."""
+        if not self.gone:
+            self._send(messages.StatusRequest())
 
     def close(self, reason: str = 'closed') -> None:
         """End the session; what is not answered raises EngineAway."""
@@ -98,6 +121,8 @@ class EngineSession:
                 future.set_exception(EngineAway(reason))
         self._ticks.clear()
         self._questions.clear()
+        if self.ended:
+            self.ended(reason, self._idle)
 
     def _require(self) -> None:
         if self.gone:
@@ -142,10 +167,13 @@ class EngineSession:
             if future is None or future.done():
                 return
             if message.refusal:
-                future.set_exception(ValueError(message.refusal))
+                future.set_exception(NotAnswered(message.refusal, message.again))
             else:
-                future.set_result(branches)
+                future.set_result((message, branches))
+        elif isinstance(message, messages.Status):
+            pass  # the answer to `stay`
         elif isinstance(message, (messages.Rejected, messages.Idle)):
+            self._idle = isinstance(message, messages.Idle)
             self.close(message.reason)
         else:
             raise MessageError(f'{type(message).__name__} is no message of a server')

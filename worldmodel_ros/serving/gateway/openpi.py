@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,15 @@ from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
 from .contract import Contract, ContractError, ObservationError
-from .msgpack import encode
+from .msgpack import WireError, decode, encode
 from .sessions import Refusal, Session
 
-DIALECT = 'openpi'
+NAME = 'openpi'
+PATHS = ('/', '/v1/realtime/robot/openpi')
 _LONGEST_DEADLINE = 60_000.0  # ms
 _MAX_STEP = 1 << 62
-_MAX_ACTIONS = 1000  # that a client may say it has executed
+_MAX_ACTIONS = 1000  # that a client may say it has executed,
+_MAX_NAMES = 64      # of so many numbers each
 _RETURN = 0.002      # s, from the engine's answer to the message on the socket
 
 
@@ -39,6 +41,7 @@ class Request:
     deadline_ms: float
     inference_delay: int
     executed: np.ndarray | None  # (n, A) or (A,)
+    observation: Mapping[str, Any]
 
     @classmethod
     def of(cls, observation: Mapping[str, Any], contract: Contract) -> Request:
@@ -46,7 +49,7 @@ class Request:
         if not isinstance(observation, Mapping):
             raise ObservationError('an observation is a map')
         session_id, endpoint = observation.get('session_id', ''), observation.get('endpoint', 'infer')
-        if not isinstance(session_id, str) or endpoint not in ('infer', 'reset'):
+        if not isinstance(session_id, str) or not isinstance(endpoint, str) or endpoint not in ('infer', 'reset'):
             raise ObservationError('session_id is a text, and endpoint "infer" or "reset"')
         step = observation.get('step_id')
         deadline = observation.get('deadline_ms', contract.deadline_ms)
@@ -58,29 +61,65 @@ class Request:
                 or not 0.0 < deadline <= _LONGEST_DEADLINE:
             raise ObservationError(f'deadline_ms is a number above 0, at most {_LONGEST_DEADLINE:g}')
         if executed is not None:
-            executed = np.asarray(executed) if isinstance(executed, (list, np.ndarray)) else np.array('')
-            if executed.dtype.kind not in 'fiu' or executed.ndim not in (1, 2) or len(executed) > _MAX_ACTIONS:
+            try:
+                executed = np.asarray(executed) if isinstance(executed, (list, np.ndarray)) else np.array('')
+            except ValueError:  # a list of rows of different lengths
+                executed = np.array('')
+            if executed.dtype.kind not in 'fiu' or executed.ndim not in (1, 2) or len(executed) > _MAX_ACTIONS \
+                    or executed.size > _MAX_ACTIONS * _MAX_NAMES:
                 raise ObservationError(f'executed_actions is (A,) or (n, A) numbers, n up to {_MAX_ACTIONS}')
-        return cls(session_id, endpoint, None if step is None else int(step), float(deadline), int(delay), executed)
+        return cls(session_id, endpoint, None if step is None else int(step), float(deadline), int(delay), executed,
+                   observation)
 
 
-def metadata(spec: Preset, backend: str, contract: Contract) -> bytes:
-    """Return the first message to a client."""
-    return encode({
-        'model': spec.name, 'backend': backend, 'image_size': list(spec.image_size),
-        'action_names': list(spec.action_names), 'action_low': list(spec.action_low),
-        'action_high': list(spec.action_high), 'action_horizon': spec.chunk_frames, 'step_period': spec.step_period,
-        'goals': list(spec.goals), 'keys': {'image': contract.image, 'state': contract.state, 'goal': contract.goal},
-        'extensions': ['session_id', 'step_id', 'deadline_ms', 'executed_actions', 'inference_delay', 'endpoint']})
+class Dialect:
+    """What the gateway's loop needs of a dialect: `refuses`, `greeting`, `read`, `answer` and `refusal`."""
+
+    name = NAME
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+
+    def refuses(self, spec: Preset) -> str:
+        """Return a text for who connects to a model that cannot be served; empty: it can."""
+        return ''
+
+    def greeting(self, spec: Preset, backend: str) -> bytes:
+        """Return the first message to a client."""
+        contract = self._contract
+        return encode({
+            'model': spec.name, 'backend': backend, 'image_size': list(spec.image_size),
+            'action_names': list(spec.action_names), 'action_low': list(spec.action_low),
+            'action_high': list(spec.action_high), 'action_horizon': spec.chunk_frames, 'step_period': spec.step_period,
+            'goals': list(spec.goals), 'keys': {'image': contract.image, 'state': contract.state, 'goal': contract.goal},
+            'extensions': ['session_id', 'step_id', 'deadline_ms', 'executed_actions', 'inference_delay', 'endpoint']})
+
+    def read(self, message: bytes | str) -> Request | None:
+        """Return the request of a message; None: there is nothing to answer. Raises Refusal; WireError for what ends the
+        connection."""
+        if isinstance(message, str):
+            raise WireError('a text: messages are MessagePack')
+        try:
+            return Request.of(decode(message), self._contract)
+        except ObservationError as error:
+            raise Refusal('observation', str(error)) from error
+
+    def refusal(self, refusal: Refusal) -> str:
+        """Return the message that says that something is not done."""
+        return str(refusal)
+
+    async def answer(self, session: Session, request: Request, arrival: float, holder: Any) -> AsyncIterator[bytes | str]:
+        """Yield the messages that answer a request which arrived at a steady time [s] over a connection. Raises Refusal."""
+        yield await answer(session, request, self._contract, arrival)
 
 
-async def answer(session: Session, request: Request, observation: Mapping[str, Any], contract: Contract,
-                 arrival: float) -> bytes | str:
+async def answer(session: Session, request: Request, contract: Contract, arrival: float) -> bytes | str:
     """
     Return the reply to an observation that arrived at a steady time [s]; to one that was answered already, the same.
 
     Raises Refusal for what was not done and may be asked again.
     """
+    observation = request.observation
     async with session.lock:
         if request.endpoint == 'reset':
             session.begin_anew()

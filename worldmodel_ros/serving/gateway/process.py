@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldmodel_ros.serving.transport.address import AUTO, AddressError, socket_path
+from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
-from .security import AuditLog, LimitedSocket, is_loopback, server_context
+from .security import AuditLog, LimitedSocket, server_context
 from .server import Gateway, Limits
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def run(options: Options) -> int:
     """
     logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
-    path = socket_path(options.socket)
+    path = socket_path(options.socket or AUTO)
     contract = Contract.read(Path(options.contract)) if options.contract else Contract()
     accounts = Accounts.read(Path(options.accounts)) if options.accounts else None
     try:
@@ -89,7 +89,7 @@ def run(options: Options) -> int:
     try:
         asyncio.run(_serve(options, Gateway(
             path, listening, contract, accounts, Limits(int(options.message_mb * (1 << 20)), options.idle, options.linger),
-            tls, options.origins, audit), listening, tls))
+            tls, tuple(options.origins), audit), listening, tls))
     finally:
         audit.close()
     return 0

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -20,9 +21,13 @@ class EngineStatus:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._asked = -_FRESH
+        self._asked = -math.inf
         self._known: dict[str, Any] | None = None
         self._asking = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Have the next one who wants it ask again."""
+        self._asked = -math.inf
 
     async def get(self) -> dict[str, Any] | None:
         """Return it; None: the engine does not answer."""

@@ -37,15 +37,6 @@ def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.
     return context
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address or name."""
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)}
-    except socket.gaierror:
-        return False
-    return bool(found) and all(ipaddress.ip_address(each.partition('%')[0]).is_loopback for each in found)
-
-
 class LimitedSocket(socket.socket):
     """
     A listening socket that takes so many connections a second of an address, and drops the others before a byte is read:

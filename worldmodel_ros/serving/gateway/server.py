@@ -8,10 +8,13 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import parse_qs
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -19,17 +22,18 @@ from websockets.http11 import Request, Response
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
-from . import openpi, rest
+from worldmodel_ros.serving.transport import network
+from . import camera, node, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
-from .contract import Contract, ObservationError
-from .engine import EngineAway, EngineSession
-from .msgpack import WireError, decode
+from .contract import Contract
+from .engine import EngineAway
+from .msgpack import WireError
 from .security import AuditLog, LimitedSocket
 from .sessions import Refusal, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
-_HANDSHAKE = 5.0       # s, for TLS and for the request of a connection
+_HANDSHAKE = 10.0      # s, for TLS and for the request of a connection
 _PING = 20.0           # s, between two pings
 _SILENT = 60.0         # s without an answer to one, after which the other side has gone
 _SEND = 5.0            # s for a reply to go out, after which the other side does not read
@@ -39,7 +43,7 @@ _UNREAD = 2            # messages of a connection that wait here; the rest waits
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
-Handler = Callable[['Client'], Awaitable[None]]
+Dialect = openpi.Dialect | camera.Dialect | node.Dialect
 
 
 @dataclass(frozen=True)
@@ -57,22 +61,21 @@ class Client:
     def __init__(self, gateway: Gateway, connection: ServerConnection, account: Account) -> None:
         self.gateway, self.connection, self.account = gateway, connection, account
         self.address = (connection.remote_address or ('?',))[0]
+        self.dialect: Dialect = connection.dialect
+        self.extensions: Any = None  # of the dialect, as the client has asked for them
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> bytes | str:
         """
         Return the next message that may be looked at. Those that come too fast are refused unread.
 
-        Raises WireError for a text, ConnectionClosed, TimeoutError after the idle time.
+        Raises ConnectionClosed, TimeoutError after the idle time.
         """
         while True:
             message = await asyncio.wait_for(self.connection.recv(), self.gateway.limits.idle)
             wait = self.gateway.wait(self.account, len(message))
             if not wait:
-                break
+                return message
             await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
-        if isinstance(message, str):
-            raise WireError('a text: messages are MessagePack')
-        return message
 
     async def send(self, message: bytes | str) -> None:
         """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
@@ -81,7 +84,7 @@ class Client:
     async def refuse(self, refusal: Refusal) -> None:
         """Say that something is not done."""
         self.gateway.refused(refusal.kind)
-        await self.send(str(refusal))
+        await self.send(self.dialect.refusal(refusal))
 
 
 class Gateway:
@@ -102,7 +105,9 @@ class Gateway:
         self._times = rest.Histogram()
         self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
-        self._handlers: dict[str, Handler] = {'/': self._openpi, '/v1/realtime/robot/openpi': self._openpi}
+        self._dialects: dict[str, Dialect] = {
+            **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
+            network.PATH: node.Dialect()}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop` is set; `ready` is called when clients can connect."""
@@ -135,6 +140,7 @@ class Gateway:
         self._refusals[kind] += 1
         if kind == 'engine':
             self._about = None  # what comes back may be another one
+            self._status.forget()
 
     def replace_accounts(self, accounts: Accounts) -> None:
         """Take other accounts; connections of those that are not among them are closed."""
@@ -155,12 +161,15 @@ class Gateway:
             self._audit('unauthorized', address=(connection.remote_address or ('?',))[0], path=path[:100])
             response = connection.respond(http.HTTPStatus.UNAUTHORIZED, 'a token is needed: Authorization: Bearer ...\n')
             response.headers['WWW-Authenticate'] = 'Bearer'
+            response.headers['WWW-Authenticate'] = 'Basic realm="worldmodel gateway: the token as password"'  # besides
             return response
         answers = {'/readyz': self._ready, '/metrics': self._metrics, '/v1/models': self._models,
-                   '/v1/sessions': self._own_sessions}
+                   '/v1/sessions': self._own_sessions, '/v1/sessions/frames': self._frames}
         if path in answers:
             return await answers[path](connection, account)
-        if path not in self._handlers:
+        if path == '/' and 'Upgrade' not in request.headers:
+            return _typed(connection.respond(http.HTTPStatus.OK, page.HTML), 'text/html; charset=utf-8', page.HEADERS)
+        if path not in self._dialects:
             return connection.respond(http.HTTPStatus.NOT_FOUND, 'there is no such path\n')
         if len(self._clients) >= _CONNECTIONS:
             self.refused('connections')
@@ -170,8 +179,8 @@ class Gateway:
         except EngineAway as error:
             self.refused('engine')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
+        connection.dialect = self._dialects[path]
         connection.client = Client(self, connection, account)
-        connection.handle = self._handlers[path]
         return None
 
     def _account(self, connection: ServerConnection, request: Request) -> Account | None:
@@ -183,11 +192,15 @@ class Gateway:
                                    certificate_name(secured.getpeercert() if secured else None))
 
     async def about(self) -> tuple[Preset, str]:
-        """Return the engine's model and what runs it. Raises EngineAway."""
+        """Return the engine's model and what runs it; takes no place for a session. Raises EngineAway."""
         if self._about is None:
-            session = await EngineSession.open(self._socket, 'gateway')
-            self._about = session.spec, session.backend
-            session.close()
+            status = await self._status.get()
+            if status is None:
+                raise EngineAway('it does not answer')
+            try:
+                self._about = Preset.from_dict(status['preset']), status['service']['backend']
+            except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+                raise EngineAway(f'its model cannot be understood: {error}') from error
         return self._about
 
     async def _ready(self, connection: ServerConnection, _: Account) -> Response:
@@ -212,7 +225,20 @@ class Gateway:
             'step_period': spec.step_period, 'goals': spec.goals}]})
 
     async def _own_sessions(self, connection: ServerConnection, account: Account) -> Response:
-        return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)]})
+        return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)],
+                                  'engine': await self._status.get() is not None})
+
+    async def _frames(self, connection: ServerConnection, account: Account) -> Response:
+        query = parse_qs(connection.request.path.partition('?')[2])
+        name, = query.get('session_id', ['']) if len(query.get('session_id', [])) < 2 else ['']
+        newest = next((session.newest for session in self.sessions.of(account) if session.name == name), None)
+        if newest is None:
+            return connection.respond(http.HTTPStatus.NOT_FOUND, 'no frames of such a session of yours\n')
+        response = _typed(connection.respond(http.HTTPStatus.OK, ''), 'image/jpeg', {'Cache-Control': 'private, max-age=60'})
+        response.body = await asyncio.to_thread(page.strip, newest)
+        del response.headers['Content-Length']
+        response.headers['Content-Length'] = str(len(response.body))
+        return response
 
     # --- what a connection says ---
 
@@ -222,11 +248,14 @@ class Gateway:
         self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
         reason = 'it has closed'
         try:
-            await connection.handle(client)
+            await (node.Bridge(client).run() if client.dialect.name == node.NAME else self._converse(client))
         except ConnectionClosed:
             pass
         except (asyncio.TimeoutError, TimeoutError):
             reason = 'it was silent, or did not read'
+        except Refusal as refusal:
+            reason = str(refusal)
+            await self._refused_for_good(client, refusal)
         except WireError as error:
             reason = f'malformed: {error}'
             self.refused('malformed')
@@ -239,6 +268,13 @@ class Gateway:
             del self._clients[connection]
             self._audit('disconnected', account=client.account.name, address=client.address, reason=reason)
 
+    async def _refused_for_good(self, client: Client, refusal: Refusal) -> None:
+        try:
+            await client.refuse(refusal)
+            await client.connection.close(_POLICY, 'refused')
+        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+            pass
+
     async def _end(self, client: Client, text: str) -> None:
         """Say why, and close: as openpi's server does, a text and then 1011."""
         try:
@@ -247,28 +283,31 @@ class Gateway:
         except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
             pass
 
-    async def _openpi(self, client: Client) -> None:
+    async def _converse(self, client: Client) -> None:
         spec, backend = await self.about()
-        await client.send(openpi.metadata(spec, backend, self.contract))
+        dialect = client.dialect
+        if refusal := dialect.refuses(spec):
+            await client.send(refusal)
+            return
+        await client.send(dialect.greeting(spec, backend))
         session: Session | None = None
         try:
             while True:
                 message = await client.receive()
                 arrival = time.monotonic()
-                observation = decode(message)
                 try:
-                    request = openpi.Request.of(observation, self.contract)
+                    request = dialect.read(message)
+                    if request is None:
+                        continue
                     if session is None or session.holder is not client or (
                             request.session_id and request.session_id != session.name):
                         session = self._claim(client, request.session_id, session)
-                    reply = await openpi.answer(session, request, observation, self.contract, arrival)
+                    async with aclosing(dialect.answer(session, request, arrival, client)) as replies:
+                        async for reply in replies:
+                            await client.send(reply)
                     self._times.add(time.monotonic() - arrival)
-                except ObservationError as error:
-                    await client.refuse(Refusal('observation', str(error)))
                 except Refusal as refusal:
                     await client.refuse(refusal)
-                else:
-                    await client.send(reply)
         finally:
             if session:
                 self.sessions.release(session, client)
@@ -277,7 +316,7 @@ class Gateway:
         """The session of a name, instead of the one before. Raises Refusal."""
         if before is not None and before.holder is not client and (not name or name == before.name):
             raise Refusal('session', f'{before.name} goes on over a newer connection')
-        session = self.sessions.claim(client.account, name, openpi.DIALECT, client)
+        session = self.sessions.claim(client.account, name, client.dialect.name, client)
         if before is not None:
             self.sessions.release(before, client)
         return session
@@ -292,7 +331,8 @@ def _json(connection: ServerConnection, value: Any) -> Response:
     return _typed(connection.respond(http.HTTPStatus.OK, json.dumps(value) + '\n'), 'application/json')
 
 
-def _typed(response: Response, kind: str) -> Response:
+def _typed(response: Response, kind: str, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
     del response.headers['Content-Type']
     response.headers['Content-Type'] = kind
+    response.headers.update(headers)
     return response

@@ -19,13 +19,14 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
-from .engine import EngineAway, EngineSession
+from .engine import Answer, EngineAway, EngineSession, NotAnswered
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
 _REPLIES = 8       # that are kept for a client which asks again
 _TIMES = 512       # ticks that the median and the 99th percentile are of
 _SAVED = 4.0       # s of openings that may come at once
 _RETRY = 0.5       # s, between two attempts to reach an engine that is away
+_STAY = 15.0       # s, between two signs of life of a world that nobody moves in
 
 
 class Refusal(Exception):
@@ -49,10 +50,13 @@ class Session:
         self.step: int | None = None      # newest one that was done
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
-        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3)
+        self.label = name                 # for the engine, which serves fairly by it
+        self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
+        self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
+        self.pictures = 0
         self._socket = socket
         self._engine: EngineSession | None = None
-        self._retry = 0.0
+        self._retry = self._stayed = 0.0
         self._number = 0
         self._replies: OrderedDict[int, bytes | str] = OrderedDict()
         self._plan: tuple[np.ndarray, float] | None = None  # the newest one, and when its observation came
@@ -68,7 +72,7 @@ class Session:
             self._engine = None
             self.begin_anew()
         try:
-            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.name}'[:200])
+            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.label}'[:200])
         except EngineAway as error:
             self._retry = time.monotonic() + _RETRY
             raise Refusal('engine', str(error)) from error
@@ -121,26 +125,64 @@ class Session:
                                        committed if len(committed) else None)
         except EngineAway as error:
             raise self._refused('engine', str(error)) from error
-        now = time.monotonic()
+        took = time.monotonic() - asked
+        if isinstance(answer, messages.Planned) and (
+                answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all()):
+            answer = messages.Refused(answer.number, 0.0, 'it gave no plan')
+            self.count(answer, due, arrival)
+            raise Refusal('model', answer.reason)
+        self.count(answer, due, arrival)
         if isinstance(answer, messages.Refused):
-            raise self._refused('deadline', answer.reason)
+            raise Refusal('deadline', answer.reason)
         if isinstance(answer, messages.Failed):
             self.begin_anew()
-            raise self._refused('model', answer.reason)
-        if answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all():
-            raise self._refused('model', 'it gave no plan')
+            raise Refusal('model', answer.reason)
         self._plan = answer.plan, arrival
-        self.counts[f'tier_{Tier(answer.tier).name.lower()}'] += 1
+        return answer, took, len(committed)
+
+    def count(self, answer: Answer, due: float, arrival: float) -> None:
+        """Count what became of an observation that arrived at a steady time [s]."""
+        now = time.monotonic()
         self.counts['ticks'] += 1
-        if now > due:
-            self.counts['late'] += 1
+        if not isinstance(answer, messages.Planned):
+            self.counts['refused'] += 1
+            return
+        self.counts[f'tier_{Tier(answer.tier).name.lower()}'] += 1
+        self.counts['late'] += now > due
         self.seconds.append(now - arrival)
-        return answer, now - asked, len(committed)
+
+    async def imagine(self, actions: np.ndarray, patience: float, keep: bool, onward: bool) -> np.ndarray:
+        """
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A), as `EngineSession.imagine`. Where the engine takes
+        questions more slowly, it is asked again, for `patience` s. Raises Refusal.
+        """
+        begun, end = time.monotonic(), time.monotonic() + patience
+        while True:
+            try:
+                frames = await (await self.engine()).imagine(actions, end, keep, onward)
+            except EngineAway as error:
+                raise self._refused('engine', str(error)) from error
+            except NotAnswered as error:
+                if not error.again or time.monotonic() + error.again > end:
+                    raise self._refused('model', str(error)) from error
+                await asyncio.sleep(error.again)
+            else:
+                self._show(frames)
+                self.counts['imagined'] += len(frames)
+                self.seconds.append(time.monotonic() - begun)
+                return frames
+
+    def stay(self) -> None:
+        """Keep the session on the engine while nothing is asked of it."""
+        now = time.monotonic()
+        if self.world is not None and self._engine and now - self._stayed > _STAY:
+            self._stayed = now
+            self._engine.stay()
 
     def begin_anew(self) -> None:
         """Forget what was seen: the next frame begins an episode."""
         self.episode += 1
-        self.step, self._plan = None, None
+        self.step, self._plan, self.world = None, None, None
         self._replies.clear()
 
     def status(self) -> dict[str, Any]:
@@ -148,7 +190,8 @@ class Session:
         times = np.array(self.seconds or [np.nan]) * 1e3
         median, slow = (None if np.isnan(each) else round(float(each), 2) for each in np.quantile(times, (0.5, 0.99)))
         return {'session_id': self.name, 'dialect': self.dialect, 'connected': self.holder is not None,
-                'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, **self.counts}
+                'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, 'pictures': self.pictures,
+                **self.counts}
 
     def close(self) -> None:
         """End it on the engine, too."""
@@ -171,7 +214,11 @@ class Session:
         return plan[:max(1, passed)], plan[passed:passed + delay]
 
     def _pictured(self, _: messages.Imagined, frames: np.ndarray) -> None:
+        self._show(frames)
+
+    def _show(self, frames: np.ndarray) -> None:
         self.newest = frames
+        self.pictures += 1
 
 
 class Sessions:
@@ -223,13 +270,15 @@ class Sessions:
         if session.holder is not holder:
             return
         session.holder, session.left = None, time.monotonic()
-        if not session.kept:
-            self._end((session.account.name, session.name), 'its connection has ended')
+        key = session.account.name, session.name
+        if not session.kept and self._sessions.get(key) is session:  # it may have ended before, with the gateway
+            self._end(key, 'its connection has ended')
 
     def expire(self) -> None:
         """End the sessions to which nobody has come back."""
         now = time.monotonic()
         for key, session in list(self._sessions.items()):
+            session.stay()
             if session.holder is None and now - session.left > self._linger:
                 self._end(key, f'nobody came back within {self._linger:g} s')
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from worldmodel_ros import realtime
 
@@ -17,6 +17,11 @@ from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB, SessionFolde
 from worldmodel_ros.serving.scheduler.settings import Settings
 from worldmodel_ros.serving.service.quotas import Quotas
 from .log_throttle import LogThrottle
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.engine import Engine
+    from worldmodel_ros.serving.fleet.keeper import Keeper
+    from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
 _LOG_INTERVAL = 10.0  # s, between two lines that are alike
@@ -44,6 +49,8 @@ class Options:
     session_directory: str = ''  # for saved sessions; empty: see session_folder.default_folder
     session_files_max: int = MAX_FILES  # in it
     session_disk_mb: float = MAX_MB     # that they may have together
+    store: str = ''              # folder or URL in which sessions are kept while they tick; empty: they are not
+    store_memory_mb: float = 256.0  # MB of them that are in this process's memory, too; 0: none
 
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
@@ -116,7 +123,8 @@ def _serve(listening, options: Options) -> None:
     try:
         service.start()
         listening.listen()
-        server = Server(service, listening, options.folder(), Limits(options.idle, _MESSAGES * ticks))
+        keeper = _keeper(service, engine, listening.path, options)
+        server = Server(service, listening, options.folder(), Limits(options.idle, _MESSAGES * ticks), keeper)
         try:
             _log.info('process %d serves %s%s to at most %d robots at %s', os.getpid(), options.model,
                       f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)
@@ -127,6 +135,29 @@ def _serve(listening, options: Options) -> None:
     finally:
         _ignore_signals()
         service.stop()
+
+
+def _keeper(service: Service, engine: Engine, address: Path, options: Options) -> Keeper | None:
+    from worldmodel_ros.cache.stores.files import FileStore, in_memory
+    from worldmodel_ros.cache.stores.objects import ObjectStore
+    from worldmodel_ros.cache.stores.protocol import StoreError
+    from worldmodel_ros.cache.stores.tiered import TieredStore
+    from worldmodel_ros.serving.fleet.keeper import Keeper
+
+    if not options.store:
+        return None
+    engine.fingerprint  # noqa: B018  computed now, since it reads all weights
+    try:
+        if '://' in options.store:
+            store = ObjectStore(options.store)
+        else:
+            folder = Path(options.store).expanduser()
+            store = FileStore(folder, durable=not in_memory(folder))
+    except StoreError as error:
+        raise ValueError(f'--store {options.store}: {error}') from error
+    if options.store_memory_mb:
+        store = TieredStore([store], int(options.store_memory_mb * 1e6))
+    return Keeper(service, engine, store, str(address))
 
 
 def _interrupt(*_) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future as Promise
@@ -18,13 +19,15 @@ from worldmodel_ros.engine import what_if
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.service.messages import Picture, Reply, SessionError, Tick
+from worldmodel_ros.cache.stores.protocol import StoreError
+from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceFull, SessionError, Tick
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
 
 if TYPE_CHECKING:
+    from worldmodel_ros.serving.fleet.keeper import Keeper, Kept
     from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
@@ -40,17 +43,21 @@ class Robot:
     """
 
     def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
-                 files: Executor, folder: SessionFolder) -> None:
+                 files: Executor, folder: SessionFolder, keeper: Keeper | None = None) -> None:
         """
         `shows`: where pictures are sent from, which takes too long for the service's thread; `files`: where sessions
-        are saved and loaded, in `folder`. Raises ServiceFull.
+        are saved and loaded, in `folder`. `keeper`: keeps the session in a store, if the robot has a name for it.
         """
         self.name, self.pid = name, pid
         self._connection, self._service, self._shows = connection, service, shows
         self._files, self._folder = files, folder
         self._filing = False  # a session is being saved or loaded
         self._slots: FrameSlots | None = None
-        self._number = service.open(self, account=(pid, name))
+        self._number = 0  # of the session; 0: it is not open yet
+        self._keeper, self._kept = keeper, None
+        self._holding = threading.RLock()  # a tick may be replied to before it is handed over
+        self._held: list[Tick] | None = None  # what came while the session moves
+        self._border: threading.Event | None = None  # set when a tick has been answered, if somebody waits for that
         self._showing = False  # pictures of a tick are on their way
         self._questions: set[int] = set()  # numbers of those that are open
         self._unread = 0  # bytes of pictures that were sent since all had been read
@@ -58,15 +65,26 @@ class Robot:
         self._counts: Counter[str] = Counter()
         self.gone = ''  # why its connection is not served any more
 
-    def welcome(self) -> None:
-        """Tell the front end what it is connected to. Raises ConnectionLost."""
-        spec: Preset = self._service.spec
-        descriptor = make_memory(spec.image_size)
-        try:
-            self._connection.send(messages.Welcome(
-                spec.name, str(self._service.stats()['backend']), json.dumps(spec.to_dict()), SLOTS), descriptor)
-        finally:
-            self._slots = FrameSlots(descriptor, spec.image_size)
+    def open(self, session: str) -> None:
+        """
+        Open the robot's session and tell it what it is connected to; where a keeper has to look for what it calls
+        `session`, soon. Raises ServiceFull, ConnectionLost.
+        """
+        if self._keeper and session:
+            self._keeper.submit(self._contained(self._open_kept), session)
+        else:
+            self._number = self._service.open(self, account=self._account)
+            self._welcome()
+
+    @property
+    def session(self) -> str:
+        """What the robot calls its session, if that is kept in a store."""
+        return self._kept.name if self._kept else ''
+
+    @property
+    def kept(self) -> Kept | None:
+        """The session, if it is kept in a store."""
+        return self._kept
 
     @property
     def waiting(self) -> bool:
@@ -75,6 +93,8 @@ class Robot:
 
     def receive(self, message: Any) -> None:
         """Take a message of the front end. Raises MessageError for one that makes no sense."""
+        if not self._number:
+            raise MessageError(f'{type(message).__name__} before Welcome')
         handle = {messages.Tick: self._on_tick, messages.Question: self._on_question,
                   messages.SessionFile: self._on_file}.get(type(message))
         if handle is None:
@@ -87,16 +107,54 @@ class Robot:
     def close(self) -> None:
         """Close the session; nothing is sent any more."""
         self.gone = self.gone or 'closed'
-        self._service.close(self._number)
+        if self._kept:
+            self._keeper.submit(self._contained(self._keeper.end), self._kept)
+        elif self._number:
+            self._service.close(self._number)
+
+    def hold(self, patience: float) -> None:
+        """See fleet.move.Moving. Raises TimeoutError."""
+        border = self._border = threading.Event()
+        border.wait(2.0 * self._service.spec.step_period)  # one that does not tick has no border to wait for
+        with self._holding:
+            if self._held is None:
+                self._held = []
+        end = time.monotonic() + patience
+        while not self._service.settled(self._number):
+            if time.monotonic() > end:
+                raise TimeoutError(f'its last tick is not done after {patience:g} s')
+            time.sleep(0.0005)
+
+    def release(self) -> None:
+        """See fleet.move.Moving."""
+        self._border = None
+        with self._holding:
+            held, self._held = self._held or [], None
+            for tick in held:
+                self._service.tick(self._number, tick)
+
+    def send_to(self, address: str, generation: int) -> None:
+        """See fleet.move.Moving."""
+        self._send(messages.Moved(address, generation))
+        self._end(f'its session has moved to {address}')
 
     def status(self) -> dict[str, Any]:
         """Return what `worldmodel serve --status` tells of this robot."""
+        kept = {'session': self._kept.name, 'generation': self._kept.generation} if self._kept else {}
         with self._counting:
-            return {'robot': self.name, 'pid': self.pid, **self._counts}
+            return {'robot': self.name, 'pid': self.pid, **kept, **self._counts}
 
     def replied(self, reply: Reply) -> None:
         """Send the answer to a tick."""
         self._count('refused' if reply.tier is Tier.NONE else reply.tier.name.lower())
+        if self._border:
+            # From here on, so that there is the time of a whole period until the next one is missed.
+            with self._holding:
+                if self._held is None and not self._border.is_set():
+                    self._held = []
+            self._border.set()
+        if self._kept:
+            self._keeper.ticked(self._kept)
         if reply.failed:
             self._send(messages.Failed(reply.sequence, reply.reason))
             return
@@ -122,9 +180,13 @@ class Robot:
     def _on_tick(self, tick: messages.Tick) -> None:
         self._count('ticks')
         # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
-        self._service.tick(self._number, Tick(
-            self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
-            tick.goal, tick.prefix if tick.prefix.size else None, tick.answer))
+        taken = Tick(self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
+                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer)
+        with self._holding:
+            if self._held is not None:
+                self._held.append(taken)
+            else:
+                self._service.tick(self._number, taken)
 
     def _on_question(self, question: messages.Question) -> None:
         if len(self._questions) >= _QUESTIONS:
@@ -136,7 +198,8 @@ class Robot:
             raise MessageError(f'{len(question.branches)} branches: at most {what_if.MAX_BRANCHES} are allowed')
         branches = tuple(self._branch(branch) for branch in question.branches)
         try:
-            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps)
+            asked = what_if.Question(branches, question.goal, question.due, question.stamp, question.denoising_steps,
+                                     question.keep, question.onward)
         except what_if.QuestionError as error:
             self._send(messages.Answered(question.number, 0, False, str(error)))
             return
@@ -179,6 +242,34 @@ class Robot:
         self._filing = False
         self._send(messages.Done(request.number, refusal))
 
+    @property
+    def _account(self) -> tuple[int, str]:
+        return self.pid, self.name
+
+    def _open_kept(self, session: str) -> None:
+        try:
+            kept = self._keeper.open(self, self._account, session)
+        except (ServiceFull, StoreError, ValueError) as error:
+            self._send(messages.Rejected(f'the session cannot be opened: {error}'))
+            self._end(str(error))
+            return
+        self._kept, self._number = kept, kept.number
+        if self.gone:  # meanwhile
+            self._keeper.end(kept)
+        else:
+            self._welcome()
+
+    def _welcome(self) -> None:
+        spec: Preset = self._service.spec
+        descriptor = make_memory(spec.image_size)
+        generation, frames = (self._kept.generation, self._kept.frames) if self._kept else (0, 0)
+        try:
+            self._slots = FrameSlots(os.dup(descriptor), spec.image_size)  # before a tick can come
+            self._connection.send(messages.Welcome(spec.name, str(self._service.stats()['backend']), json.dumps(
+                spec.to_dict()), SLOTS, generation, frames), descriptor)
+        finally:
+            os.close(descriptor)
+
     def _show(self, picture: Picture) -> None:
         self._showing = False
         reply, future = picture.reply, picture.future
@@ -193,7 +284,8 @@ class Robot:
         self._questions.discard(number)
         refusal = _refusal(promise)
         if refusal:
-            self._send(messages.Answered(number, 0, False, refusal))
+            again = 0.0 if promise.cancelled() else getattr(promise.exception(), 'again', 0.0)
+            self._send(messages.Answered(number, 0, False, refusal, again))
             return
         answer: what_if.Answer = promise.result()
         for name, future in answer.branches:

@@ -5,12 +5,15 @@ import json
 import logging
 import os
 import selectors
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.serving.fleet.move import MoveError, move
 from worldmodel_ros.serving.service.messages import ServiceFull
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
@@ -20,6 +23,7 @@ from worldmodel_ros.serving.transport.connection import Connection, ConnectionLo
 from .robot import Robot
 
 if TYPE_CHECKING:
+    from worldmodel_ros.serving.fleet.keeper import Keeper
     from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ _IN_A_ROW = 16      # messages of one connection, before the others have their t
 _HELLO = 5.0        # s, in which a connection says what it is for
 _LOOK = 1.0         # s, between two looks at who is idle
 _SAVED = 2.0        # s of messages that may come at once
+_ROBOT_COMES = 10.0  # s, after which a session that was taken over for a robot is given up
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,12 @@ class Server:
     Serves until `run` is left by an exception, such as one that a signal's handler raises.
 
     One thread takes in messages; networks run in the service's, pictures are sent from a third one, and a fourth one
-    saves and loads sessions, in `folder`.
+    saves and loads sessions, in `folder`. `keeper`: keeps sessions in a store, by threads of its own.
     """
 
     def __init__(self, service: Service, listening: ListeningSocket, folder: SessionFolder,
-                 limits: Limits = Limits()) -> None:
-        self._service, self._listening, self._limits = service, listening, limits
+                 limits: Limits = Limits(), keeper: Keeper | None = None) -> None:
+        self._service, self._listening, self._limits, self._keeper = service, listening, limits, keeper
         self._messages = TokenBuckets(limits.messages, _SAVED)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
@@ -77,6 +82,7 @@ class Server:
         self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
         self._begun = self._looked = time.monotonic()
         self._refused = self._paused = 0
+        self._moving = threading.Lock()  # one session at a time
 
     def run(self, timeout: float | None = None) -> None:
         """Serve; with a `timeout` [s], return after the first events, or after that time without any."""
@@ -97,6 +103,8 @@ class Server:
             self._drop(connection, 'the server ends')
         self._shows.shutdown(cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)  # what is on its way ends with its session
+        if self._keeper:
+            self._keeper.close()
         self._selector.close()
 
     def status(self) -> dict[str, Any]:
@@ -104,6 +112,7 @@ class Server:
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': time.monotonic() - self._begun,
                 'robots': [peer.robot.status() for peer in self._peers.values() if peer.robot],
                 'connections_refused': self._refused, 'connections_paused': self._paused,
+                **({'store': self._keeper.status()} if self._keeper else {}), 'preset': self._service.spec.to_dict(),
                 'service': self._service.stats()}
 
     def _accept(self) -> None:
@@ -156,12 +165,55 @@ class Server:
             wait = self._hellos.take(peer.pid, time.monotonic())
             if wait:
                 raise MessageError(f'process {peer.pid} has opened sessions too often: again in {wait:.2f} s')
-            peer.robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files,
-                               self._folder)
-            peer.robot.welcome()
-            _log.info('%s (process %d) is connected', peer.robot.name, peer.pid)
+            robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files, self._folder,
+                          self._keeper)
+            robot.open(message.session)
+            peer.robot = robot
+            _log.info('%s (process %d) is connected', robot.name, peer.pid)
+        elif isinstance(message, (messages.Move, messages.Prepare, messages.TakeOver)):
+            self._fleet(connection, message)
         else:
             raise MessageError(f'{type(message).__name__} before Hello')
+
+    def _fleet(self, connection: Connection, message: messages.Move | messages.Prepare | messages.TakeOver) -> None:
+        """Do what another server, or who runs them, asks for; it takes a while, and so another thread."""
+        keeper = self._keeper
+        if keeper is None:
+            raise MessageError('this server keeps no sessions in a store: start it with --store')
+        if isinstance(message, messages.Prepare):
+            work = partial(keeper.prepare, message.session)
+        elif isinstance(message, messages.TakeOver):
+            work = partial(self._take_over, message.session, message.generation)
+        else:
+            robot = next((peer.robot for peer in self._peers.values()
+                          if peer.robot and peer.robot.kept and peer.robot.session == message.session), None)
+            work = partial(self._move, robot, message.session, message.target)
+
+        def run() -> None:
+            refusal = ''
+            try:
+                work()
+            except Exception as error:  # somebody waits for the answer
+                refusal = str(error) or type(error).__name__
+                _log.warning('%s of session %s: %s', type(message).__name__, message.session, refusal)
+            try:
+                connection.send(messages.Done(message.number, refusal))
+            except ConnectionLost:
+                pass  # it waits no more
+        keeper.submit(run)
+
+    def _take_over(self, session: str, generation: int) -> None:
+        kept = self._keeper.take_over(session, generation)
+        giving_up = threading.Timer(_ROBOT_COMES, self._keeper.give_up, [kept])
+        giving_up.daemon = True
+        giving_up.start()
+
+    def _move(self, robot: Robot | None, session: str, target: str) -> None:
+        if robot is None:
+            raise MoveError(f'session {session} is not open here')
+        with self._moving:
+            moved = move(self._keeper, robot.kept, robot, target)
+        _log.info('session %s has moved to %s: its robot was held for %.1f ms', session, target, moved.held * 1e3)
 
     def _heard(self, connection: Connection) -> None:
         """Note that a message has come, and pause where there are too many."""

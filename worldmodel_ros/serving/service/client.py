@@ -3,11 +3,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.session import Session
 from .messages import ServiceListener
 from .states import Event, State, after
@@ -22,6 +25,39 @@ class ActionTotal:
     def plus(self, executed: np.ndarray) -> ActionTotal:
         """The total one tick later; ``executed`` (A,) is the mean action of that tick."""
         return ActionTotal(self.actions + np.asarray(executed, np.float64), self.ticks + 1)
+
+
+@dataclass(frozen=True)
+class Continuity:
+    """What a client's next answer depends on beside its session, so that another service can go on: the seed of the
+    noise, what the robot had done by its newest tick and by the newest frame that was taken in (sums of actions, ticks),
+    and the identities of the newest tick. As JSON values, which hold a float exactly."""
+
+    seed: int
+    episode: int | None
+    sequence: int | None
+    stamp: int
+    actions: tuple[float, ...]
+    ticks: int
+    seen_actions: tuple[float, ...]
+    seen_ticks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Continuity:
+        """Raise ValueError for what is none."""
+        try:
+            found = cls(**{**values, 'actions': tuple(values['actions']), 'seen_actions': tuple(values['seen_actions'])})
+            sums = np.array([*found.actions, *found.seen_actions], np.float64)
+            counts = [found.seed, found.stamp, found.ticks, found.seen_ticks]
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f'it does not say how a session goes on: {error}') from error
+        if not np.isfinite(sums).all() or not all(isinstance(count, int) for count in counts):
+            raise ValueError('it does not say how a session goes on: sums must be finite, counts whole')
+        return found
 
 
 class TickTiming:
@@ -48,24 +84,30 @@ class ModelSession:
     """
 
     def __init__(self, engine: Engine, seed: int, reach: int):
-        self._engine, self._seed, self._reach = engine, seed, reach
+        self._engine, self.seed, self._reach = engine, seed, reach
         self.session: Session | None = engine.open_session(seed)  # None after a failure
         self.stamp = 0  # of its newest frame, ns
+        self.kept: Moment | None = None  # the end of a branch of its newest frame, to go on from
         self._generation = 0
         self._seen: ActionTotal | None = None  # when its newest frame came
 
     def begin(self, generation: int, total: ActionTotal) -> None:
         """Make ready for a frame: begins again if the client has, or if the gap before it is too long."""
         if self.session is None:
-            self.session = self._engine.open_session(self._seed)
+            self.session = self._engine.open_session(self.seed)
         gap = self._seen and total.ticks - self._seen.ticks > self._reach
         if gap or generation != self._generation:
             self.session.reset()
-            self._generation, self._seen, self.stamp = generation, None, 0
+            self._generation, self._seen, self.stamp, self.kept = generation, None, 0, None
 
     def current(self, generation: int) -> bool:
         """Whether it has seen a frame since the client has begun again."""
         return generation == self._generation and self._seen is not None
+
+    @property
+    def seen(self) -> ActionTotal | None:
+        """What the robot had done by the newest frame."""
+        return self._seen
 
     def saw(self, total: ActionTotal) -> bool:
         """Whether its newest frame is the one that came at ``total``."""
@@ -85,11 +127,11 @@ class ModelSession:
 
     def observed(self, total: ActionTotal, stamp: int) -> None:
         """Its session has taken in the frame of a tick, or another session from a file."""
-        self._seen, self.stamp = total, stamp
+        self._seen, self.stamp, self.kept = total, stamp, None
 
     def discard(self) -> None:
         """After a failure. Not a reset: whatever is broken in the session is to be gone."""
-        self.session = self._seen = None
+        self.session = self._seen = self.kept = None
 
 
 class Client:
@@ -115,6 +157,22 @@ class Client:
         """Go on to the state that ``event`` leads to; raise SessionError."""
         self.state = after(self.number, self.state, event)
 
+    def continuity(self) -> Continuity:
+        """How another service would go on. For the service's thread."""
+        model, total = self.models[0], self.total
+        seen = model.seen or total
+        return Continuity(model.seed, self.episode, self.sequence, model.stamp, _floats(total.actions), total.ticks,
+                          _floats(seen.actions), seen.ticks)
+
+    def go_on(self, continuity: Continuity) -> ActionTotal:
+        """Become the client that another service had, which has seen nothing of its own yet; return what the robot had
+        done by the newest frame of the session that comes with it."""
+        self.episode, self.sequence = continuity.episode, continuity.sequence
+        self.total = ActionTotal(np.array(continuity.actions), continuity.ticks)
+        if continuity.seen_ticks == continuity.ticks:
+            return self.total
+        return ActionTotal(np.array(continuity.seen_actions), continuity.seen_ticks)
+
     def begin_anew(self, event: Event, reason: str) -> None:
         """Leave all that is in flight behind."""
         self.event(event)
@@ -133,3 +191,7 @@ class Client:
         self.questions -= 1
         if self.questions == 0:
             self.event(Event.ANSWERED)
+
+
+def _floats(actions: np.ndarray | float) -> tuple[float, ...]:
+    return tuple(map(float, np.atleast_1d(actions)))

@@ -133,12 +133,19 @@ class PictureJob(Job):
 class CallJob(Job):
     """Calls a function with the client's session: saves it, or loads another."""
 
-    def __init__(self, client: Client, function: Callable[[Session], Any], promise: Promise, loads: bool):
+    def __init__(self, client: Client, function: Callable[[Session], Any], promise: Promise, loads: bool,
+                 seen: ActionTotal | None = None, stamp: int = 0):
+        """``loads``: another session is there afterwards, of which the newest frame came at ``seen`` (None: now), with
+        ``stamp``."""
         super().__init__(client)
         self._function, self.promise, self.loads = function, promise, loads
-        self._total = client.total
+        self._total, self._seen, self._stamp = client.total, seen or client.total, stamp
 
     def work(self, unit: Unit, tier: Tier) -> None:
+        self.run()
+
+    def run(self) -> None:
+        """Make the call, in the service's thread; what it raises is for who waits for the promise."""
         model = self.client.models[0]
         model.begin(self.generation, self._total)
         try:
@@ -147,7 +154,7 @@ class CallJob(Job):
             self.promise.set_exception(error)
             self.loads = False
         if self.loads:
-            model.observed(self._total, 0)
+            model.observed(self._seen, self._stamp)
 
     def took_in(self, unit: Unit) -> bool:
         return self.loads

@@ -25,13 +25,14 @@ class Networks:
         """From a frame to a plan whose consequences were imagined."""
         return self.unit('observe'), *self.denoise(steps)
 
-    def branch(self, frames: int, steps: int) -> Route:
-        """What Session.branching does for so many frames."""
+    def branch(self, frames: int, steps: int, imagined: int = 0, keep: bool = False) -> Route:
+        """What Session.branching does for so many frames, after so many imagined ones; to be gone on from where ``keep``."""
         spec, route = self.engine.spec, []
         for start in range(0, frames, spec.chunk_frames):
-            commits = (start > 0) + (start >= spec.sinks_from) * (spec.sink_frames // spec.chunk_frames)
+            sinks = imagined + start >= spec.sinks_from
+            commits = (start > 0) + sinks * (spec.sink_frames // spec.chunk_frames)
             route += [*(self.unit('commit'),) * commits, *self.denoise(steps), self.unit('decode')]
-        return tuple(route)
+        return (*route, self.unit('commit')) if keep else tuple(route)
 
 
 def routes(models: list[Networks]) -> dict[Tier, Route]:

@@ -49,6 +49,10 @@ class BranchJob(Job):
             self._work = Work(self.asked.inquiry.branching(self.index))
         return self._work
 
+    def done(self, unit: Unit, seconds: float) -> None:
+        if self.asked.inquiry.kept is not None and not self.stale:
+            self.client.models[0].kept = self.asked.inquiry.kept
+
     @property
     def future(self) -> Future | None:
         """What was imagined, once it was to its end."""
@@ -70,11 +74,13 @@ class Waiting:
         best = self.client.models[0]
         if self.generation != self.client.generation or not best.current(self.generation):
             raise QuestionError('nothing has been observed yet, or the session has begun again: ask after a tick')
-        asked = Asked(Inquiry(self.question, best.session, best.stamp), self.promise)
+        inquiry = Inquiry(self.question, best.session, best.stamp, best.kept)
+        asked = Asked(inquiry, self.promise)
         branches = []
         for index in range(len(asked.inquiry)):
             actions = asked.inquiry.actions(index)
-            route = networks.branch(len(actions), self.question.denoising_steps)
+            begun = best.kept.imagined if self.question.onward else 0
+            route = networks.branch(len(actions), self.question.denoising_steps, begun, self.question.keep)
             plan = (networks.unit('policy'),) if isinstance(actions, OwnPlan) else ()
             branches.append((BranchJob(self.client, asked, index), plan + route))
         return branches

@@ -73,13 +73,14 @@ class Requests:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
 
-    def over_questions(self, client: Client, now: float) -> str:
-        """Why a client may not ask now; empty where it may, which counts as a question."""
+    def over_questions(self, client: Client, now: float) -> QuestionError | None:
+        """Why a client may not ask now; None where it may, which counts as a question."""
         wait = self._questions.take(client.account, now)
         if not wait:
-            return ''
+            return None
         self.statistics.counts['what_if_over_rate'] += 1
-        return f'this robot may ask {self._questions.rate:g} questions a second: the next one in {wait:.2f} s'
+        return QuestionError(f'this robot may ask {self._questions.rate:g} questions a second: the next one in {wait:.2f} s',
+                             wait)
 
     def question(self, client: Client, branches: Sequence[tuple[BranchJob, Route]], due: float, now: float) -> None:
         """Take the branches of a question; raise SessionError where the session cannot be asked."""
@@ -87,6 +88,11 @@ class Requests:
         client.questions += 1
         for job, route in branches:
             self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
+
+    def settled(self, client: Client) -> bool:
+        """Whether no frame of a client is in flight."""
+        return not any(isinstance(job, FrameJob) and job.client is client and not job.stale
+                       for job in self._jobs.values())
 
     def call(self, job: CallJob, now: float) -> None:
         """Take what is to be done with a session in idle time."""

@@ -9,6 +9,7 @@ import gc
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future as Promise
 from contextlib import contextmanager
@@ -22,12 +23,14 @@ from worldmodel_ros.control.worker import WorkThread, uncancellable_future
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session import Session
+from worldmodel_ros.engine.session_file import Capture
 from worldmodel_ros.engine.session_folder import SessionFolder
-from worldmodel_ros.engine.session_transfer import Transfer
+from worldmodel_ros.engine.session_store import StoredSession
+from worldmodel_ros.engine.session_transfer import Transfer, run_pieces
 from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
-from .client import Client
+from .client import Client, Continuity
 from .jobs import CallJob, Job, run_batch
 from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .networks import Networks
@@ -81,6 +84,7 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
+        self._border: deque[CallJob] = deque()  # calls that are made between two batches, before any other
         self._thread = WorkThread('service')
         self._wake = self._thread.wake
         self._started = self._busy = 0.0
@@ -145,7 +149,7 @@ class Service:
             promise = self._questions.ask(client, question) if not refusal else uncancellable_future()
             self._thread.stir()
         if refusal:
-            promise.set_exception(QuestionError(refusal))
+            promise.set_exception(refusal)
         return promise
 
     def save(self, session: int, folder: SessionFolder, name: str) -> str:
@@ -157,6 +161,39 @@ class Service:
         """Replace a session by one from a file; as `save`. Where it raises, nothing was changed."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
             folder, name, partial(self._call, session, loads=True))
+
+    def listen(self, session: int, listener: ServiceListener, account: Hashable) -> None:
+        """Give a session that has no tick in flight to another listener and account."""
+        with self._wake:
+            client = self._client(session)
+            client.listener, client.account = listener, account
+
+    def settled(self, session: int) -> bool:
+        """Whether no frame of a session is in flight: its border between two ticks."""
+        with self._wake:
+            return self._requests.settled(self._client(session))
+
+    def captured(self, session: int) -> Promise[tuple[Capture, Continuity]]:
+        """A session as it is after the batch in progress, and what else the next answer depends on: however busy the
+        device is, since that is when sessions are to go elsewhere. The promise raises ValueError before the first frame,
+        QuestionError when the session ends."""
+        with self._wake:
+            client = self._client(session)
+            return self._at_border(CallJob(client, lambda live: (live.capture(), client.continuity()),
+                                           uncancellable_future(), False))
+
+    def run_pieces(self, session: int, pieces: Iterator[None], on_host: bool, patience: float) -> None:
+        """Run what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one
+        by one, of which each may wait for ``patience`` s. Raises what ``pieces`` raise, and SessionFileError."""
+        run_pieces(pieces, on_host, partial(self._call, session, loads=False), patience)
+
+    def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
+        """Have a session that has seen nothing go on as one that was captured elsewhere, whose pages are filled."""
+        with self._wake:
+            client = self._client(session)
+            seen = client.go_on(continuity)
+            return self._at_border(CallJob(client, lambda live: live.restore(stored), uncancellable_future(), True, seen,
+                                           continuity.stamp))
 
     def reset(self, session: int) -> None:
         """Forget what was seen. What is in flight comes to nothing: ticks are not replied to."""
@@ -187,6 +224,23 @@ class Service:
             self._thread.stir()
         return promise
 
+    def _at_border(self, job: CallJob) -> Promise:
+        self._border.append(job)
+        self._thread.stir()
+        return job.promise
+
+    def _run_border(self, job: CallJob) -> None:
+        try:
+            if job.stale:
+                raise QuestionError(job.client.reason)
+            job.run()
+            if job.loads:
+                with self._wake:
+                    job.client.event(Event.OBSERVED)
+        except Exception as error:  # somebody waits for the promise
+            if not job.promise.done():
+                job.promise.set_exception(error)
+
     @contextmanager
     def _prepared(self) -> Iterator[None]:
         realtime.apply(LOG, self.settings.priority)  # it changes what is measured
@@ -216,6 +270,8 @@ class Service:
 
     def step(self) -> float | None:
         """Do the most urgent piece of work; return how long there is none [s], None for until more comes."""
+        if self._border:
+            self._run_border(self._border.popleft())
         patience = 0.0
         with self._wake:
             drawn = self._requests.next(self._clock())
@@ -224,7 +280,7 @@ class Service:
             busy = drawn and drawn[0].kind is Kind.TICK
             asked = None if busy else self._questions.next()
             deliveries = self._requests.take_deliveries()
-            if not (asked or drawn):
+            if not (asked or drawn or self._border):
                 wake_at = self._requests.wake_at(self._clock())
                 patience = None if wake_at is None else max(0.0, wake_at - self._clock())
         _deliver([*deliveries, *over])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import stat
@@ -40,6 +41,15 @@ def socket_path(server: str = AUTO) -> Path:
     if len(os.fsencode(path)) > _LONGEST:
         raise AddressError(f'the path of the socket has {len(os.fsencode(path))} bytes, {_LONGEST} are allowed: {path}')
     return path
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address or name."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)}
+    except socket.gaierror:
+        return False
+    return bool(found) and all(ipaddress.ip_address(each.partition('%')[0]).is_loopback for each in found)
 
 
 class ListeningSocket:

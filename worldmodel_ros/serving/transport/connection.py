@@ -68,8 +68,7 @@ class Connection:
         if not self._readable.poll(None if timeout is None else timeout * 1e3):
             return None
         try:
-            # socket.recv_fds does not hand flags on before Python 3.13.
-            data, ancillary, flags, _ = self._socket.recvmsg(MAX_MESSAGE + 1, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self._received()
         except BlockingIOError:
             return None
         except OSError as error:
@@ -90,6 +89,15 @@ class Connection:
                 os.close(descriptor)
             raise
         return message, descriptors[0] if descriptors else None
+
+    def _received(self) -> tuple[bytes, list, int, Any]:
+        # socket.recv_fds does not hand flags on before Python 3.13.
+        arguments = MAX_MESSAGE + 1, _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC
+        try:
+            return self._socket.recvmsg(*arguments)
+        except ConnectionResetError:
+            # Of a side that closed with something unread the kernel tells that first, and then what it had said.
+            return self._socket.recvmsg(*arguments)
 
     def unread(self) -> int:
         """Return how much of what was sent the other side has not read [bytes, as the kernel counts them]."""

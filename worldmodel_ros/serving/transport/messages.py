@@ -1,10 +1,12 @@
 """
-What the front end of a robot and the engine's server say to each other, version 4.
+What the front end of a robot and the engine's server say to each other, version 6.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
-SessionFile by one Done. A robot of which nothing has come for long is told Idle. Images travel as memory next to
-the message (pictures.py), frames in slots (frames.py).
+SessionFile by one Done. A robot of which nothing has come for long is told Idle, one whose session has gone to another
+server Moved. Images travel as memory next to the message (pictures.py), frames in slots (frames.py).
+
+Servers of one store move sessions among each other: see docs/fleet.md. Move, Prepare and TakeOver are answered by Done.
 """
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ class Hello:
     """The first message of a robot; answered by Welcome or Rejected."""
 
     robot: str = text()  # full name of its node
+    session: str = text(default='')  # what it calls its session; the server goes on with it, if it is in its store
+    generation: int = u64(default=0)  # of that session, the highest that the robot has been told
 
 
 @message(2)
@@ -58,6 +62,8 @@ class Question:
     stamp: int = i64()
     branches: tuple[Branch, ...] = many(Branch)
     denoising_steps: int = u8()
+    keep: bool = flag(default=False)    # the branch is to be gone on from
+    onward: bool = flag(default=False)  # it goes on from the one that was kept last
 
 
 @message(4)
@@ -74,6 +80,32 @@ class StatusRequest:
     """Asks for Status; needs no Hello before it."""
 
 
+@message(6)
+class Move:
+    """Has the server move a session to another one. Needs no Hello before it."""
+
+    number: int = u64()
+    session: str = text()
+    target: str = text()  # the other server's socket
+
+
+@message(7)
+class Prepare:
+    """From server to server: read what is in the store of a session that is about to come."""
+
+    number: int = u64()
+    session: str = text()
+
+
+@message(8)
+class TakeOver:
+    """From server to server: become the owner of a session; nothing more of it is written."""
+
+    number: int = u64()
+    session: str = text()
+    generation: int = u64()  # to be claimed
+
+
 # --- from the server ---
 
 
@@ -85,6 +117,8 @@ class Welcome:
     backend: str = text()
     spec: str = text()   # JSON of the model's preset
     slots: int = u8()
+    generation: int = u64(default=0)  # of the session, if the server keeps it in a store; else 0
+    frames: int = u64(default=0)      # that the session has seen already
 
 
 @message(66)
@@ -158,6 +192,7 @@ class Answered:
     stamp: int = i64()      # of the observation that was branched from, ns
     complete: bool = flag()
     refusal: str = text()
+    again: float = f64(default=0.0)  # s, after which what was refused may be asked again; 0: not as it is
 
 
 @message(73)
@@ -180,3 +215,11 @@ class Idle:
     """Nothing came for long: the session has ended, and the connection is closed. The next observation may open one."""
 
     reason: str = text()
+
+
+@message(76)
+class Moved:
+    """The session is another server's from now on; the connection is closed. What is not answered is to be sent there."""
+
+    address: str = text()    # the other server's socket
+    generation: int = u64()  # that it owns

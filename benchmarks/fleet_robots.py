@@ -1,0 +1,187 @@
+"""Robots of a fleet, as its benchmarks and tests play them: real frames to real servers, real answers back."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.serving.client.link import Link, Unavailable, ask_status, open_link
+from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.transport.connection import ConnectionLost
+
+GOAL = 'red'
+
+
+class ServerProcess:
+    """`worldmodel serve` as a process of its own. `path`: of its socket."""
+
+    def __init__(self, path: Path, store: Path | str, sessions: int = 8, options: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self._log = open(path.with_suffix('.log'), 'w')
+        self.process = subprocess.Popen(
+            [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path), '--store', str(store), '--sessions',
+             str(sessions), '--ticks', '0', '--realtime-priority', '0', *options], stdout=self._log, stderr=self._log,
+            env=dict(os.environ))
+
+    def wait(self, patience: float = 90.0) -> ServerProcess:
+        """Return it when it serves. Raises RuntimeError with its log where it does not."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                ask_status(self.path)
+                return self
+            except Unavailable:
+                time.sleep(0.1)
+        raise RuntimeError(f'the server at {self.path} has not come up: {self.log()}')
+
+    def status(self) -> dict:
+        """What it says of itself."""
+        return ask_status(self.path)
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self.path.with_suffix('.log').read_text()
+
+    def stop(self, kill: bool = False) -> int:
+        """End it; return its exit code."""
+        if self.process.poll() is None:
+            (self.process.kill if kill else self.process.terminate)()
+        code = self.process.wait(30)
+        self._log.close()
+        return code
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """`seconds` from the frame to its answer; `moves` that came between."""
+
+    number: int
+    tier: Tier
+    plan: np.ndarray | None
+    reason: str
+    seconds: float
+    server: Path
+    generation: int
+    moves: int
+    actions: np.ndarray | None = None  # of the pictures, if these were waited for
+    frames: np.ndarray | None = None
+    collision_risk: np.ndarray | None = None
+
+
+class Robot:
+    """A robot that ticks. `twin`: a session of a local engine that sees the same, and is never moved."""
+
+    def __init__(self, seed: int, server: Path, twin: Engine | None = None, session: str = '') -> None:
+        self._rng = np.random.default_rng(seed)
+        self.session = session or uuid.uuid4().hex
+        self.twin = twin.open_session() if twin else None
+        self._number, self._moves = 0, 0
+        self.link: Link | None = None
+        self.server = server
+        self.generation = 0
+        self.connect(server)
+
+    def connect(self, server: Path, patience: float = 10.0) -> Link:
+        """Open the session at a server."""
+        self.close()
+        self.link = open_link(server, f'/{self.session}', None, self.session, self.generation, patience)
+        self.server, self.generation = server, self.link.generation
+        return self.link
+
+    def close(self) -> None:
+        """Leave."""
+        if self.link:
+            self.link.connection.close()
+            self.link = None
+
+    def tick(self, due: float = 5.0, shown: bool = False, patience: float = 30.0) -> Answer:
+        """Send a frame and wait for its answer; `shown`: for the pictures, too."""
+        start = self.send(due)
+        return self.answer(start, shown, patience)
+
+    def send(self, due: float = 5.0) -> float:
+        """Send a frame that is to be answered within `due` s; return when."""
+        spec = self.link.spec
+        self._number += 1
+        self.image = self._rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
+        self.executed = self._rng.uniform(-0.3, 0.5, spec.actions).astype(np.float32)
+        start = time.monotonic()
+        self._tick = messages.Tick(self._number, self._number % len(self.link.slots), time.time_ns(), 1, GOAL, start + due,
+                                   True, self.executed)
+        self._send()
+        return start
+
+    def _send(self) -> None:
+        self.link.slots.write(self._tick.slot, self._tick.number, self.image)
+        try:
+            self.link.connection.send(self._tick)
+        except ConnectionLost:
+            pass  # what it has said before, such as where the session is now, is still to be read
+
+    def answer(self, start: float, shown: bool = False, patience: float = 30.0) -> Answer:
+        """Wait for the answer to the frame that was sent at `start`; follows the session where it moves."""
+        found, before = None, self._moves
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            received = self.link.connection.receive(max(0.0, end - time.monotonic()))
+            if received is None:
+                break
+            message, descriptor = received
+            frames = None if descriptor is None else pictures.take(descriptor)
+            if isinstance(message, messages.Moved):
+                self._follow(message, resend=found is None)
+                if found:
+                    return found
+            elif isinstance(message, messages.Imagined):
+                if found and message.number == self._number:
+                    return replace(found, actions=message.actions, frames=frames, collision_risk=message.collision_risk)
+            elif isinstance(message, (messages.Planned, messages.Refused, messages.Failed)):
+                if message.number != self._number:
+                    raise RuntimeError(f'an answer to {message.number}, and {self._number} was asked')
+                planned = isinstance(message, messages.Planned)
+                found = Answer(self._number, Tier(message.tier) if planned else Tier.NONE, message.plan if planned else None,
+                               message.reason, time.monotonic() - start, self.server, self.generation, self._moves - before)
+                if not shown or not planned:
+                    return found
+            elif isinstance(message, (messages.Rejected, messages.Idle)):
+                raise RuntimeError(message.reason)
+        raise TimeoutError(f'tick {self._number} of {self.session} is not answered after {patience} s')
+
+    def idle(self, seconds: float) -> None:
+        """Let time pass; follow the session where it moves meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            received = self.link.connection.receive(left)
+            if received is None:
+                return
+            message, descriptor = received
+            if descriptor is not None:
+                pictures.take(descriptor)
+            if isinstance(message, messages.Moved):
+                self._follow(message, resend=False)
+
+    def _follow(self, moved: messages.Moved, resend: bool) -> None:
+        if moved.generation <= self.generation:
+            raise RuntimeError(f'it was sent to generation {moved.generation}, and has been at {self.generation}')
+        self.generation = moved.generation
+        self.connect(Path(moved.address))
+        self._moves += 1
+        if resend:
+            self._send()
+
+    def twin_answers(self, tier: Tier) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """What the twin, which now sees the newest frame, too, answers: plan, and collision risk and pictures."""
+        self.twin.observe(self.image, self.executed)
+        if tier is Tier.NONE:
+            return None, None, None
+        plan = self.twin.plan(GOAL)
+        future = self.twin.imagine(plan, 2 if tier is Tier.TWO_STEP else 1)
+        return plan, future.collision_risk, self.twin.decode(future)

@@ -1,0 +1,481 @@
+"""What the network gateway costs, how many robots it serves in time, and what hostile clients do to the others.
+
+    python benchmarks/gateway.py --json benchmarks/results/gateway_<machine>.json
+    python benchmarks/gateway.py --model small --backend torch-bf16 --json benchmarks/results/gateway_small_<gpu>.json
+    python benchmarks/gateway.py --parts cost --seconds 5                  # some of it
+
+Engine (`worldmodel serve`), gateway and clients are processes of their own on one machine. A preset without shipped weights
+gets random ones: as fast, and knowing nothing. Rows: `round_trip_ms` at the client; `gateway_ms` of it, all that is not the
+engine's answer over the Unix socket; `refused` requests; of `clients` robots at --rate each, `in_time`, the share of all that
+were due which were answered within --deadline ms. TLS needs the program openssl.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from result_file import ROOT, provenance, write_result
+
+PARTS = ('cost', 'clients', 'camera', 'full', 'pings', 'drop', 'hostile', 'memory')
+LARGE = (2, 224, 224, 3)  # two images of openpi's size: 301,056 bytes
+WARM_UP = 20              # requests that are not counted
+START = 300.0             # s, for a model to load and to be measured
+TOKEN = 'benchmark'
+CAMERA = '/v1/realtime/world/camera'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--model', default='tiny', help='a shipped model, a folder, or a preset (default: tiny)')
+    parser.add_argument('--backend', default='auto')
+    parser.add_argument('--rate', type=float, default=10.0, help='observations a second of one robot (default: 10)')
+    parser.add_argument('--deadline', type=float, default=100.0, help='ms (default: 100)')
+    parser.add_argument('--clients', type=int, nargs='+', default=[1, 2, 4, 8])
+    parser.add_argument('--seconds', type=float, default=20.0, help='of each row (default: 20)')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--connects', type=int, default=1000, help='hostile connections a second (default: 1000)')
+    parser.add_argument('--hostile', default='', help=argparse.SUPPRESS)  # URL and rate: this process is the hostile client
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    if options.hostile:
+        asyncio.run(connect_always(options.hostile, options.connects))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder))
+        for part in options.parts:
+            print(f'{part} ...', file=sys.stderr, flush=True)
+            getattr(bench, part)()
+            bench.result['load_average'] = os.getloadavg()
+            write_result(bench.result, options.json)  # after each part: what was measured is not lost
+        write_result(bench.result, options.json, show=True)
+    return 0
+
+
+class Bench:
+    """One method for each part; `result` grows."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.socket = folder / 'engine.sock'
+        self.model = _model(options.model, folder)
+        self.certificate, self.key = _certificate(folder)
+        self.result = {**provenance(), 'model': options.model, 'backend': options.backend, 'rate_hz': options.rate,
+                       'deadline_ms': options.deadline, 'seconds_of_a_row': options.seconds, 'rows': []}
+
+    def cost(self) -> None:
+        """One client, one request after the other: what the gateway adds."""
+        for tls in (False, True):
+            with self.engine(), self.gateway(tls) as url:
+                size = self.image_size(url)
+                for shape in ((1, *size, 3), LARGE):
+                    self.row(url, tls, [shape], rate=min(self.options.rate, 20.0))
+
+    def clients(self) -> None:
+        """So many robots on one engine, with phases of their own."""
+        for count in self.options.clients:
+            with self.engine(sessions=count), self.gateway(False) as url:
+                size = self.image_size(url)
+                self.row(url, False, [(1, *size, 3)] * count, rate=self.options.rate)
+        rows = [row for row in self.result['rows'] if 'in_time' in row and row.get('part') == 'clients']
+        alone = next((row for row in rows if row['clients'] == 1), None)
+        for row in rows if alone else ():
+            row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3)
+
+    def camera(self) -> None:
+        """A camera-controlled world, a chunk of the model a request."""
+        for tls in (False, True):
+            with self.engine(), self.gateway(tls) as url:
+                trips, costs, size, refused = asyncio.run(film(url, self.trust(), self.options.seconds))
+                self.result['rows'].append({'dialect': 'camera', 'clients': 1, 'bytes': size, 'tls': tls,
+                                            'round_trip_ms': quantiles(trips), 'gateway_ms': quantiles(costs),
+                                            'refused': refused, 'requests': len(trips)})
+
+    def full(self) -> None:
+        """The engine has as many sessions as it takes: how soon is one more refused?"""
+        with self.engine(sessions=2), self.gateway(False) as url:
+            self.result['one_too_many_refused_ms'] = asyncio.run(one_too_many(url, self.image_size(url)))
+
+    def pings(self) -> None:
+        """How soon pings are answered while the engine is busy with one long request."""
+        with self.engine(), self.gateway(False) as url:
+            took, pings = asyncio.run(ping_while_busy(url))
+        self.result['pings'] = {'engine_busy_s': round(took, 3), 'answered_ms': quantiles(pings), 'pings': len(pings)}
+
+    def drop(self) -> None:
+        """A connection that is cut: how long until the next answer of the same session."""
+        with self.engine(), self.gateway(True) as url:
+            gaps = asyncio.run(drop_often(url, self.trust(), self.image_size(url), 20))
+        self.result['reconnect_ms'] = {**quantiles(gaps), 'drops': len(gaps)}
+
+    def hostile(self) -> None:
+        """A robot that drives, alone and next to a process that connects without a token, over TLS."""
+        found = {}
+        for kind in ('quiet', 'hostile', 'quiet again'):
+            with self.engine(), self.gateway(True, connects=20.0, accounts=True) as url:
+                attacker = None
+                if kind == 'hostile':
+                    attacker = subprocess.Popen([sys.executable, __file__, '--hostile', url, '--connects',
+                                                 str(self.options.connects)], stdout=subprocess.PIPE, text=True)
+                    attacker.stdout.readline()  # it begins in 2 s
+                before, begun = _cpu(self.door.pid), time.monotonic()
+                row = asyncio.run(drive(url, self.trust(), [(1, *self.image_size(url), 3)], self.options.rate,
+                                        self.options.deadline, self.options.seconds))
+                row['gateway_cores'] = round((_cpu(self.door.pid) - before) / (time.monotonic() - begun), 4)
+                if attacker:
+                    attacker.send_signal(signal.SIGINT)
+                    row['attempts_a_second'] = json.loads(attacker.communicate()[0])['a_second']
+                found[kind] = row
+        slow = {kind: row['round_trip_ms']['p99'] for kind, row in found.items() if row['round_trip_ms']}
+        quiet = [slow[kind] for kind in ('quiet', 'quiet again') if kind in slow]
+        self.result['unauthenticated_connects'] = {**found, 'p99_to_quiet': round(
+            slow['hostile'] / np.mean(quiet), 3) if quiet and 'hostile' in slow else None}
+
+    def memory(self) -> None:
+        """Messages of 16 MiB, refused: what they cost the gateway, in resident memory at its peak."""
+        with self.engine(), self.gateway(False) as url:
+            def peak() -> int:
+                return int(re.search(r'VmHWM:\s+(\d+)', Path(f'/proc/{self.door.pid}/status').read_text())[1]) * 1024
+            asyncio.run(_once(url, self.image_size(url)))
+            before = peak()
+            closed = asyncio.run(send_large(url, 16 << 20, 20))
+            self.result['hostile_16_MiB'] = {'sent': 20, 'closed_with': closed, 'peak_growth_bytes': peak() - before}
+
+    def row(self, url: str, tls: bool, shapes: list[tuple[int, ...]], rate: float) -> None:
+        row = asyncio.run(drive(url, self.trust(), shapes, rate, self.options.deadline, self.options.seconds))
+        self.result['rows'].append({'dialect': 'openpi', 'clients': len(shapes), 'bytes': row.pop('bytes'), 'tls': tls, **row,
+                                    'part': 'clients' if sys._getframe(1).f_code.co_name == 'clients' else 'cost'})
+
+    @contextmanager
+    def engine(self, sessions: int = 8) -> Iterator[None]:
+        """Run `worldmodel serve` to the end of the block."""
+        process = _start('serve', '--model', self.model, '--backend', self.options.backend, '--sessions', sessions, '--socket',
+                         self.socket, '--ticks', 0, '--questions', 0, '--session-directory', self.folder / 'sessions')
+        try:
+            from worldmodel_ros.serving.client.link import Unavailable, ask_status
+            end = time.monotonic() + START
+            while True:
+                try:
+                    ask_status(self.socket)
+                    break
+                except Unavailable:
+                    if process.poll() is not None or time.monotonic() > end:
+                        raise SystemExit('the engine has not started: worldmodel serve says why') from None
+                    time.sleep(0.1)
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+    @contextmanager
+    def gateway(self, tls: bool, connects: float = 0.0, accounts: bool = False) -> Iterator[str]:
+        """Run `worldmodel gateway` to the end of the block; its URL."""
+        arguments = ['--socket', self.socket, '--port', 0, '--connects', connects]
+        arguments += ['--certificate', self.certificate, '--key', self.key] if tls else []
+        if accounts:
+            from worldmodel_ros.serving.gateway.accounts import digest
+            file = self.folder / 'accounts.yaml'
+            file.write_text(f'accounts:\n  - {{name: robot, sha256: {digest(TOKEN)}}}\n')
+            arguments += ['--accounts', file]
+        self.door = process = _start('gateway', *arguments, stderr=subprocess.PIPE)
+        try:
+            for line in process.stderr:
+                if found := re.search(r'is the gateway at (wss?)://[^:]+:(\d+)', line):
+                    break
+            else:
+                raise SystemExit('the gateway has not started')
+            yield f'{found[1]}://127.0.0.1:{found[2]}'
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+
+    def trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.certificate)
+
+    def image_size(self, url: str) -> tuple[int, int]:
+        async def ask() -> tuple[int, int]:
+            async with _connected(url, self.trust()) as connection:
+                return tuple(_decode(await connection.recv())['image_size'])
+        return asyncio.run(ask())
+
+
+async def drive(url: str, trust: ssl.SSLContext, shapes: list[tuple[int, ...]], rate: float, deadline: float, seconds: float
+                ) -> dict:
+    """Robots, each with an observation every period whatever became of the one before; what became of all of them."""
+    begin = time.monotonic() + 1.0
+    phases = np.random.default_rng(1).uniform(0.0, 1.0 / rate, len(shapes))
+    found = await asyncio.gather(*(robot(url, trust, f'robot{k}', shape, begin + phase, rate, deadline, seconds)
+                                   for k, (shape, phase) in enumerate(zip(shapes, phases))))
+    trips, costs, refused, offered = ([value for each in found for value in each[k]] for k in range(4))
+    answered_in_time = sum(trip <= deadline for trip in trips)
+    return {'bytes': int(np.prod(shapes[0])), 'round_trip_ms': quantiles(trips), 'gateway_ms': quantiles(costs),
+            'refused': len(refused), 'offered': sum(offered), 'in_time': round(answered_in_time / max(1, sum(offered)), 5),
+            'mean_ms': round(float(np.mean(trips)), 3) if trips else None,
+            'tiers': {tier: sum(each[4].count(tier) for each in found) for tier in sorted({t for e in found for t in e[4]})}}
+
+
+async def robot(url: str, trust: ssl.SSLContext, name: str, shape: tuple[int, ...], begin: float, rate: float, deadline: float,
+                seconds: float) -> tuple:
+    """Round trips and what the gateway took of them [ms], refusals, how many were offered, tiers."""
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    trips, costs, refused, tiers, offered = [], [], [], [], 0
+    async with _connected(url, trust) as connection:
+        await connection.recv()
+        count = round(seconds * rate)
+        for step in range(-WARM_UP, count):
+            due = begin + (step + WARM_UP) / rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            late = max(0.0, time.monotonic() - due)
+            if late > 1.0 / rate:  # the one before has taken its time: this one was offered, and cannot be sent any more
+                offered += step >= 0
+                continue
+            message = {'observation/image': images[0], 'prompt': 'red', 'session_id': name, 'step_id': step + WARM_UP,
+                       'deadline_ms': deadline if step >= 0 else 5000.0}
+            if len(images) > 1:
+                message['observation/wrist_image'] = images[1]
+            encoded, sent = _encode(message), time.monotonic()
+            await connection.send(encoded)
+            reply = await connection.recv()
+            trip = 1e3 * (time.monotonic() - sent)
+            if step < 0:
+                continue
+            offered += 1
+            if isinstance(reply, str):
+                refused.append(reply)
+                continue
+            timing = _decode(reply)['server_timing']
+            trips.append(trip)
+            costs.append(trip - timing['infer_ms'])
+            tiers.append(timing['tier'])
+    return trips, costs, refused, [offered], tiers
+
+
+async def film(url: str, trust: ssl.SSLContext, seconds: float) -> tuple[list, list, int, int]:
+    """Requests for a chunk of the model each, one after the other."""
+    trips, costs, refused, size = [], [], 0, 0
+    async with _connected(url + CAMERA, trust) as connection:
+        about = _decode(await connection.recv())
+        chunk, optical = about['latent_frames_per_chunk'], np.array(about['camera_in_base'])
+        begin, x, first = time.monotonic(), 0.0, True
+        while time.monotonic() - begin < seconds:
+            count, poses = chunk + first, []
+            for k in range(count):
+                base = np.eye(4)
+                x += 0.02 if not (first and k == 0) else 0.0
+                base[0, 3] = x
+                poses.append(base @ optical)
+            request = {'prompt': '', 'camera': {'poses': np.array(poses), 'intrinsics': np.float32([32, 32, 32, 32])},
+                       'session_id': 'film', 'extensions': {'frames': 'uint8', 'timings': True},
+                       'extra_body': {'frames_per_chunk': count}}
+            if first:
+                request['image'] = np.zeros((*about['image_size'], 3), np.uint8)
+            encoded, sent = _encode(request), time.monotonic()
+            await connection.send(encoded)
+            raw = await connection.recv()
+            reply = _decode(raw)
+            trip = 1e3 * (time.monotonic() - sent)
+            if reply['type'] == 'error':
+                refused += 1
+                print(reply['message'], file=sys.stderr)
+                break
+            if not first:
+                size = len(encoded) + len(raw)
+                trips.append(trip)
+                costs.append(trip - reply['timings']['imagine_ms'])
+            first = False
+    return trips, costs, size, refused
+
+
+async def one_too_many(url: str, size: tuple[int, int]) -> float:
+    """How soon the third robot of two places is refused [ms]."""
+    connections = [await _connected(url, None) for _ in range(3)]
+    try:
+        for k, connection in enumerate(connections):
+            await connection.recv()
+            sent = time.monotonic()
+            await connection.send(_encode({'observation/image': np.zeros((*size, 3), np.uint8), 'prompt': 'red',
+                                           'session_id': f'r{k}', 'deadline_ms': 5000.0}))
+            reply = await connection.recv()
+        assert isinstance(reply, str) and 'sessions are open' in reply, reply
+        return round(1e3 * (time.monotonic() - sent), 2)
+    finally:
+        for connection in connections:
+            await connection.close()
+
+
+async def ping_while_busy(url: str) -> tuple[float, list[float]]:
+    """How long one long request took the engine [s], and how soon pings were answered meanwhile [ms]."""
+    async with _connected(url + CAMERA, None) as busy, _connected(url, None) as other:
+        about = _decode(await busy.recv())
+        await other.recv()
+        poses = np.tile(np.array(about['camera_in_base']), (about['max_poses'], 1, 1))
+        await busy.send(_encode({'prompt': '', 'image': np.zeros((*about['image_size'], 3), np.uint8), 'camera': {
+            'poses': poses, 'intrinsics': np.float32([32, 32, 32, 32])}, 'extensions': {'frames': 'uint8', 'timings': True},
+            'extra_body': {'frames_per_chunk': 64}}))
+        answer, pings = asyncio.create_task(busy.recv()), []
+        while not answer.done():
+            for connection in (busy, other):
+                begun = time.monotonic()
+                await (await connection.ping())
+                pings.append(1e3 * (time.monotonic() - begun))
+            await asyncio.sleep(0.01)
+        return 1e-3 * _decode(answer.result())['timings']['imagine_ms'], pings
+
+
+async def drop_often(url: str, trust: ssl.SSLContext, size: tuple[int, int], drops: int) -> list[float]:
+    """ms from the loss of a connection to the first answer of the same session over a new one."""
+    gaps, image = [], np.zeros((*size, 3), np.uint8)
+    for step in range(drops + 1):
+        lost = time.monotonic()
+        connection = await _connected(url, trust)
+        await connection.recv()
+        await connection.send(_encode({'observation/image': image, 'prompt': 'red', 'session_id': 'r', 'step_id': step,
+                                       'deadline_ms': 5000.0}))
+        reply = _decode(await connection.recv())
+        assert reply['episode'] == 1, 'the session has begun anew'
+        gaps.append(1e3 * (time.monotonic() - lost))
+        connection.transport.abort()
+    return gaps[1:]
+
+
+async def _once(url: str, size: tuple[int, int]) -> None:
+    async with _connected(url, None) as connection:
+        await connection.recv()
+        await connection.send(_encode({'observation/image': np.zeros((*size, 3), np.uint8), 'deadline_ms': 5000.0}))
+        await connection.recv()
+
+
+async def send_large(url: str, size: int, times: int) -> list[int]:
+    """Send messages that are too long; the codes with which the connection was closed."""
+    from websockets.exceptions import ConnectionClosed
+    codes = set()
+    for _ in range(times):
+        connection = await _connected(url, None)
+        await connection.recv()
+        try:
+            await connection.send(b'\xc6' + (size - 5).to_bytes(4, 'big') + bytes(size - 5))
+            await connection.recv()
+        except ConnectionClosed as closed:
+            codes.add(closed.rcvd.code if closed.rcvd else 1006)
+    return sorted(codes)
+
+
+async def connect_always(url: str, rate: int) -> None:
+    """
+    Open connections without a token, so many a second, until interrupted; print how many it were.
+
+    Each says the first words of TLS, which make a server compute, and hangs up when it is answered: so it costs this side
+    little.
+    """
+    host, port = re.search(r'//([^:]+):(\d+)', url).groups()
+    print('ready', flush=True)
+    await asyncio.sleep(2.0)  # until the robot has connected
+    loop, stop, attempts, begin = asyncio.get_running_loop(), asyncio.Event(), 0, time.monotonic()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+
+    async def attempt() -> None:
+        with socket.socket() as each:
+            each.setblocking(False)
+            each.bind(('127.0.0.2', 0))  # limits are by address
+            try:
+                await asyncio.wait_for(loop.sock_connect(each, (host, int(port))), 5.0)
+                await loop.sock_sendall(each, hello)
+                await asyncio.wait_for(loop.sock_recv(each, 4096), 5.0)
+            except (OSError, asyncio.TimeoutError):
+                pass  # refused, most of them
+    hello, tasks = _client_hello(), set()
+    while not stop.is_set():
+        wanted = int((time.monotonic() - begin) * rate)
+        for _ in range(min(wanted - attempts, 100)):
+            task = asyncio.create_task(attempt())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            attempts += 1
+        await asyncio.sleep(0.005)
+    print(json.dumps({'a_second': round(attempts / (time.monotonic() - begin))}), flush=True)
+    os._exit(0)  # what is open is cut
+
+
+def _client_hello() -> bytes:
+    """The first message of TLS 1.3, as a client sends it."""
+    context, outgoing = ssl.create_default_context(), ssl.MemoryBIO()
+    secured = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname='x')
+    try:
+        secured.do_handshake()
+    except ssl.SSLWantReadError:
+        return outgoing.read()
+    raise AssertionError('there is no other side')
+
+
+def quantiles(values: list[float]) -> dict[str, float] | None:
+    """p50 and p99 [ms]."""
+    return {name: round(float(np.quantile(values, q)), 3) for name, q in (('p50', 0.5), ('p99', 0.99))} if values else None
+
+
+def _connected(url: str, trust: ssl.SSLContext | None):
+    from websockets.asyncio.client import connect
+    return connect(url, compression=None, max_size=None, ping_interval=None, ssl=trust if url.startswith('wss') else None,
+                   additional_headers={'Authorization': f'Bearer {TOKEN}'}, open_timeout=60.0, proxy=None)
+
+
+def _encode(value: dict) -> bytes:
+    from worldmodel_ros.serving.gateway.msgpack import encode
+    return encode(value)
+
+
+def _decode(data: bytes) -> dict:
+    from worldmodel_ros.serving.gateway.msgpack import decode
+    return decode(data)
+
+
+def _start(*arguments: object, **options: object) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', *map(str, arguments)], text=True, env={
+        **os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))},
+        **{'stderr': None, **options})
+
+
+def _model(name: str, folder: Path) -> str:
+    """A model that `worldmodel serve` takes: of a preset without shipped weights, a folder with random ones."""
+    from worldmodel_ros.model.presets import PRESETS
+    if name not in PRESETS or (ROOT / 'worldmodel_ros' / 'weights' / name).is_dir():
+        return name
+    import torch
+
+    from worldmodel_ros.model import checkpoint
+    from worldmodel_ros.model.world_model import WorldModel
+    torch.manual_seed(0)
+    model = WorldModel(PRESETS[name])
+    checkpoint.save(model.eval().requires_grad_(False), folder / name, {'trained': False})
+    return str(folder / name)
+
+
+def _cpu(pid: int) -> float:
+    """Time of processors that a process has had [s]."""
+    fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine for a day, signed by itself, and its key."""
+    files = folder / 'host.pem', folder / 'host.key'
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days',
+                    '1', '-subj', '/CN=127.0.0.1', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', files[1], '-out',
+                    files[0]], check=True, capture_output=True)
+    return files
+
+
+if __name__ == '__main__':
+    sys.exit(main())

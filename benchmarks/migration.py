@@ -1,0 +1,206 @@
+"""
+Moves sessions between two servers while their robots drive, a thousand times, and compares every chunk after a move.
+
+    python benchmarks/migration.py --moves 1000 --robots 4 --period 0.1 --json FILE
+
+Two processes of `worldmodel serve` with one store; robots that tick with real frames over the real protocol. Each robot has
+a twin in this process: a session of the same model that sees the same frames and is never moved. What a robot is answered
+must be what its twin would do, bit for bit. Every `--abort`-th move goes to a server that is not there, and must leave the
+session where it is.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.fleet_robots import Robot, ServerProcess
+from benchmarks.result_file import provenance, write_result
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine import load
+from worldmodel_ros.serving.fleet.move import MoveError, ask_move
+
+
+def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
+    """Median and high quantiles, in ms of s."""
+    if not values:
+        return {}
+    array = np.asarray(values) * scale
+    return {f'p{level}': round(float(np.percentile(array, level)), 2) for level in (50, 99, 100)}
+
+
+class Driver(threading.Thread):
+    """A robot that ticks every `period` s, and what became of its ticks."""
+
+    def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.robot = Robot(number, server, engine)
+        self._period, self._over = period, stop
+        self.answered: list[float] = []   # s, of ticks that the session did not move in
+        self.moved: list[float] = []      # s, of those that it did
+        self.counts: Counter[str] = Counter()
+        self.error: BaseException | None = None
+        self._generation = self.robot.generation
+
+    def run(self) -> None:
+        try:
+            due = time.monotonic()
+            while not self._over.is_set():
+                self._tick()
+                due = max(due + self._period, time.monotonic())
+                self.robot.idle(due - time.monotonic())
+        except BaseException as error:
+            self.error = error
+
+    def _tick(self) -> None:
+        robot = self.robot
+        elsewhere = robot.generation != self._generation  # since the last tick
+        self._generation = robot.generation
+        answer = robot.tick(due=600.0, shown=elsewhere, patience=120.0)  # whatever else the machine does, nothing is refused
+        self.counts['ticks'] += 1
+        self.counts['refused'] += answer.tier is Tier.NONE
+        if answer.moves:
+            self.moved.append(answer.seconds)
+        elif not elsewhere:  # then it waited for the pictures, too
+            self.answered.append(answer.seconds)
+        if answer.tier is Tier.NONE or (not elsewhere and not answer.moves):
+            robot.twin.observe(robot.image, robot.executed)
+            return
+        plan, risk, frames = robot.twin_answers(answer.tier)
+        self.counts['first_plans'] += 1
+        self.counts['differ'] += not np.array_equal(plan, answer.plan)
+        if answer.frames is not None:
+            self.counts['first_chunks'] += 1
+            self.counts['differ'] += not (np.array_equal(risk, answer.collision_risk)
+                                          and np.array_equal(frames, answer.frames))
+
+
+def owners(store: FileStore, drivers: list[Driver]) -> dict[str, int]:
+    """What the claims in the store say: generations without a gap, and owners that take turns."""
+    found = Counter()
+    for driver in drivers:
+        keys = store.list(f'{driver.robot.session}/claims').result()
+        found['generations'] += len(keys)
+        found['gaps'] += [int(key.rpartition('/')[2]) for key in keys] != list(range(1, len(keys) + 1))
+    return dict(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--moves', type=int, default=1000)
+    parser.add_argument('--robots', type=int, default=4)
+    parser.add_argument('--period', type=float, default=0.1, help='s between the ticks of a robot')
+    parser.add_argument('--seconds', type=float, default=3600.0, help='after which no further session is moved')
+    parser.add_argument('--abort', type=int, default=20, help='each so many moves go to nobody; 0: none')
+    parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    engine = load('tiny', 'onnx', sessions=options.robots + 1)
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(dir=options.store or '/dev/shm') as folder:
+        servers = [ServerProcess(Path(folder) / f'{name}.sock', Path(folder) / 'store', options.robots + 1,
+                                 ('--backend', 'onnx')) for name in 'ab']
+        try:
+            paths = [server.wait().path for server in servers]
+            drivers = [Driver(number, paths[number % 2], options.period, engine, stop) for number in range(options.robots)]
+            for driver in drivers:
+                driver.start()
+            time.sleep(2.0)
+            result = play(options, servers, drivers, folder)
+            stop.set()
+            for driver in drivers:
+                driver.join(90)
+            result |= judged(options, drivers, FileStore(Path(folder) / 'store', durable=False), result)
+            result['servers'] = [{key: value for key, value in server.status().get('store', {}).items() if key != 'address'}
+                                 for server in servers]
+            result['held_ms'] = held(servers)
+        finally:
+            stop.set()
+            for server in servers:
+                server.stop()
+    result = {**provenance(), 'what': 'sessions of tiny, moved between two processes of worldmodel serve while robots drive',
+              'load_average_before': round(load_before, 2), 'load_average_after': round(os.getloadavg()[0], 2), **result}
+    write_result(result, options.json, show=True)
+    failed = result['robots_lost'] or result['chunks_that_differ'] or result['moves'] < options.moves or result['owner_gaps'] \
+        or result['aborts_that_lost_the_session']
+    return int(bool(failed))
+
+
+def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: str) -> dict:
+    """Move the sessions in turn, until enough have been."""
+    took, counts, reasons = [], Counter(), Counter()
+    start, turn = time.monotonic(), 0
+    while counts['moves'] < options.moves and not any(driver.error for driver in drivers) \
+            and time.monotonic() - start < options.seconds:
+        driver = drivers[turn % len(drivers)]
+        turn += 1
+        here = driver.robot.server
+        other = next(server.path for server in servers if server.path != here)
+        if options.abort and turn % options.abort == 0:
+            try:
+                ask_move(here, driver.robot.session, Path(folder) / 'nobody.sock')
+            except MoveError:
+                counts['aborts'] += 1
+                counts['aborts_that_lost_the_session'] += driver.robot.server != here
+            continue
+        began = time.monotonic()
+        try:
+            ask_move(here, driver.robot.session, other)
+        except MoveError as error:
+            counts['moves_refused'] += 1
+            reasons[str(error)[:120]] += 1
+            time.sleep(0.05)
+            continue
+        took.append(time.monotonic() - began)
+        counts['moves'] += 1
+        if counts['moves'] % 20 == 0:
+            print(f'{counts["moves"]} moves in {time.monotonic() - start:.0f} s', dict(counts), file=sys.stderr, flush=True)
+        end = time.monotonic() + 60.0
+        while driver.robot.server != other and not driver.error and time.monotonic() < end:
+            time.sleep(0.002)
+    return {'moves': counts['moves'], 'moves_refused': counts['moves_refused'], 'reasons': dict(reasons),
+            'aborts': counts['aborts'], 'aborts_that_lost_the_session': counts['aborts_that_lost_the_session'],
+            'seconds': round(time.monotonic() - start, 1), 'move_ms': quantiles(took)}
+
+
+def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> dict:
+    """What the robots saw of it."""
+    counts = sum((driver.counts for driver in drivers), Counter())
+    plain = [seconds for driver in drivers for seconds in driver.answered]
+    moved = [seconds for driver in drivers for seconds in driver.moved]
+    claims = owners(store, drivers)
+    return {'robots': len(drivers), 'period_s': options.period,
+            'robots_lost': sum(driver.error is not None or driver.is_alive() for driver in drivers),
+            'errors': [f'{type(driver.error).__name__}: {driver.error}' for driver in drivers if driver.error],
+            'ticks': counts['ticks'], 'refused': counts['refused'],
+            'first_plans_after_a_move_compared': counts['first_plans'],
+            'first_chunks_after_a_move_compared': counts['first_chunks'], 'chunks_that_differ': counts['differ'],
+            'generations_claimed': claims['generations'], 'owner_gaps': claims['gaps'],
+            'answers_later_than_a_period': {'of': [len(plain), len(moved)], 'without_and_with_a_move': [
+                sum(seconds > options.period for seconds in plain), sum(seconds > options.period for seconds in moved)]},
+            'answer_ms': quantiles(plain), 'ticks_that_a_move_fell_into': len(moved), 'answer_ms_of_those': quantiles(moved)}
+
+
+def held(servers: list[ServerProcess]) -> dict[str, float]:
+    """For how long sessions were held, as the servers' logs say."""
+    times = []
+    for server in servers:
+        for line in server.log().splitlines():
+            if 'its robot was held for' in line:
+                times.append(float(line.split('held for ')[1].split(' ms')[0]) / 1e3)
+    return quantiles(times)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

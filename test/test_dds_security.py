@@ -1,0 +1,164 @@
+"""DDS security: nodes that are told to be secure refuse to start without it, and the policy allows what they do."""
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import rclpy
+from rclpy.context import Context
+
+from worldmodel_ros import dds_security
+from worldmodel_ros.bringup.description import load
+from worldmodel_ros.bringup.environment import free_domain_id
+from worldmodel_ros.cli import checks
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.paths import config_directory
+
+NODES = ('sim_robot', 'command_gate', 'world_model_node', 'bag_player', 'recorder')
+FOLDERS = {'world_model_node': 'world_model'}
+SECURE = {'ROS_SECURITY_ENABLE': 'true', 'ROS_SECURITY_STRATEGY': 'Enforce'}
+FILES = ('identity_ca.cert.pem', 'cert.pem', 'key.pem', 'permissions_ca.cert.pem', 'governance.p7s', 'permissions.p7s')
+# What the policy allows because of parameters that the system of the test does not have.
+BY_PARAMETER = {
+    'sim_robot': {'/clock'}, 'command_gate': {'/joint_trajectory', '/commands', '/joint_states', '/clock'},
+    'world_model_node': {'/camera/image_raw/compressed', '/clock'}, 'recorder': {'/goal', '/clock'}}
+
+
+@pytest.fixture
+def keystore(tmp_path):
+    """A keystore with one enclave, and Fast DDS libraries with and without the plugins."""
+    (tmp_path / 'enclaves' / 'arm').mkdir(parents=True)
+    for name in FILES:
+        (tmp_path / 'enclaves' / 'arm' / name).touch()
+    (tmp_path / 'with').write_bytes(b'..dds.sec.auth.plugin..')
+    (tmp_path / 'without').write_bytes(b'...')
+    return tmp_path
+
+
+def refusal(keystore, library='with', enclave='/arm', **environment):
+    environment = {**SECURE, 'ROS_SECURITY_KEYSTORE': str(keystore), **environment}
+    return dds_security.refusal(['--ros-args', '--enclave', enclave], environment, library and keystore / library)
+
+
+def test_a_node_that_can_be_secure_starts_and_one_that_is_not_told_to_be_does_not_look(keystore):
+    assert refusal(keystore) == refusal(keystore, library=None) == ''
+    assert refusal(keystore, 'without', ROS_SECURITY_ENABLE='false') == ''
+    assert dds_security.refusal([], {}, keystore / 'without') == ''
+
+
+@pytest.mark.parametrize('changes, reason', [
+    ({'library': 'without'}, 'was built without DDS security'),
+    ({'ROS_SECURITY_STRATEGY': 'Permissive'}, 'set it to Enforce'), ({'ROS_SECURITY_STRATEGY': ''}, 'set it to Enforce'),
+    ({'enclave': '/leg'}, 'leg has no identity_ca.cert.pem'), ({'ROS_SECURITY_ENCLAVE_OVERRIDE': '/leg'}, 'leg has no'),
+    ({'ROS_SECURITY_KEYSTORE': ''}, 'ROS_SECURITY_KEYSTORE has no')])
+def test_a_node_that_cannot_be_as_secure_as_it_is_told_is_refused(keystore, changes, reason):
+    assert reason in refusal(keystore, **changes)
+
+
+def test_a_file_that_is_missing_is_named(keystore):
+    (keystore / 'enclaves' / 'arm' / 'key.pem').unlink()
+    assert 'has no key.pem: make them' in refusal(keystore)
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_each_node_refuses_to_start(node, tmp_path):
+    program = f'from worldmodel_ros.nodes.{FOLDERS.get(node, node)}.node import main; raise SystemExit(main())'
+    done = subprocess.run([sys.executable, '-c', program, '--ros-args', '--enclave', f'/{node}'], capture_output=True,
+                          text=True, timeout=120, env={**os.environ, **SECURE, 'ROS_SECURITY_KEYSTORE': str(tmp_path)})
+    assert done.returncode == BAD_CONFIGURATION, done.stderr
+    assert 'cannot start: ROS_SECURITY_ENABLE is true, and' in done.stderr and 'Traceback' not in done.stderr
+
+
+def test_the_bring_up_gives_each_node_its_enclave(monkeypatch):
+    node = next(each for each in load().nodes if each.name == 'command_gate')
+    assert '--enclave' not in node.ros_arguments('left')
+    monkeypatch.setenv('ROS_SECURITY_ENABLE', 'true')
+    arguments = node.ros_arguments('left')
+    assert arguments[:3] == ['--ros-args', '--enclave', '/left/command_gate']
+
+
+def test_doctor_says_what_there_is():
+    surroundings = checks.environment()
+    found = checks.security(surroundings)
+    has = dds_security.loaded_library() is not None and dds_security.has_security(dds_security.loaded_library())
+    assert found.level is checks.Level.OK and ('has DDS security' if has else 'has no DDS security') in found.text
+    asked = checks.security({**surroundings, **SECURE, 'ROS_SECURITY_KEYSTORE': '/nowhere'})
+    assert asked.level is checks.Level.FAIL and 'the nodes refuse to start' in asked.text
+
+
+def policy():
+    """Return enclave -> node -> {publish, subscribe, reply, request} -> names, as they are in the graph."""
+    root = ElementTree.parse(config_directory() / dds_security.POLICY).getroot()
+    assert root.tag == 'policy' and root.attrib == {'version': '0.2.0'}
+    found = {}
+    for enclave in root.find('enclaves'):
+        nodes = found.setdefault(enclave.attrib['path'], {})
+        for profile in enclave.find('profiles'):
+            assert set(profile.attrib) == {'ns', 'node'} and profile.attrib['ns'] == '/'
+            rules = nodes.setdefault(profile.attrib['node'], {})
+            for part in profile:
+                (kind, verdict), = part.attrib.items()
+                assert verdict == 'ALLOW' and (part.tag, kind) in {
+                    ('topics', 'publish'), ('topics', 'subscribe'), ('services', 'reply'), ('services', 'request')}
+                names = [name.text for name in part]
+                assert {name.tag for name in part} == {part.tag[:-1]} and len(set(names)) == len(names)
+                node = '/' + profile.attrib['node']
+                rules[kind] = {name if name.startswith('/') else name.replace('~', node, 1) if name.startswith('~')
+                               else f'/{name}' for name in names}
+    return found
+
+
+def test_the_policy_has_an_enclave_for_each_node_of_the_bring_up():
+    nodes = {node.full_name() for node in load().nodes if not node.shared}
+    assert set(policy()) == {*nodes, '/operator'} and nodes == {f'/{name}' for name in NODES}
+
+
+def test_only_the_gate_may_command_the_base():
+    commands = {enclave for enclave, nodes in policy().items()
+                if any('/cmd_vel' in rules.get('publish', ()) for rules in nodes.values())}
+    assert commands == {'/command_gate', '/bag_player'}  # which replays one, and runs with no base
+
+
+@pytest.mark.ros
+def test_the_policy_allows_what_the_nodes_do_and_no_more(tmp_path):
+    domain = free_domain_id()
+    environment = {**os.environ, 'ROS_DOMAIN_ID': str(domain), 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}
+    up = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'up', '--set', f'record:={tmp_path / "bag"}', '--logs',
+                           str(tmp_path / 'log')], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    looker = rclpy.create_node('looker', context=context, enable_rosout=False)
+    try:
+        used = watch(looker, lambda used: '/predicted_path' in used.get('world_model_node', {}).get('publish', ())
+                     and '/predicted_path' in used.get('recorder', {}).get('subscribe', ()))
+    finally:
+        looker.destroy_node()
+        context.shutdown()
+        up.send_signal(signal.SIGINT)
+        up.wait(60)
+    allowed = {node: rules for enclave in policy().values() for node, rules in enclave.items()}
+    for node in (*NODES[:3], 'recorder', 'sim_robot_services', '_world_model_node_services'):
+        for kind in ('publish', 'subscribe', 'reply', 'request'):
+            permitted = allowed[node].get(kind, set())
+            assert used[node][kind] <= permitted, (node, kind, used[node][kind] - permitted)
+            rest = permitted - used[node][kind] - BY_PARAMETER.get(node, set())
+            assert not {name for name in rest if not name.endswith(('/get_type_description', '/rosout'))}, (node, kind, rest)
+
+
+def watch(looker, enough):
+    """Return node -> kind of use -> names, once that is enough."""
+    asks = {'publish': looker.get_publisher_names_and_types_by_node, 'subscribe': looker.get_subscriber_names_and_types_by_node,
+            'reply': looker.get_service_names_and_types_by_node, 'request': looker.get_client_names_and_types_by_node}
+    end, used = time.monotonic() + 120, {}
+    while not enough(used):
+        assert time.monotonic() < end, used
+        time.sleep(0.5)
+        for name, namespace in looker.get_node_names_and_namespaces():
+            try:
+                used[name] = {kind: {topic for topic, _ in ask(name, namespace)} for kind, ask in asks.items()}
+            except Exception:  # it has gone in between
+                continue
+    return used

@@ -1,0 +1,264 @@
+"""What a server keeps of its sessions: with a real service and a real model, and stores that a test can break."""
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.protocol import AlreadyStored, StoreError
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.session_store import Fenced, claim, manifests, owner_of
+from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
+from worldmodel_ros.serving.fleet.move import MoveError, move
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service.messages import Tick
+from worldmodel_ros.serving.service.service import Service, ServiceSettings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def served():
+    """A service, and its engine."""
+    engine = load('tiny', 'onnx', sessions=7)
+    service = Service(engine, settings=ServiceSettings(sessions=6, pictures=False))
+    service.start()
+    yield service, engine
+    service.stop()
+
+
+class Robot:
+    """A listener that ticks."""
+
+    def __init__(self, service, seed=0):
+        self.service, self.replies, self.come = service, [], threading.Condition()
+        self.rng, self.number, self.sequence = np.random.default_rng(seed), 0, 0
+
+    def replied(self, reply):
+        with self.come:
+            self.replies.append(reply)
+            self.come.notify_all()
+
+    def pictured(self, picture):
+        pass
+
+    def failed(self, reason, error):
+        raise error
+
+    def tick(self):
+        self.sequence += 1
+        image = self.rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        executed = self.rng.uniform(-0.2, 0.5, 2).astype(np.float32)
+        self.service.tick(self.number, Tick(image, executed, time.monotonic() + 600.0, self.sequence, self.sequence, 1, 'red'))
+        with self.come:
+            assert self.come.wait_for(lambda: self.replies and self.replies[-1].sequence == self.sequence, 120.0)
+        reply = self.replies[-1]
+        assert reply.tier is not Tier.NONE, reply.reason
+        return reply
+
+
+def keeper_of(served, store, address='/here', **settings):
+    service, engine = served
+    engine.slab_index.__init__()
+    return Keeper(service, engine, store, address, KeeperSettings(**{'period': 0.0, 'patience': 60.0, **settings}))
+
+
+def opened(keeper, served, name='robot', seed=0, robot=None):
+    robot = robot or Robot(served[0], seed)
+    kept = keeper.open(robot, name, name)
+    robot.number = kept.number
+    return robot, kept
+
+
+def test_a_session_that_ends_is_stored_and_goes_on_where_it_ended(served):
+    store = HostStore()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    twin, other = opened(keeper, served, 'twin')
+    for each in (robot, twin):
+        each.tick()
+        each.tick()
+    keeper.end(kept)
+    keeper.end(kept)  # twice is once
+    robot, kept = opened(keeper, served, robot=robot)
+    assert (kept.frames, kept.generation) == (2, 2)
+    np.testing.assert_array_equal(robot.tick().plan, twin.tick().plan)
+    keeper.end(kept)
+    keeper.end(other)
+    keeper.close()
+
+
+def test_it_is_stored_while_it_ticks_and_no_more_often_than_it_is_to_be(served):
+    store = HostStore()
+    keeper = keeper_of(served, store, period=1e6)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    keeper.ticked(kept)
+    keeper.ticked(kept)
+    keeper.submit(lambda: None).result(60)
+    end = time.monotonic() + 60
+    while not keeper.status().get('stored') and time.monotonic() < end:
+        time.sleep(0.01)
+    keeper.ticked(kept)
+    assert keeper.status()['stored'] == 1 and len(list(manifests(store, 'robot'))) == 1
+    keeper.end(kept)
+    keeper.close()
+
+
+@pytest.mark.parametrize('settings, why', [({'within': 0.0}, 'would take'), ({'longest_gap': 0.0}, 'has not ticked for')])
+def test_a_session_that_takes_too_long_or_is_too_old_begins_anew_and_is_not_read(served, settings, why, caplog, tmp_path):
+    store = FileStore(tmp_path, durable=False)
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    keeper.end(kept)
+    for _ in range(5):
+        keeper.store.get(store.list('robot/slabs').result()).result()
+    strict = keeper_of(served, store, **settings)
+    strict.store = keeper.store  # with what was measured
+    time.sleep(0.01)
+    _, kept = opened(strict, served)
+    assert kept.frames == 0 and strict.status()['refused'] == 1 and why in caplog.text
+    strict.end(kept, store=False)
+    keeper.close()
+    strict.close()
+    store.close()
+
+
+def test_a_store_that_fails_costs_what_is_stored_and_nothing_else(served, caplog):
+    class Failing(HostStore):
+        broken = False
+
+        def put(self, items, create=False):
+            if self.broken:
+                raise StoreError('no route to the bucket')
+            return super().put(items, create)
+    store = Failing()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    store.broken = True
+    keeper.ticked(kept)
+    end = time.monotonic() + 60
+    while not keeper.status().get('not_stored') and time.monotonic() < end:
+        time.sleep(0.01)
+    assert 'no route to the bucket' in caplog.text
+    robot.tick()
+    keeper.end(kept)
+    keeper.close()
+
+
+def test_who_is_fenced_stores_nothing_more(served):
+    store = HostStore()
+    keeper = keeper_of(served, store)
+    robot, kept = opened(keeper, served)
+    robot.tick()
+    keeper.checkpoint(kept)
+    before = store.list('robot/manifests').result()
+    claim(store, 'robot', kept.generation + 1, '/elsewhere')
+    with pytest.raises(Fenced):
+        keeper.checkpoint(kept)
+    with pytest.raises(AlreadyStored):
+        keeper.reclaim(kept)
+    keeper.end(kept)
+    assert store.list('robot/manifests').result() == before
+    keeper.close()
+
+
+# --- moves ---
+
+class Asked:
+    """In place of the connection to another server: its keeper, in this process."""
+
+    def __init__(self, keeper, fails=''):
+        self.keeper, self.fails = keeper, fails
+
+    def ask(self, kind, patience, *values):
+        step = kind.__name__
+        if step == 'Prepare':
+            if self.fails == 'prepare':
+                raise MoveError('it is full')
+            self.keeper.prepare(*values)
+        else:
+            if self.fails == 'take over':
+                raise MoveError('it was killed')
+            self.keeper.take_over(*values)
+            if self.fails == 'answer':
+                raise MoveError('it has not answered for 1 s')
+
+    def close(self):
+        pass
+
+
+class Moving:
+    def __init__(self):
+        self.did = []
+
+    def hold(self, patience):
+        self.did.append('hold')
+
+    def release(self):
+        self.did.append('release')
+
+    def send_to(self, address, generation):
+        self.did.append((address, generation))
+
+
+@pytest.mark.parametrize('fails, did, owner', [
+    ('', ['hold', ('/there', 2)], (2, '/there')),
+    ('prepare', [], (1, '/here')),
+    ('take over', ['hold', 'release'], (2, '/here')),
+    ('answer', ['hold', ('/there', 2)], (2, '/there'))])  # it owns the session, though its answer was lost
+def test_however_a_move_ends_exactly_one_server_owns_the_session(served, monkeypatch, fails, did, owner):
+    store = HostStore()
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    twin, other = opened(here, served, 'twin')
+    for each in (robot, twin):
+        each.tick()
+        each.tick()
+    monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda path: Asked(there, fails))
+    moving = Moving()
+    stays = owner[1] == '/here'
+    if stays:
+        with pytest.raises(MoveError):
+            move(here, kept, moving, '/there')
+        assert kept.generation == owner[0]
+    else:
+        moved = move(here, kept, moving, '/there')
+        assert moved.generation == 2 and 0 < moved.held <= moved.total
+        here.end(kept)
+        kept = there.open(robot, 'robot', 'robot')
+        robot.number = kept.number
+        assert kept.generation == 2
+    assert moving.did == did and owner_of(store, 'robot') == owner
+    np.testing.assert_array_equal(robot.tick().plan, twin.tick().plan)
+    keeper = here if stays else there
+    keeper.checkpoint(kept)  # it is the owner, and may store
+    keeper.end(kept)
+    here.end(other)
+    here.close()
+    there.close()
+
+
+def test_a_session_whose_robot_does_not_come_is_stored_and_gives_its_place_back(served):
+    store = HostStore()
+    here, there = keeper_of(served, store), keeper_of(served, store, '/there')
+    robot, kept = opened(here, served)
+    robot.tick()
+    here.checkpoint(kept)
+    taken = there.take_over('robot', 2)
+    kept.fenced = 'moved'
+    here.end(kept)
+    assert there.status()['parked'] == 1
+    there.give_up(kept)  # another one, such as that of an earlier move
+    assert there.status()['parked'] == 1
+    there.give_up(taken)
+    assert there.status()['parked'] == 0 and served[0].stats()['sessions'] == 0
+    _, kept = opened(there, served, robot=robot)
+    assert (kept.frames, kept.generation) == (1, 3)
+    there.end(kept)
+    here.close()
+    there.close()

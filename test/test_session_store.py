@@ -1,0 +1,376 @@
+"""Sessions in stores: what is stored of them, what comes back, and that nothing damaged does."""
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.cache.stores.blob import Corrupt
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.objects import ObjectStore
+from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError
+from worldmodel_ros.cache.stores.tiered import TieredStore
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.session_folder import SessionFileError
+from worldmodel_ros.engine.session_store import (
+    Fenced, SessionLog, check_session, claim, claim_next, forget, manifests, owner_of, read_newest)
+
+SESSIONS = 17
+WINDOW = 16
+STORES = {'host': lambda path: HostStore(), 'files': FileStore, 'objects': lambda path: ObjectStore(path.as_uri()),
+          'tiers': lambda path: TieredStore([FileStore(path)], 10**8)}
+
+
+@pytest.fixture(scope='module')
+def engine():
+    return load('tiny', 'onnx', sessions=SESSIONS)
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = FileStore(tmp_path, durable=False)
+    yield made
+    made.close()
+
+
+def frames(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
+
+
+def drive(session, count, seed=0):
+    for number, frame in enumerate(frames(count, seed)):
+        session.observe(frame, np.array([0.1, 0.02 * number], np.float32))
+    return session
+
+
+def stored(log, session, **about):
+    checkpoint = log.checkpoint(session.capture(), about)
+    for _ in checkpoint.pieces():
+        pass
+    return checkpoint.write()
+
+
+def resumed(engine, store, name='robot', into=None):
+    """A session that goes on from a store."""
+    session, coming = engine.open_session(), engine.stored_session(store)
+    try:
+        manifest, wrong = read_newest(store, name, coming)
+        for _ in coming.pieces():
+            pass
+        session.restore(coming)
+    finally:
+        coming.close()
+    return session, manifest, wrong
+
+
+def chunk(session):
+    """All that a session answers with: the plan, and every number of the future that it leads to."""
+    plan = session.plan('red')
+    future = session.imagine(plan)
+    return plan, future.latents, future.collision_risk, np.array(list(future.progress.values())), session.decode(future)
+
+
+def assert_equal(one, other):
+    for left, right in zip(chunk(one), chunk(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize('kind', STORES)
+@pytest.mark.parametrize('seen, groups', [(3, 1), (WINDOW + 5, 3)])
+def test_a_session_that_comes_back_answers_bit_for_bit_as_if_it_had_never_gone(engine, kind, seen, groups, tmp_path):
+    store = STORES[kind](tmp_path)
+    session = drive(engine.open_session(), seen)
+    manifest = stored(SessionLog(store, 'robot', 1, groups), session, note='here')
+    again, found, wrong = resumed(engine, store)
+    assert found == manifest and wrong == [] and found.about == {'note': 'here'}
+    assert again.frames_seen == seen
+    assert_equal(session, again)
+    for each in (session, again):
+        drive(each, WINDOW + 2, seed=5)
+    assert_equal(session, again)
+    store.close()
+
+
+def test_only_what_is_new_is_stored(engine, store):
+    session, log = drive(engine.open_session(), WINDOW + 1), SessionLog(store, 'robot', 1)
+    first = stored(log, session)
+    whole = log.nbytes
+    drive(session, 1, seed=1)
+    second = stored(log, session)
+    page = first.slabs[0].nbytes
+    assert whole >= WINDOW * page and log.nbytes - whole < 2 * page
+    assert second.version == first.version + 1
+    assert first.slabs[1:] == second.slabs[:-1]
+
+
+def test_what_no_manifest_names_any_more_is_deleted_but_with_history(engine, store):
+    session = drive(engine.open_session(), WINDOW)
+    logs = [SessionLog(store, 'robot', 1), SessionLog(store, 'logbook', 1, history=True)]
+    for seed in range(4):
+        drive(session, 1, seed)
+        written = [stored(log, session) for log in logs]
+    assert len(store.list('robot/manifests').result()) == 2
+    assert len(store.list('robot/slabs').result()) == len(written[0].slabs) + 1
+    assert len(store.list('robot/states').result()) == 2
+    assert len(store.list('logbook/slabs').result()) == len(written[1].slabs) + 3
+    forget(store, 'robot')
+    assert store.list('robot').result() == []
+    with pytest.raises(NotStored, match='robot is not in the store'):
+        resumed(engine, store)
+
+
+def test_who_goes_on_stores_only_what_is_new_and_in_another_session_too(engine, store):
+    stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), WINDOW))
+    for name in ('robot', 'other'):
+        session, manifest, _ = resumed(engine, store)
+        drive(session, 1, seed=3)
+        log = SessionLog(store, name, 2, index=engine.slab_index, known=manifest)
+        later = stored(log, session)
+        assert log.nbytes < 2 * manifest.slabs[0].nbytes
+        assert later.slabs[:-1] == manifest.slabs[-len(later.slabs) + 1:]
+        assert_equal(session, resumed(engine, store, name)[0])
+
+
+# --- damage ---
+
+def test_every_blob_that_is_damaged_is_noticed_and_the_complete_session_before_it_comes_back(engine, store):
+    session, log = drive(engine.open_session(), 4), SessionLog(store, 'robot', 1, groups=2)
+    before = stored(log, session)
+    twin = drive(engine.open_session(), 4)
+    drive(session, 1, seed=2)
+    newest = stored(log, session)
+    key, _ = newest.encode()
+    new = sorted((newest.keys - before.keys) | {key})
+    assert len(new) == 4  # two layer groups of a slab, the state, the manifest
+    engine.slab_index.__init__()  # what is in memory needs no reading, and so cannot be found damaged
+    rng = np.random.default_rng(0)
+    for name in new:
+        file = store.path / name
+        whole = file.read_bytes()
+        for damage in ('flip', 'cut', 'gone'):
+            if damage == 'flip':
+                at = int(rng.integers(len(whole)))
+                file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << int(rng.integers(8))]) + whole[at + 1:])
+            elif damage == 'cut':
+                file.write_bytes(whole[:len(whole) // 2])
+            else:
+                file.unlink()
+            engine.slab_index.__init__()
+            back, found, wrong = resumed(engine, store)
+            assert found == before and back.frames_seen == 4
+            assert (wrong == []) == (damage == 'gone' and name == key), wrong
+            assert_equal(back, twin)
+        file.write_bytes(whole)
+    assert resumed(engine, store)[1] == newest
+
+
+def test_a_session_of_which_nothing_is_whole_is_refused_and_no_pages_are_lost(engine, store):
+    manifest = stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), 2))
+    engine.slab_index.__init__()
+    (store.path / manifest.slabs[0].keys[0]).write_bytes(b'')
+    used = engine.memory.pool.allocator.usage().used
+    with pytest.raises(NotStored, match='is damaged: its SHA-256'):
+        resumed(engine, store)
+    assert engine.memory.pool.allocator.usage().used == used
+
+
+def test_a_blob_that_is_whole_and_another_than_its_manifest_says_is_refused(engine, store):
+    manifest = stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), 3))
+    one, two, *_ = manifest.slabs
+    swapped = [type(one)(**{**vars(one), 'keys': two.keys}), *manifest.slabs[1:]]
+    engine.slab_index.__init__()
+    coming = engine.stored_session(store)
+    with pytest.raises(Corrupt, match='another slab than its manifest says'):
+        coming.read(type(manifest)(**{**vars(manifest), 'slabs': tuple(swapped)}))
+    with pytest.raises(Corrupt, match='table of slabs'):
+        coming.read(type(manifest)(**{**vars(manifest), 'slabs': manifest.slabs[:-1]}))
+    with pytest.raises(SessionFileError, match='of other weights'):
+        coming.read(type(manifest)(**{**vars(manifest), 'fingerprint': '0' * 64}))
+    coming.close()
+
+
+WRITER = '''
+import sys
+import numpy as np
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.session_store import SessionLog
+from test_session_store import drive, stored
+engine = load('tiny', 'onnx', sessions=1)
+store, session = FileStore(Path(sys.argv[1])), engine.open_session()
+log = SessionLog(store, 'robot', 1, groups=3)
+seed = 0
+while True:
+    drive(session, 1, seed)
+    manifest = stored(log, session, seed=seed)
+    print(seed, flush=True)
+    seed += 1
+'''
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_in_mid_write_leaves_its_last_complete_session(engine, tmp_path):
+    for attempt in range(4):
+        path = tmp_path / str(attempt)
+        process = subprocess.Popen([sys.executable, '-c', WRITER, str(path), str(Path(__file__).parent)],
+                                   stdout=subprocess.PIPE, text=True)
+        said = -1
+        for _ in range(3 + 5 * attempt):
+            said = int(process.stdout.readline())
+        time.sleep(0.013 * attempt)
+        os.kill(process.pid, signal.SIGKILL)
+        rest = process.communicate()[0].split()
+        said = int(rest[-1]) if rest else said
+        store = FileStore(path)
+        back, manifest, wrong = resumed(engine, store)
+        assert wrong == []
+        assert manifest.about['seed'] in (said, said + 1)  # what was said to be stored, or one more
+        twin = engine.open_session()
+        for seed in range(manifest.about['seed'] + 1):
+            drive(twin, 1, seed)
+        assert_equal(back, twin)
+        store.close()
+
+
+# --- owners ---
+
+@pytest.mark.parametrize('kind', STORES)
+def test_one_owner_at_a_time_and_the_former_one_can_store_nothing_more(engine, kind, tmp_path):
+    store = STORES[kind](tmp_path)
+    assert owner_of(store, 'robot') == (0, '')
+    assert claim_next(store, 'robot', 'a') == 1
+    session, log = drive(engine.open_session(), 2), SessionLog(store, 'robot', 1)
+    stored(log, session)
+    claim(store, 'robot', 2, 'b')
+    with pytest.raises(AlreadyStored):
+        claim(store, 'robot', 2, 'a')
+    with pytest.raises(Fenced, match='owned by b'):
+        claim(store, 'robot', 1, 'a')
+    assert owner_of(store, 'robot') == (2, 'b')
+    with pytest.raises(Fenced):
+        stored(log, session)
+    with pytest.raises(Fenced):
+        log.require_own()
+    assert claim_next(store, 'robot', 'a') == 3
+    assert len(list(manifests(store, 'robot'))) == 1
+    store.close()
+
+
+def test_what_a_fenced_owner_still_writes_is_older_than_all_of_the_new_one(engine, store):
+    session = drive(engine.open_session(), 2)
+    old, new = SessionLog(store, 'robot', 1), SessionLog(store, 'robot', 2)
+    for _ in range(3):
+        stored(old, session)
+    twin = drive(engine.open_session(), 2)
+    newer = stored(new, drive(session, 1, seed=8))
+    stored(old, twin)  # nothing is claimed: as if the claim came between its look and its put
+    assert next(manifests(store, 'robot')) == newer
+
+
+@pytest.mark.parametrize('name', ['', '..', 'a/b', '.a', 'a' * 65, 'a b', 'a\n'])
+def test_a_name_that_is_none_is_refused(name, store):
+    with pytest.raises(ValueError, match='is no name of a session'):
+        check_session(name)
+    with pytest.raises(ValueError, match='is no name of a session'):
+        SessionLog(store, name, 1)
+
+
+# --- sharing ---
+
+def test_sixteen_sessions_on_one_prefix_hold_no_more_pages_than_one(engine, store):
+    allocator = engine.memory.pool.allocator
+    scene = drive(engine.open_session(), WINDOW + 3)
+    stored(SessionLog(store, 'scene', 1), scene)
+    before = allocator.usage().used
+    first = resumed(engine, store, 'scene')[0]
+    one = allocator.usage().used - before
+    others = [resumed(engine, store, 'scene')[0] for _ in range(15)]
+    assert one > 0
+    assert allocator.usage().used - before <= 1.1 * one
+    # Each goes on by itself: what it writes is its own, and what it read is as it was.
+    twins = [first, *others]
+    for seed, session in enumerate(twins[:4]):
+        drive(session, 2, seed)
+    for seed, session in enumerate(twins[:4]):
+        alone = drive(drive(engine.open_session(), WINDOW + 3), 2, seed) if allocator.usage().free > 200 else None
+        if alone:
+            assert_equal(session, alone)
+    assert_equal(twins[4], scene)
+
+
+def test_a_live_session_shares_with_who_is_restored_from_what_it_stored(engine, store):
+    live = drive(engine.open_session(), 5)
+    manifest = stored(SessionLog(store, 'robot', 1, index=engine.slab_index), live)
+    coming = engine.stored_session(store)
+    coming.read(manifest)
+    assert coming.shared_slabs == 5 and coming.read_nbytes == manifest.state_nbytes
+    coming.close()
+
+
+def test_pages_that_were_given_to_another_are_not_found(engine, store):
+    session = drive(engine.open_session(), 3)
+    manifest = stored(SessionLog(store, 'robot', 1, index=engine.slab_index), session)
+    twin = drive(engine.open_session(), 3)
+    session.reset()
+    drive(session, 3, seed=9)  # takes the pages that were freed
+    coming = engine.stored_session(store)
+    coming.read(manifest)
+    assert coming.shared_slabs == 0
+    coming.close()
+    assert_equal(resumed(engine, store)[0], twin)
+
+
+def test_shared_pages_do_not_promise_room_that_is_not_there(engine, store):
+    """Sessions that share a prefix may all go apart: their guarantees hold nevertheless."""
+    small = load('tiny', 'onnx', sessions=3)
+    stored(SessionLog(store, 'scene', 1), drive(small.open_session(), WINDOW))
+    sessions = [resumed(small, store, 'scene')[0] for _ in range(3)]
+    extra = []
+    with pytest.raises(RuntimeError):
+        for _ in range(10):
+            extra.append(small.open_session())
+    twins = [*sessions, *extra]
+    for seed, session in enumerate(twins):
+        drive(session, WINDOW + 2, seed)  # none is short of pages
+    usage = small.memory.pool.allocator.usage()
+    assert usage.used <= usage.pages
+
+
+def test_a_later_manifest_is_read_on_top_of_an_earlier_one(engine, store):
+    session, log = drive(engine.open_session(), WINDOW + 1), SessionLog(store, 'robot', 1)
+    first = stored(log, session)
+    engine.slab_index.__init__()
+    coming = engine.stored_session(store)
+    coming.read(first)
+    for _ in coming.pieces():
+        pass
+    drive(session, 2, seed=4)
+    last = stored(log, session)
+    coming.read(last)
+    assert coming.read_nbytes == last.state_nbytes + 2 * last.slabs[0].nbytes
+    for _ in coming.pieces():
+        pass
+    target = engine.open_session()
+    target.restore(coming)
+    assert_equal(session, target)
+
+
+def test_a_store_that_fails_says_so_and_the_session_goes_on(engine, tmp_path):
+    class Failing(HostStore):
+        def put(self, items, create=False):
+            if any('/states/' in key for key, _ in items):
+                raise StoreError('the network is away')
+            return super().put(items, create)
+    session, failing = drive(engine.open_session(), 2), Failing()
+    with pytest.raises(StoreError, match='the network is away'):
+        stored(SessionLog(failing, 'robot', 1), session)
+    assert failing.list('robot/manifests').result() == []
+    drive(session, 1)

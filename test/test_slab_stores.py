@@ -1,0 +1,217 @@
+"""Stores of slabs: what each of them does, whatever it lies on, and what is found of it after a kill."""
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.cache.stores.blob import Corrupt, decode, encode
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.measured import FEWEST, MeasuredStore
+from worldmodel_ros.cache.stores.objects import ObjectStore
+from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError, check_key
+from worldmodel_ros.cache.stores.tiered import TieredStore
+
+MAKERS = {
+    'host': lambda path: HostStore(),
+    'files': FileStore,
+    'memory files': lambda path: FileStore(path, durable=False),
+    'objects': lambda path: ObjectStore(path.as_uri()),
+    'objects in memory': lambda path: ObjectStore('memory:///'),
+    'tiers': lambda path: TieredStore([FileStore(path / 'disk'), ObjectStore((path / 'bucket').as_uri())], 1000),
+    'measured': lambda path: MeasuredStore(FileStore(path)),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def store(request, tmp_path):
+    (tmp_path / 'bucket').mkdir()
+    made = MAKERS[request.param](tmp_path)
+    yield made
+    made.close()
+
+
+def put(store, **blobs):
+    store.put([(key.replace('__', '/'), (blob,)) for key, blob in blobs.items()]).result()
+
+
+def test_what_was_put_in_parts_is_there_as_one(store):
+    store.put([('a/slabs/1', (b'one', bytearray(b'two'), memoryview(b'three'))), ('a/slabs/2', ())]).result()
+    assert [bytes(blob) for blob in store.get(['a/slabs/2', 'a/slabs/1']).result()] == [b'', b'onetwothree']
+    assert store.head(['a/slabs/1', 'a/slabs/2', 'a/slabs/3']).result() == [11, 0, None]
+
+
+def test_keys_are_listed_in_order_below_a_prefix_of_whole_names(store):
+    put(store, b__2=b'x', b__10=b'x', b__c__1=b'x', bb__1=b'x')
+    assert store.list('b').result() == ['b/10', 'b/2', 'b/c/1']
+    assert store.list('nothing').result() == []
+
+
+def test_what_is_not_there_is_said_and_its_deletion_is_no_error(store):
+    put(store, a__1=b'x')
+    with pytest.raises(NotStored, match='a/2'):
+        store.get(['a/1', 'a/2']).result()
+    store.delete(['a/1', 'a/2']).result()
+    assert store.list('a').result() == [] and store.head(['a/1']).result() == [None]
+    put(store, a__1=b'again')
+    assert bytes(store.get(['a/1']).result()[0]) == b'again'
+
+
+def test_of_many_that_make_one_key_exactly_one_does(store):
+    together = threading.Barrier(8)
+
+    def create(number):
+        together.wait()
+        try:
+            store.put([('s/claims/1', (str(number).encode(),))], create=True).result()
+            return number
+        except AlreadyStored:
+            return None
+    with ThreadPoolExecutor(8) as threads:
+        makers = [number for number in threads.map(create, range(8)) if number is not None]
+    assert len(makers) == 1
+    assert bytes(store.get(['s/claims/1']).result()[0]) == str(makers[0]).encode()
+
+
+@pytest.mark.parametrize('key', ['', '/', 'a/', '/a', '../a', 'a/../b', '.parts/a', 'a//b', 'a b', 'a/b/c/d/e/f', 'x' * 129,
+                                 'a\n'])
+def test_a_key_that_is_none_is_refused_before_anything_is_done(key, store, tmp_path):
+    with pytest.raises(ValueError, match='is no key'):
+        check_key(key)
+    before = sorted(tmp_path.rglob('*'))
+    with pytest.raises(ValueError, match='is no key'):
+        store.put([(key, (b'x',))]).result()
+    assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_files_are_this_users_alone_and_links_are_not_followed(tmp_path):
+    store, outside = FileStore(tmp_path / 'store'), tmp_path / 'secret'
+    outside.write_bytes(b'secret')
+    put(store, a__1=b'x')
+    assert (store.path / 'a/1').stat().st_mode & 0o777 == 0o600
+    assert (store.path / 'a').stat().st_mode & 0o777 == 0o700
+    (store.path / 'a/2').symlink_to(outside)
+    with pytest.raises(StoreError):
+        store.get(['a/2']).result()
+    assert store.head(['a/2']).result() == [None]
+    store.close()
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path, monkeypatch):
+    store = FileStore(tmp_path)
+
+    def full(*_):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr('worldmodel_ros.cache.stores.files.os.fsync', full)
+    with pytest.raises(StoreError, match='No space left'):
+        put(store, a__1=b'x')
+    assert [path for path in tmp_path.rglob('*') if path.is_file()] == []
+    store.close()
+
+
+KILLED = '''
+import sys
+from pathlib import Path
+from worldmodel_ros.cache.stores.files import FileStore
+store = FileStore(Path(sys.argv[1]))
+print('ready', flush=True)
+number = 0
+while True:
+    number += 1
+    store.put([(f's/{number % 50:02d}/{k}', (bytes([number % 256]) * 300_000,)) for k in range(4)]).result()
+'''
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_blobs_alone(tmp_path):
+    for attempt in range(5):
+        process = subprocess.Popen([sys.executable, '-c', KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        threading.Event().wait(0.05 + 0.037 * attempt)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        store = FileStore(tmp_path)
+        blobs = [bytes(blob) for blob in store.get(store.list('s').result()).result()]
+        store.close()
+        assert blobs
+        for blob in blobs:
+            assert len(blob) == 300_000 and blob == blob[:1] * 300_000
+
+
+# --- tiers ---
+
+def tiers(tmp_path, capacity):
+    disk = FileStore(tmp_path / 'disk')
+    return TieredStore([disk], capacity), disk
+
+
+def test_what_is_read_from_the_disk_is_in_memory_afterwards(tmp_path):
+    store, disk = tiers(tmp_path, 100)
+    disk.put([('a/1', (b'x' * 40,))]).result()
+    for _ in range(2):
+        assert bytes(store.get(['a/1']).result()[0]) == b'x' * 40
+    assert (store.hits, store.misses, store.host_nbytes) == (1, 1, 40)
+    store.close()
+
+
+def test_the_session_that_is_expected_last_leaves_memory_first_and_is_still_on_the_disk(tmp_path):
+    store, _ = tiers(tmp_path, 100)
+    for session, when in (('soon', 1.0), ('late', 9.0), ('never', math.inf)):
+        store.expect(session, when)
+        store.put([(f'{session}/1', (b'x' * 30,))]).result()
+    store.put([('new/1', (b'x' * 30,))]).result()
+    assert store.host_nbytes == 90
+    store.get(['soon/1', 'late/1', 'new/1']).result()
+    assert store.misses == 0
+    store.get(['never/1']).result()
+    assert store.misses == 1
+    store.put([('large/1', (b'x' * 101,))]).result()  # it would drive out all others
+    assert store.host_nbytes <= 100 and len(store.get(['large/1']).result()[0]) == 101
+    store.close()
+
+
+# --- time ---
+
+def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):
+    store = MeasuredStore(FileStore(tmp_path))
+    store.put([('a/large', (bytes(1_000_000),)), ('a/small', (b'x',))]).result()
+    for _ in range(FEWEST):
+        assert store.predicted(1_000_000) is None
+        store.get(['a/large']).result()
+        store.get(['a/small']).result()
+    one, many = store.predicted(1_000_000), store.predicted(100_000_000)
+    assert 0 < one < many and many > 50 * (one - store.predicted(0))
+    assert store.bandwidth > 0
+    store.close()
+
+
+# --- blobs ---
+
+ARRAYS = {'k': np.arange(24, dtype=np.float32).reshape(2, 3, 4), 'n': np.array([7], np.int64), 'b': np.zeros((0, 5), np.uint8)}
+
+
+def test_arrays_come_back_as_they_were():
+    parts, name = encode({'number': 3}, ARRAYS)
+    about, arrays = decode(memoryview(b''.join(parts)), 'it', name)
+    assert about == {'number': 3} and arrays.keys() == ARRAYS.keys()
+    for key, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[key], array)
+        assert arrays[key].dtype == array.dtype
+
+
+def test_any_bit_that_is_another_is_noticed():
+    parts, name = encode({'number': 3}, ARRAYS)
+    blob = bytearray(b''.join(parts))
+    for at in range(len(blob)):
+        blob[at] ^= 1 << at % 8
+        with pytest.raises(Corrupt, match='it is damaged'):
+            decode(memoryview(blob), 'it', name)
+        blob[at] ^= 1 << at % 8
+    for cut in (0, 1, len(blob) // 2, len(blob) - 1):
+        with pytest.raises(Corrupt):
+            decode(memoryview(blob[:cut]), 'it', name)

@@ -1,0 +1,65 @@
+"""Arrays as one blob whose SHA-256 is its name: what is read is what was written, or it is refused."""
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .protocol import Blob, StoreError
+
+_MAGIC = b'WMSLAB1\n'
+_ALIGNMENT = 64       # bytes, of the arrays
+_MAX_HEADER = 2**16   # bytes
+_TYPES = {name: np.dtype(name) for name in ('<f4', '<f8', '<i8', '|u1')}
+
+
+class Corrupt(StoreError):
+    """A blob that is not what its name says."""
+
+
+def encode(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[list[Blob], str]:
+    """Parts of a blob, which refer to the arrays, and its digest in hex. ``about``: JSON values."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    forms = [[name, array.dtype.str, array.shape] for name, array in contiguous.items()]
+    text = json.dumps({'about': about, 'arrays': forms}, sort_keys=True).encode()
+    text += b' ' * (-(len(_MAGIC) + 4 + len(text)) % _ALIGNMENT)
+    parts: list[Blob] = [_MAGIC + len(text).to_bytes(4, 'little') + text]
+    for array in contiguous.values():
+        parts += [memoryview(array.reshape(-1).view(np.uint8)), bytes(-array.nbytes % _ALIGNMENT)]
+    return parts, digest(*parts)
+
+
+def digest(*parts: Blob) -> str:
+    """SHA-256 in hex."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def decode(blob: memoryview, name: str, expected: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `encode` was given; the arrays are views of the blob. ``name``: for errors. Raises Corrupt for a blob that
+    has not the ``expected`` digest, or is none."""
+    if digest(blob) != expected:
+        raise Corrupt(f'{name} is damaged: its SHA-256 is not the one that it was stored with')
+    try:
+        if bytes(blob[:len(_MAGIC)]) != _MAGIC:
+            raise ValueError('it begins otherwise')
+        at = len(_MAGIC) + 4
+        length = int.from_bytes(blob[len(_MAGIC):at], 'little')
+        if length > _MAX_HEADER:
+            raise ValueError(f'its header has {length} bytes')
+        header = json.loads(bytes(blob[at:at + length]))
+        at += length
+        arrays = {}
+        for array, dtype, shape in header['arrays']:
+            count = int(np.prod(shape, dtype=object)) if shape else 1
+            values = np.frombuffer(blob, _TYPES[dtype], count, at)
+            arrays[array] = values.reshape(shape)
+            at += values.nbytes + -values.nbytes % _ALIGNMENT
+        return header['about'], arrays
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f'{name} is no blob of this version: {error}') from error

@@ -1,0 +1,191 @@
+"""Slabs as files in a folder: on NVMe, or in shared memory for the processes of one machine."""
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future as Promise
+from contextlib import suppress
+from pathlib import Path
+
+from .protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check_key
+
+_PARTS = '.parts'    # in the folder: files on their way; no key begins with a dot
+_ABANDONED = 600.0   # s, after which such a file is that of a process which is gone
+
+
+class FileStore:
+    """A `SlabStore` in a folder of this user's, which any number of processes may share.
+
+    A blob is written next to its place and renamed. ``durable``: it is also flushed to the disk before its promise is
+    kept, and so is its folder; for a folder in memory (tmpfs) that is of no use.
+    """
+
+    def __init__(self, path: Path, durable: bool = True, threads: int = 4):
+        """Raise StoreError where the folder cannot be made."""
+        self.path, self._durable = Path(path), durable
+        self._parts = self.path / _PARTS
+        try:
+            self._parts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f'the store {path} cannot be made: {error}') from error
+        self._remove_abandoned()
+        self._threads = Threads('files', threads)
+
+    def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
+        for key, _ in items:
+            check_key(key)
+        folders: set[Path] = set()
+        lock = threading.Lock()
+
+        def put(key: str, parts: Sequence[Blob]) -> None:
+            made = self._put(key, parts, create)
+            with lock:
+                folders.update(made)
+
+        def flush() -> None:
+            for folder in folders if self._durable else ():
+                _sync(folder)
+        return self._threads.each(put, items, flush)
+
+    def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
+        return self._threads.each(self._get, [(key,) for key in keys])
+
+    def delete(self, keys: Sequence[str]) -> Promise[None]:
+        return self._threads.each(self._delete, [(key,) for key in keys])
+
+    def list(self, prefix: str) -> Promise[list[str]]:
+        check_key(prefix)
+        return self._threads.submit(self._list, prefix)
+
+    def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
+        return self._threads.each(self._head, [(key,) for key in keys])
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _put(self, key: str, parts: Sequence[Blob], create: bool) -> list[Path]:
+        """Returns the folders that have changed."""
+        place, part = self.path / key, self._parts / uuid.uuid4().hex
+        if create and place.exists():
+            raise AlreadyStored(f'{key} is there already')
+        try:
+            with open(part, 'xb', opener=_private) as file:
+                file.writelines(parts)
+                file.flush()
+                if self._durable:
+                    os.fsync(file.fileno())
+            return self._move(part, place, create)
+        except FileExistsError:
+            raise AlreadyStored(f'{key} is there already') from None
+        except OSError as error:
+            raise StoreError(f'{key} cannot be written: {error}') from error
+        finally:
+            with suppress(OSError):
+                os.unlink(part)
+
+    def _move(self, part: Path, place: Path, create: bool) -> list[Path]:
+        for _ in range(100):  # a folder that has become empty may be removed meanwhile
+            above = place.parent
+            made = [above]
+            while not above.exists() and above != self.path:
+                above = above.parent
+                made.append(above)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                (os.link if create else os.replace)(part, place)
+                return made
+            except FileNotFoundError:
+                continue
+        raise StoreError(f'{place.parent} is removed again and again')
+
+    def _get(self, key: str) -> memoryview:
+        check_key(key)
+        try:
+            with open(self.path / key, 'rb', buffering=0, opener=_no_links) as file:
+                about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode):
+                    raise NotStored(f'{key} is no blob')
+                data = bytearray(about.st_size)
+                view, at = memoryview(data), 0
+                while at < len(data):
+                    count = file.readinto(view[at:])
+                    if not count:
+                        raise StoreError(f'{key} is cut off')
+                    at += count
+                return view
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotStored(f'{key} is not there') from None
+        except OSError as error:
+            raise StoreError(f'{key} cannot be read: {error}') from error
+
+    def _delete(self, key: str) -> None:
+        check_key(key)
+        place = self.path / key
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(place)
+        except OSError as error:
+            raise StoreError(f'{key} cannot be deleted: {error}') from error
+        with suppress(OSError):  # one that is not empty stays
+            while place.parent != self.path:
+                place = place.parent
+                os.rmdir(place)
+
+    def _list(self, prefix: str) -> list[str]:
+        found = []
+        for folder, _, files in os.walk(self.path / prefix):
+            relative = Path(folder).relative_to(self.path)
+            found += [(relative / name).as_posix() for name in files]
+        return sorted(found)
+
+    def _head(self, key: str) -> int | None:
+        check_key(key)
+        try:
+            about = os.stat(self.path / key, follow_symlinks=False)
+        except OSError:
+            return None
+        return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+    def _remove_abandoned(self) -> None:
+        for part in self._parts.iterdir():
+            with suppress(OSError):
+                if time.time() - part.stat().st_mtime > _ABANDONED:
+                    part.unlink()
+
+
+def in_memory(path: Path) -> bool:
+    """Whether a folder, which may not be there yet, is in the machine's memory (tmpfs), where flushing is of no use."""
+    path = Path(path).absolute()
+    while not path.exists():
+        path = path.parent
+    device = os.stat(path).st_dev
+    with open('/proc/self/mountinfo') as mounts:
+        for line in mounts:
+            fields = line.split()
+            major, minor = map(int, fields[2].split(':'))
+            if os.makedev(major, minor) == device:
+                return fields[fields.index('-') + 1] in ('tmpfs', 'ramfs')
+    return False
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _no_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def _sync(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # it became empty, and was removed
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""A store of stores: the host's memory before a disk, the disk before an object store."""
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future as Promise
+from typing import Any, TypeVar
+
+from .host import HostStore
+from .protocol import Blob, NotStored, SlabStore
+
+Result = TypeVar('Result')
+
+
+class TieredStore:
+    """A `SlabStore` that has all blobs in each of ``lower``, the fastest first, and in the host's memory as many as
+    fit ``capacity`` bytes.
+
+    What is read comes from the first that has it, and is then in the host's memory, too. When that is full, the
+    session goes that is expected to tick last (`expect`); of which nothing is expected, those go first. The first name
+    of a key is its session. What exactly one may make (``create``), and what there is (`list`), is decided by the last
+    store, which others may share.
+    """
+
+    def __init__(self, lower: Sequence[SlabStore], capacity: int):
+        if not lower or capacity < 0:
+            raise ValueError('at least one store must be below the host\'s memory, which has a capacity of 0 or more')
+        self._host, self._lower, self._capacity = HostStore(), tuple(lower), capacity
+        self._lock = threading.Lock()
+        self._sizes: dict[str, dict[str, int]] = {}  # of what is in the host's memory: session -> key -> bytes
+        self._used = 0
+        self._expected: dict[str, float] = {}
+        self.hits = self.misses = 0  # blobs that were read from the host's memory, and from below
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes in the host's memory."""
+        return self._used
+
+    def expect(self, session: str, when: float) -> None:
+        """Say when a session's next tick is expected: steady time in s; infinity forgets it."""
+        with self._lock:
+            if math.isinf(when):
+                self._expected.pop(session, None)
+            else:
+                self._expected[session] = when
+
+    def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
+        if create:
+            return self._lower[-1].put(items, create=True)
+        self._keep([(key, b''.join(parts)) for key, parts in items])
+        return _all([store.put(items) for store in self._lower])
+
+    def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
+        found: dict[str, memoryview] = {}
+        for key in keys:
+            try:
+                found[key], = self._host.get([key]).result()
+            except NotStored:
+                pass
+        missing = [key for key in keys if key not in found]
+        with self._lock:
+            self.hits += len(found)
+            self.misses += len(missing)
+        promise: Promise[list[memoryview]] = Promise()
+
+        def give() -> None:
+            promise.set_result([found[key] for key in keys])
+
+        def look(level: int) -> None:
+            def looked(done: Promise[list[memoryview]]) -> None:
+                error = done.exception()
+                if isinstance(error, NotStored) and level + 1 < len(self._lower):
+                    look(level + 1)
+                elif error:
+                    promise.set_exception(error)
+                else:
+                    found.update(zip(missing, done.result()))
+                    self._keep(list(zip(missing, done.result())))
+                    give()
+            self._lower[level].get(missing).add_done_callback(looked)
+        if missing:
+            look(0)
+        else:
+            give()
+        return promise
+
+    def delete(self, keys: Sequence[str]) -> Promise[None]:
+        with self._lock:
+            for key in keys:
+                self._forget(key)
+        return _all([store.delete(keys) for store in self._lower])
+
+    def list(self, prefix: str) -> Promise[list[str]]:
+        return self._lower[-1].list(prefix)
+
+    def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
+        return self._lower[-1].head(keys)
+
+    def close(self) -> None:
+        for store in self._lower:
+            store.close()
+
+    def _keep(self, blobs: Sequence[tuple[str, Any]]) -> None:
+        if sum(len(blob) for _, blob in blobs) > self._capacity:
+            return
+        self._host.put([(key, (blob,)) for key, blob in blobs]).result()
+        with self._lock:
+            for key, blob in blobs:
+                sizes = self._sizes.setdefault(_session(key), {})
+                self._used += len(blob) - sizes.get(key, 0)
+                sizes[key] = len(blob)
+            arriving = {_session(key) for key, _ in blobs}
+            while self._used > self._capacity:
+                last = max(self._sizes, key=lambda session: (session not in arriving,
+                                                             self._expected.get(session, math.inf)))
+                for key in list(self._sizes[last]):
+                    self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        session = _session(key)
+        sizes = self._sizes.get(session, {})
+        if key in sizes:
+            self._used -= sizes.pop(key)
+            self._host.delete([key]).result()
+        if not sizes:
+            self._sizes.pop(session, None)
+
+
+def _session(key: str) -> str:
+    return key.partition('/')[0]
+
+
+def _all(promises: Sequence[Promise[Any]]) -> Promise[None]:
+    """One promise that is kept when all are, or raises what one of them has raised."""
+    whole: Promise[None] = Promise()
+    left, lock = len(promises), threading.Lock()
+
+    def ended(_: Promise[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            error = next(filter(None, (promise.exception() for promise in promises)), None)
+            if error:
+                whole.set_exception(error)
+            else:
+                whole.set_result(None)
+    for promise in promises:
+        promise.add_done_callback(ended)
+    return whole

@@ -1,0 +1,90 @@
+"""`worldmodel fleet`: several servers as one, whose sessions move and come back."""
+from __future__ import annotations
+
+import argparse
+import sys
+
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+
+_EXAMPLES = """\
+examples:
+  worldmodel fleet up                              two servers of this machine, their front, and a page at port 8090
+  worldmodel fleet up --servers 4 --store /data/sessions -- --model FOLDER --backend torch-fp8
+  worldmodel fleet up --pool ray                   the same, placed and restarted by Ray (extra [ray])
+  worldmodel fleet status                          servers, claims and slack, as JSON
+  worldmodel fleet move SESSION                    to another server, while its robot goes on
+
+Robots use it as they use `worldmodel serve`: the parameter server:=auto, or the path given as --socket. What comes after --
+goes to each server. Exit codes: 0 after SIGINT or SIGTERM, 2 for a configuration that is refused, 1 for everything else.
+"""
+_DESCRIPTION = 'Runs several servers as one: robots are placed where there is time for them, and go on where they are moved.'
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser('fleet', help='run several servers as one', description=_DESCRIPTION, epilog=_EXAMPLES,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(metavar='ACTION', required=True)
+    start = actions.add_parser('up', help='start servers and their front, until Ctrl-C')
+    start.add_argument('--servers', type=int, default=2, metavar='N', help='(default: 2)')
+    start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and starts again those '
+                       'that have ended (default: local, processes of this machine)')
+    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: one is started '
+                       'here)')
+    start.add_argument('--store', default='', metavar='WHERE', help='folder or URL that all servers keep sessions in (default: '
+                       'worldmodel_store in $ROS_HOME or ~/.ros)')
+    start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots of one server (default: 8)')
+    start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='of a server\'s time, beyond which no robot '
+                       'is placed there and drives with its own model instead (default: 0.85)')
+    start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '
+                       'machine alone; 0: any free one, -1: none (default: 8090)')
+    start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='of worldmodel serve, for each server')
+    start.set_defaults(run=_up)
+    status = actions.add_parser('status', help='print servers, claims and slack as JSON')
+    status.set_defaults(run=_status)
+    move = actions.add_parser('move', help='move a session to another server')
+    move.add_argument('session', metavar='SESSION', help='as fleet status names it')
+    move.add_argument('--to', default='auto', metavar='PATH', help='socket of the server (default: auto, where there is time)')
+    move.set_defaults(run=_move)
+    for each in (start, status, move):
+        each.add_argument('--socket', default='auto', metavar='PATH', help='of the front (default: auto, this user\'s own)')
+
+
+def _up(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.serving.fleet.pools import PoolError
+    from worldmodel_ros.serving.fleet.process import Options, up
+    from worldmodel_ros.serving.transport.address import AddressError, socket_path
+    try:
+        return up(socket_path(chosen.socket), Options(chosen.servers, chosen.pool, chosen.ray_address, chosen.store,
+                                                      chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments)))
+    except (PoolError, ValueError) as error:
+        return _refused('up', error)
+    except (AddressError, OSError) as error:
+        return _refused('up', error, 1)
+
+
+def _status(chosen: argparse.Namespace) -> int:
+    import json
+
+    from worldmodel_ros.serving.client.link import Unavailable, ask_status
+    from worldmodel_ros.serving.transport.address import AddressError, socket_path
+    try:
+        print(json.dumps(ask_status(socket_path(chosen.socket)), indent=1))
+        return 0
+    except (AddressError, Unavailable) as error:
+        return _refused('status', error, 1)
+
+
+def _move(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.serving.fleet.move import MoveError, ask_move
+    from worldmodel_ros.serving.transport.address import AddressError, socket_path
+    try:
+        ask_move(socket_path(chosen.socket), chosen.session, chosen.to)
+        return 0
+    except (AddressError, MoveError) as error:
+        return _refused('move', error, 1)
+
+
+def _refused(action: str, error: Exception, code: int = BAD_CONFIGURATION) -> int:
+    print(f'worldmodel fleet {action}: {error}', file=sys.stderr)
+    return code

@@ -1,0 +1,420 @@
+"""Sessions in a store: each complete slab once, and a manifest of what makes a session, written last.
+
+Keys of a store (`cache.stores`) are, for a session and a layer group, ``SESSION/slabs/GROUP/NUMBER-DIGEST`` of slabs,
+``SESSION/states/DIGEST`` of what else a session has, ``SESSION/manifests/GENERATION-VERSION-DIGEST``, and
+``SESSION/claims/GENERATION`` of who owns it. All names hold the SHA-256 of what they name, so nothing is ever
+overwritten, and whatever is damaged is noticed. A manifest is put when all that it names is there: whenever a process
+or its machine ends, the last one that is there is complete.
+"""
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
+from ..cache.slab_index import SlabIndex
+from ..cache.stores.blob import Corrupt, decode, digest, encode
+from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
+from ..model.presets import Preset
+from .session_file import Capture, check_state, check_table
+from .session_folder import SessionFileError
+
+if TYPE_CHECKING:
+    from .memory import Memory
+
+KEPT = 2  # manifests of a session: the last one, and the one before it
+_SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
+_DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
+
+
+class Fenced(StoreError):
+    """Another process owns the session now."""
+
+
+def check_session(name: str) -> None:
+    """Raise ValueError for what is no name of a session."""
+    if not _SESSION.fullmatch(name):
+        raise ValueError(f'{name[:70]!r} is no name of a session: at most 64 characters of a-z, A-Z, 0-9, ".", "_" and "-", of '
+                         'which the first is a letter or a digit')
+
+
+@dataclass(frozen=True)
+class SlabEntry:
+    """A slab of a session: the first columns of its row in the table, and the key of each of its layer groups."""
+
+    number: int
+    valid: int
+    observed: int
+    tier: int
+    keys: tuple[str, ...]
+    nbytes: int
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """What slabs of the same content have in common, whatever session they are of."""
+        return tuple(map(_digest, self.keys))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A session at one of its ticks. ``generation`` rises with the owner, ``version`` with every manifest of an owner;
+    ``about``: JSON values of whoever runs the session."""
+
+    session: str
+    generation: int
+    version: int
+    fingerprint: str
+    state: str
+    state_nbytes: int
+    slabs: tuple[SlabEntry, ...]
+    about: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that it names."""
+        return self.state_nbytes + sum(slab.nbytes for slab in self.slabs)
+
+    @property
+    def keys(self) -> set[str]:
+        """Of all that it names."""
+        return {self.state, *(key for slab in self.slabs for key in slab.keys)}
+
+    def encode(self) -> tuple[str, bytes]:
+        """Its key, and its bytes."""
+        text = json.dumps(asdict(self), sort_keys=True).encode()
+        return f'{self.session}/manifests/{self.generation:08d}-{self.version:012d}-{digest(text)}', text
+
+    @classmethod
+    def decode(cls, key: str, blob: memoryview) -> Manifest:
+        """Raise Corrupt."""
+        if digest(blob) != _digest(key):
+            raise Corrupt(f'{key} is damaged: its SHA-256 is not the one that it was stored with')
+        try:
+            values = json.loads(bytes(blob))
+            slabs = tuple(SlabEntry(**{**slab, 'keys': tuple(slab['keys'])}) for slab in values['slabs'])
+            return cls(**{**values, 'slabs': slabs})
+        except (ValueError, TypeError, KeyError) as error:
+            raise Corrupt(f'{key} is no manifest of this version: {error}') from error
+
+
+class SessionLog:
+    """Writes one session to a store, by and by. Not for two threads at once.
+
+    ``groups``: layer groups, each a blob of its own. ``index`` is told what the slabs hold. ``known``: a manifest that
+    the session was restored from, whose slabs need not be stored again. ``history``: slabs that have left the window
+    stay in the store; else only what the last KEPT manifests name does.
+    """
+
+    def __init__(self, store: SlabStore, session: str, generation: int, groups: int = 1,
+                 index: SlabIndex | None = None, known: Manifest | None = None, history: bool = False):
+        check_session(session)
+        self.store, self.session, self.generation = store, session, generation
+        self._groups, self._index, self._history = groups, index, history
+        self._version = known.version if known and known.session == session else 0
+        self._written: list[tuple[str, Manifest]] = []  # newest last
+        self._stored: dict[int, tuple[bytes, SlabEntry]] = {}  # slab -> which use of which pages, and where it is stored
+        self._contents = {(slab.number, slab.content): slab for slab in known.slabs} if known else {}
+        self.nbytes = 0  # that were stored
+
+    def checkpoint(self, capture: Capture, about: Mapping[str, Any]) -> Checkpoint:
+        """What stores a session as it was when ``capture`` was made."""
+        return Checkpoint(self, capture, dict(about))
+
+    def require_own(self) -> None:
+        """Raise Fenced where a later generation has been claimed."""
+        if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
+            raise Fenced(f'session {self.session} has another owner than that of generation {self.generation}')
+
+    def _find(self, row: np.ndarray, use: bytes) -> SlabEntry | None:
+        """Where a slab is stored already, if it is."""
+        stored = self._stored.get(int(row[SLAB]))
+        if stored and stored[0] == use and (stored[1].valid, stored[1].observed) == (row[VALID], row[OBSERVED]):
+            return stored[1]
+        return None
+
+    def _write(self, manifest: Manifest, blobs: Sequence[tuple[str, list]]) -> Manifest:
+        self.store.put(blobs).result()
+        self._version += 1
+        manifest = replace(manifest, version=self._version)
+        key, text = manifest.encode()
+        self.require_own()
+        self.store.put([(key, (text,))]).result()
+        self.nbytes += sum(len(part) for _, parts in blobs for part in parts) + len(text)
+        self._written.append((key, manifest))
+        self._prune()
+        return manifest
+
+    def _prune(self) -> None:
+        if len(self._written) <= KEPT:
+            return
+        old, self._written = self._written[:-KEPT], self._written[-KEPT:]
+        kept = set().union(*(manifest.keys for _, manifest in self._written))
+        gone = {key for _, manifest in old for key in manifest.keys} - kept
+        if self._history:
+            gone = {key for key in gone if '/states/' in key}
+        own = [key for key in gone if key.startswith(self.session + '/')]
+        self.store.delete([key for key, _ in old]).result()  # first: what is named is there
+        self.store.delete(own).result()
+
+
+class Checkpoint:
+    """A session on its way to a store: `pieces` copies what is not there yet, then `write` may be called, from any
+    thread."""
+
+    def __init__(self, log: SessionLog, capture: Capture, about: dict[str, Any]):
+        self._log, self._capture, self._about = log, capture, about
+        self._cache = capture.cache
+        self.on_host = capture.on_host  # as Capture.on_host
+        self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
+
+    def pieces(self) -> Iterator[None]:
+        """Copy a slab with every `next`. Raises OutOfPages where memory was so short that the session's copy lost
+        its pages."""
+        for row in self._cache.table.rows:
+            pool = self._cache.pools[row[TIER]]
+            use = _use(row, pool.allocator.uses(row[PAGES:]))
+            found = self._log._find(row, use)
+            if found is None:
+                found = pool.storage.dump(row[PAGES:])
+                self._cache.require_pages()
+            self._slabs.append((row, use, found))
+            yield
+        self._cache.close()
+
+    def write(self) -> Manifest:
+        """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays."""
+        log, blobs, entries = self._log, [], []
+        for row, use, found in self._slabs:
+            if not isinstance(found, SlabEntry):
+                found, new = self._encode(row, found)
+                blobs += new
+                log._stored[found.number] = use, found
+                if log._index and found.valid == self._cache.layout.frames:
+                    ids = row[PAGES:]
+                    log._index.add(found.content, found.tier, ids, np.frombuffer(use, np.int64)[len(row):])
+            entries.append(found)
+        log._stored = {entry.number: log._stored[entry.number] for entry in entries}
+        parts, name = encode({'kind': 'state'}, self._capture.state)
+        state = f'{log.session}/states/{name}'
+        blobs.append((state, parts))
+        return log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state,
+                                   sum(map(len, parts)), tuple(entries), self._about), blobs)
+
+    def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]]]:
+        number, valid, observed, tier = map(int, row[:PAGES])
+        layers = len(next(iter(pages.values()))[0])
+        bounds = np.linspace(0, layers, min(self._log._groups, layers) + 1).astype(int)
+        blobs, nbytes = [], 0
+        for group, (first, last) in enumerate(zip(bounds, bounds[1:])):
+            about = {'kind': 'slab', 'fingerprint': self._capture.fingerprint, 'number': number, 'valid': valid,
+                     'observed': observed, 'tier': tier, 'layers': [int(first), int(last), layers]}
+            parts, name = encode(about, {each: array[:, first:last] for each, array in pages.items()})
+            nbytes += sum(map(len, parts))
+            blobs.append((f'{self._log.session}/slabs/{group:02d}/{number:010d}-{name}', parts))
+        entry = SlabEntry(number, valid, observed, tier, tuple(key for key, _ in blobs), nbytes)
+        known = self._log._contents.get((number, entry.content))  # of whom the session was restored from
+        return (known, []) if known else (entry, blobs)
+
+
+class StoredSession:
+    """A session on its way from a store into an engine. `read` may be called again with a later manifest of the same
+    session, and then reads only what is new; `pieces` fills pages, after which a session may take it over
+    (`Session.restore`).
+
+    ``index``: finds the slabs that other sessions of the engine have already; their pages are shared.
+    """
+
+    def __init__(self, store: SlabStore, spec: Preset, fingerprint: str, memory: Memory, index: SlabIndex | None = None):
+        self._store, self._spec, self._fingerprint, self._memory = store, spec, fingerprint, memory
+        self._index = index
+        self._cache = memory.stage()
+        self.on_host = all(pool.storage.on_host for pool in memory.pools)
+        self.state: dict[str, np.ndarray] = {}
+        self._there: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # slab -> content, row of the table
+        self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
+        self._ending, self._over = threading.Lock(), False
+        self.read_nbytes = self.shared_slabs = 0  # by the last `read`
+
+    def read(self, manifest: Manifest) -> None:
+        """Read and checks all that a manifest names and is not here yet; touches no session. Raises StoreError, and
+        SessionFileError where the session is another model's."""
+        if manifest.fingerprint != self._fingerprint:
+            raise SessionFileError(f'session {manifest.session} is of another model than this {self._spec.name!r}, or of other '
+                                   'weights: what it keeps of images means nothing here')
+        rows = np.array([[slab.number, slab.valid, slab.observed, slab.tier] for slab in manifest.slabs], np.int64)
+        self._drop({slab.number: slab.content for slab in manifest.slabs})
+        missing, self.shared_slabs = [], 0
+        for slab in manifest.slabs:
+            if slab.number not in self._there and not self._share(slab):
+                missing.append(slab)
+        keys = [manifest.state, *(key for slab in missing for key in slab.keys)]
+        blobs = dict(zip(keys, self._store.get(keys).result()))
+        self.read_nbytes = sum(map(len, blobs.values()))
+        _, state = decode(blobs[manifest.state], manifest.state, _digest(manifest.state))
+        state = {name: np.array(array) for name, array in state.items()}
+        try:
+            check_state(state, self._spec)
+            check_table(rows.reshape(-1, PAGES), int(state['time'][0]), self._spec, self._memory)
+            self._coming = [(slab, self._pages(slab, blobs)) for slab in missing]
+        except ValueError as error:
+            raise Corrupt(f'{manifest.session} is no session of this model: {error}') from error
+        self.state = state
+
+    def pieces(self) -> Iterator[None]:
+        """Fill a slab with every `next`. Raises OutOfPages where there is no room."""
+        for slab, pages in self._coming:
+            if self._over:
+                return
+            pool = self._cache.pools[slab.tier]
+            ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
+            row = np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids])
+            self._put(slab, row)
+            pool.storage.load(ids, pages)
+            if self._index and slab.valid == self._memory.layout.frames:
+                self._index.add(slab.content, slab.tier, ids, pool.allocator.uses(ids))
+            yield
+        self._coming = []
+
+    def take(self) -> SequenceCache:
+        """The filled cache, for the session that takes it over. Raises SessionFileError after `close`."""
+        with self._ending:
+            if self._over:
+                raise SessionFileError('the session was given up while it was loaded')
+            self._over = True
+        return self._cache
+
+    def close(self) -> None:
+        """Give back what no session has taken over. From any thread."""
+        with self._ending:
+            if not self._over:
+                self._over = True
+                self._cache.close()
+
+    def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
+        """Let go of slabs that are not, or no more, in the session."""
+        gone = [number for number, (content, _) in self._there.items() if contents.get(number) != content]
+        for number in gone:
+            _, row = self._there.pop(number)
+            table = self._cache.table
+            self._cache.replace(table.select(table.slabs != number))
+            self._cache.lease(int(row[TIER])).release(row[PAGES:])
+
+    def _share(self, slab: SlabEntry) -> bool:
+        ids = self._index.share(slab.content, self._cache, slab.tier) if self._index else None
+        if ids is None:
+            return False
+        self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
+        self.shared_slabs += 1
+        return True
+
+    def _put(self, slab: SlabEntry, row: np.ndarray) -> None:
+        self._cache.replace(self._cache.table.put(row))
+        self._there[slab.number] = slab.content, row
+
+    def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
+        """The arrays of a slab; raises Corrupt, and ValueError for those of another slab or shape."""
+        parts = []
+        for key in slab.keys:
+            about, arrays = decode(blobs[key], key, _digest(key))
+            told = tuple(about.get(name) for name in ('fingerprint', 'number', 'valid', 'observed', 'tier'))
+            if told != (self._fingerprint, slab.number, slab.valid, slab.observed, slab.tier):
+                raise ValueError(f'{key} is another slab than its manifest says')
+            parts.append(arrays)
+        pages = parts[0] if len(parts) == 1 else {
+            name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
+        pool, tiles = self._memory.pools[slab.tier], self._memory.layout.tiles
+        for name, (shape, dtype) in pool.storage.forms().items():
+            array = pages.get(name)
+            if array is None or array.shape != (tiles, *shape) or array.dtype != dtype:
+                raise ValueError(f'the pages {name} of slab {slab.number} are of another shape')
+            if not pool.storage.finite(name, array):
+                raise ValueError(f'slab {slab.number} has numbers that are not finite')
+        return pages
+
+
+def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]:
+    """Those of a session, the newest first; in place of one that is damaged or gone, why. Raises StoreError."""
+    check_session(session)
+    for key in reversed(store.list(f'{session}/manifests').result()):
+        try:
+            blob, = store.get([key]).result()
+            yield Manifest.decode(key, blob)
+        except (Corrupt, NotStored) as error:
+            yield error
+
+
+def read_newest(store: SlabStore, session: str, into: StoredSession,
+                allow: Callable[[Manifest], None] = lambda manifest: None) -> tuple[Manifest, list[str]]:
+    """Read the newest manifest of a session that is complete; also says what was wrong with newer ones. ``allow``
+    may raise what forbids to read a manifest. Raises NotStored where there is none, and StoreError."""
+    wrong = []
+    for manifest in manifests(store, session):
+        try:
+            if isinstance(manifest, StoreError):
+                raise manifest
+            allow(manifest)
+            into.read(manifest)
+            return manifest, wrong
+        except (Corrupt, NotStored) as error:
+            wrong.append(str(error))
+    raise NotStored(f'session {session} is not in the store' + ''.join(f'; {reason}' for reason in wrong))
+
+
+def claim(store: SlabStore, session: str, generation: int, owner: str) -> None:
+    """Make ``owner`` the one owner of a generation of a session. Raises AlreadyStored for all but one, and Fenced
+    where a later generation is owned."""
+    check_session(session)
+    newest, other = owner_of(store, session)
+    if newest > generation:
+        raise Fenced(f'session {session} is at generation {newest}, owned by {other}')
+    store.put([(_claim(session, generation), (json.dumps({'owner': owner, 'by': uuid.uuid4().hex}).encode(),))],
+              create=True).result()
+
+
+def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
+    """The newest generation of a session that is owned, and by whom; 0 and '' where there is none."""
+    claims = store.list(f'{session}/claims').result()
+    if not claims:
+        return 0, ''
+    blob, = store.get([claims[-1]]).result()
+    return int(claims[-1].rpartition('/')[2]), str(json.loads(bytes(blob))['owner'])
+
+
+def claim_next(store: SlabStore, session: str, owner: str) -> int:
+    """Claims the next generation of a session, whoever owned it; returns it. Raises StoreError."""
+    while True:
+        generation = owner_of(store, session)[0] + 1
+        try:
+            claim(store, session, generation, owner)
+            return generation
+        except (AlreadyStored, Fenced):
+            continue  # another one was faster
+
+
+def forget(store: SlabStore, session: str) -> None:
+    """Delete all of a session; its manifests first. Raises StoreError."""
+    check_session(session)
+    for part in ('manifests', 'states', 'slabs', 'claims'):
+        store.delete(store.list(f'{session}/{part}').result()).result()
+
+
+def _claim(session: str, generation: int) -> str:
+    return f'{session}/claims/{generation:08d}'
+
+
+def _digest(key: str) -> str:
+    found = _DIGEST.fullmatch(key.rpartition('/')[2])
+    if not found:
+        raise Corrupt(f'{key[:200]!r} does not end in a SHA-256')
+    return found[1]
+
+
+def _use(row: np.ndarray, uses: np.ndarray) -> bytes:
+    return row.tobytes() + uses.tobytes()

@@ -1,0 +1,311 @@
+"""Keeps the sessions of one server in a store, so that they outlast the connection, the server and its machine."""
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future as Promise, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.cache.stores.measured import MeasuredStore
+from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.session_folder import SessionFileError
+from worldmodel_ros.engine.session_store import (
+    Fenced, Manifest, SessionLog, StoredSession, check_session, claim, claim_next, owner_of, read_newest)
+from worldmodel_ros.engine.session_transfer import wait
+from worldmodel_ros.serving.service.client import Continuity
+from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceListener
+from worldmodel_ros.serving.service.service import Service
+
+_log = logging.getLogger(__name__)
+_THREADS = 4
+_STRIPES = 64  # locks that all names share
+
+
+class TooSlow(StoreError):
+    """A session whose reading, by what was measured, would take longer than it may."""
+
+
+@dataclass(frozen=True)
+class KeeperSettings:
+    """
+    ``period``: a session is stored at most once in so many s while it ticks, and when it ends or moves. ``patience``
+    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session is begun anew where,
+    by measurement, reading it would take longer. ``longest_gap`` [s]: and where it has not ticked for so long, since the
+    robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
+    """
+
+    period: float = 0.5
+    patience: float = 2.0
+    within: float = 2.0
+    longest_gap: float = 300.0
+    groups: int = 1
+    history: bool = False
+
+
+@dataclass(eq=False)
+class Kept:
+    """A session of the service that is kept in the store. ``number``: the service's. ``lock``: of its log."""
+
+    name: str
+    number: int
+    generation: int
+    log: SessionLog
+    frames: int = 0  # that it had seen when it was opened
+    stored_at: float = -math.inf
+    storing: bool = False
+    closed: bool = False
+    fenced: str = ''  # who owns it, in words
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Keeper:
+    """
+    All sessions of a service, by the names that robots give them. ``address``: where this server is reached, which is
+    what it claims sessions by. Methods may be called from any thread; those that say so wait.
+    """
+
+    def __init__(self, service: Service, engine: Engine, store: SlabStore, address: str,
+                 settings: KeeperSettings = KeeperSettings()) -> None:
+        """``engine``: the first one of the service."""
+        self._service, self._engine, self.address, self.settings = service, engine, address, settings
+        self.store = MeasuredStore(store)
+        self._executor = ThreadPoolExecutor(_THREADS, 'keeper')
+        self._lock = threading.Lock()
+        self._names = [threading.RLock() for _ in range(_STRIPES)]  # of sessions that are being opened or ended
+        self._coming: dict[str, tuple[StoredSession, Manifest]] = {}  # prepared, and not taken over yet
+        self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
+        self._counts: Counter[str] = Counter()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
+        """Have one of the keeper's threads call a function, which may wait."""
+        return self._executor.submit(function, *arguments)
+
+    def open(self, listener: ServiceListener, account: Hashable, name: str) -> Kept:
+        """
+        Open the session of a robot: the one that was taken over for it, or the one that is in the store, or a new one.
+
+        Waits. Raises ServiceFull, StoreError, and ValueError for what is no name.
+        """
+        check_session(name)
+        with self._alone(name):
+            with self._lock:
+                parked = self._parked.pop(name, None)
+            if parked:
+                self._service.listen(parked.number, listener, account)
+                self._counts['attached'] += 1
+                return parked
+            generation = claim_next(self.store, name, self.address)
+            stored = self._engine.stored_session(self.store)
+            try:
+                try:
+                    manifest, wrong = read_newest(self.store, name, stored, self._allow)
+                    for reason in wrong:
+                        _log.error('session %s: %s; an earlier state of it is used', name, reason)
+                    kept = self._go_on(listener, account, stored, manifest, generation)
+                    self._counts['resumed'] += 1
+                    return kept
+                except NotStored as error:
+                    if '; ' in str(error):
+                        _log.error('%s', error)
+                except (TooSlow, SessionFileError, OutOfPages) as error:
+                    _log.warning('session %s begins anew: %s', name, error)
+                    self._counts['refused'] += 1
+            finally:
+                stored.close()
+            number = self._service.open(listener, account=account)
+            self._counts['begun'] += 1
+            return Kept(name, number, generation, self._log_of(name, generation))
+
+    def prepare(self, name: str) -> Manifest:
+        """Read what is in the store of a session that is about to come. Waits; raises StoreError, SessionFileError."""
+        check_session(name)
+        with self._alone(name):
+            with self._lock:
+                stored, _ = self._coming.pop(name, (None, None))
+            stored = stored or self._engine.stored_session(self.store)
+            try:
+                manifest, _ = read_newest(self.store, name, stored)
+                self._fill(None, stored)
+            except BaseException:
+                stored.close()
+                raise
+            with self._lock:
+                self._coming[name] = stored, manifest
+            return manifest
+
+    def take_over(self, name: str, generation: int) -> Kept:
+        """
+        Become the owner of a session, and make it ready for its robot.
+
+        Waits. Raises StoreError, AlreadyStored where another is the owner of this generation; ServiceFull.
+        """
+        self.prepare(name)  # what is new since the last time
+        with self._alone(name):
+            with self._lock:
+                stored, manifest = self._coming.pop(name)
+            try:
+                if manifest.generation != generation - 1:
+                    raise Fenced(f'session {name} is at generation {manifest.generation} in the store, not {generation - 1}')
+                # The session is there before it is claimed: with the claim, the other server's is over.
+                kept = self._go_on(_Parked(), None, stored, manifest, generation)
+                try:
+                    claim(self.store, name, generation, self.address)
+                except BaseException:
+                    self._service.close(kept.number)
+                    raise
+            finally:
+                stored.close()
+            with self._lock:
+                self._parked[name] = kept
+            self._counts['taken_over'] += 1
+            return kept
+
+    def give_up(self, kept: Kept) -> None:
+        """End a session that was taken over for a robot, if that has not come. Waits."""
+        with self._lock:
+            if self._parked.get(kept.name) is not kept:
+                return
+            del self._parked[kept.name]
+        self.end(kept)
+
+    def ticked(self, kept: Kept) -> None:
+        """Store the session, unless it has been just now. Does not wait."""
+        now = time.monotonic()
+        if kept.storing or kept.closed or kept.fenced or now - kept.stored_at < self.settings.period:
+            return
+        kept.storing, kept.stored_at = True, now
+        self._executor.submit(self._store, kept)
+
+    def checkpoint(self, kept: Kept) -> Manifest:
+        """Store the session as it is now. Waits; raises StoreError (Fenced where it is another's), SessionFileError, and
+        ValueError where it has seen nothing."""
+        with kept.lock:
+            capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
+            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time()})
+            self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
+            manifest = checkpoint.write()
+            kept.stored_at = time.monotonic()
+            self._counts['stored'] += 1
+            return manifest
+
+    def reclaim(self, kept: Kept) -> None:
+        """Raise the generation of a session that stays here after all. Waits; raises AlreadyStored where another server
+        was faster, whose it is."""
+        claim(self.store, kept.name, kept.generation + 1, self.address)
+        with kept.lock:
+            kept.generation += 1
+            kept.log.generation = kept.generation
+
+    def owner(self, name: str) -> tuple[int, str]:
+        """Generation and address of the owner of a session. Waits; raises StoreError."""
+        return owner_of(self.store, name)
+
+    def end(self, kept: Kept, store: bool = True) -> None:
+        """Close a session; what it has seen is stored before, unless it is another's. Waits."""
+        with self._alone(kept.name):
+            if kept.closed:
+                return
+            kept.closed = True
+            if store and not kept.fenced:
+                try:
+                    self.checkpoint(kept)
+                except Exception as error:  # it ends whatever becomes of that
+                    seen_nothing = isinstance(error, ValueError) and not isinstance(error, SessionFileError)
+                    if not seen_nothing:
+                        _log.warning('session %s is not stored as it ended: %s', kept.name, error)
+            self._service.close(kept.number)
+
+    def close(self) -> None:
+        """End what is parked, and the threads. The store is not touched."""
+        with self._lock:
+            coming, parked = list(self._coming.values()), list(self._parked.values())
+            self._coming.clear()
+        for stored, _ in coming:
+            stored.close()
+        for kept in parked:
+            self.give_up(kept)
+        self._executor.shutdown()  # what ends is stored first
+
+    def status(self) -> dict[str, Any]:
+        """What was done, and how fast the store is, as JSON values."""
+        rate = self.store.bandwidth
+        return {'address': self.address, **self._counts, 'parked': len(self._parked),
+                'shared_slabs': self._engine.slab_index.shared,
+                'store_read_mb_s': None if rate is None else round(rate / 1e6, 1)}
+
+    def _allow(self, manifest: Manifest) -> None:
+        """Raise TooSlow where a session is not to be read."""
+        gap = time.time() - float(manifest.about.get('at', 0.0))
+        if gap > self.settings.longest_gap:
+            raise TooSlow(f'it has not ticked for {gap:.0f} s, and at most {self.settings.longest_gap:g} are allowed')
+        predicted = self.store.predicted(manifest.nbytes)
+        if predicted is not None and predicted > self.settings.within:
+            raise TooSlow(f'to read its {manifest.nbytes / 1e6:.1f} MB would take {predicted:.2f} s by what was measured, and '
+                          f'{self.settings.within:g} are allowed')
+
+    def _go_on(self, listener: ServiceListener, account: Hashable, stored: StoredSession, manifest: Manifest,
+               generation: int) -> Kept:
+        try:
+            continuity = Continuity.from_dict({key: value for key, value in manifest.about.items() if key != 'at'})
+        except ValueError as error:
+            raise SessionFileError(f'session {manifest.session}: {error}') from error
+        number = self._service.open(listener, continuity.seed, account)
+        try:
+            self._fill(number, stored)
+            wait(self._service.adopt(number, stored, continuity), self.settings.patience)
+        except BaseException:
+            self._service.close(number)
+            raise
+        frames = int(stored.state['time'][0]) + 1
+        return Kept(manifest.session, number, generation, self._log_of(manifest.session, generation, manifest), frames)
+
+    def _fill(self, number: int | None, stored: StoredSession) -> None:
+        """``number``: of a session of the service; None: there is none yet, and only pages on the host can be filled."""
+        if number is not None:
+            self._service.run_pieces(number, stored.pieces(), stored.on_host, self.settings.patience)
+        elif stored.on_host:
+            for _ in stored.pieces():
+                pass
+
+    def _log_of(self, name: str, generation: int, known: Manifest | None = None) -> SessionLog:
+        return SessionLog(self.store, name, generation, self.settings.groups, self._engine.slab_index, known,
+                          self.settings.history)
+
+    def _store(self, kept: Kept) -> None:
+        try:
+            self.checkpoint(kept)
+        except Fenced as error:
+            kept.fenced = str(error)
+            _log.error('%s: it is not stored from here any more', error)
+        except Exception as error:
+            if not kept.closed:
+                self._counts['not_stored'] += 1
+                _log.warning('session %s is not stored: %s', kept.name, error)
+        finally:
+            kept.storing = False
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        with self._names[hash(name) % _STRIPES]:
+            yield
+
+
+class _Parked:
+    """The listener of a session whose robot is not here yet: nothing comes for it."""
+
+    def replied(self, reply: Reply) -> None:
+        pass
+
+    def pictured(self, picture: Picture) -> None:
+        pass
+
+    def failed(self, reason: str, error: Exception) -> None:
+        _log.error('a session that was taken over failed: %s', reason, exc_info=error)

@@ -1,0 +1,145 @@
+"""Moves a session from this server to another one, while its robot goes on."""
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from worldmodel_ros.cache.stores.protocol import AlreadyStored
+from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.address import AddressError, connect
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from .keeper import Keeper, Kept
+
+_log = logging.getLogger(__name__)
+CONNECT = 0.5   # s
+PREPARE = 5.0   # s, for the other server to read the session
+TAKE_OVER = 1.0  # s, for it to read what is new, while the robot has no answer
+_ROUNDS = 3     # of copying what is new, before the robot is held
+_numbers = itertools.count(1)
+
+
+class MoveError(RuntimeError):
+    """A session that stays where it is; the text says why."""
+
+
+class Moving(Protocol):
+    """The robot whose session moves, as its server sees it."""
+
+    def hold(self, patience: float) -> None:
+        """Wait for the border between two ticks, at most ``patience`` s; from then on what comes is kept, not served."""
+
+    def release(self) -> None:
+        """Serve what was kept, and goes on."""
+
+    def send_to(self, address: str, generation: int) -> None:
+        """Tell the robot where its session is; nothing is served here any more."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a move took: s for which the robot was held, s in all, rounds of copying before."""
+
+    held: float
+    total: float
+    rounds: int
+    generation: int
+
+
+def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
+    """
+    Have the server at ``target`` (its socket) serve a session from the next tick on.
+
+    Copies while the robot ticks; holds it between two ticks for what is left; then the other server claims the next
+    generation, which exactly one can, and the robot is sent there. Waits. Raises MoveError where the session stays:
+    then this server has claimed that generation, and the other one cannot go on with it.
+    """
+    start = time.perf_counter()
+    if target == keeper.address:
+        raise MoveError('it is here already')
+    if kept.closed or kept.fenced:
+        raise MoveError(kept.fenced or 'the session has ended')
+    peer = None
+    try:
+        peer = Peer(Path(target))
+        manifest, rounds, new = keeper.checkpoint(kept), 0, 2
+        while new > 1 and rounds < _ROUNDS:
+            peer.ask(messages.Prepare, PREPARE, kept.name)
+            before, manifest, rounds = manifest, keeper.checkpoint(kept), rounds + 1
+            new = len(set(manifest.slabs) - set(before.slabs))
+    except Exception as error:
+        if peer:
+            peer.close()
+        raise MoveError(f'the server at {target} cannot take it: {error}') from error
+    held = time.perf_counter()
+    generation = kept.generation + 1
+    try:
+        robot.hold(2.0 * keeper.settings.patience)
+        held = time.perf_counter()
+        keeper.checkpoint(kept)
+        peer.ask(messages.TakeOver, TAKE_OVER, kept.name, generation)
+    except Exception as error:
+        _stay(keeper, kept, robot, target, error)
+    finally:
+        peer.close()
+    end = time.perf_counter()
+    kept.fenced = f'session {kept.name} has moved to {target}'
+    robot.send_to(target, generation)
+    return Moved(end - held, end - start, rounds, generation)
+
+
+def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:
+    """Keep the session, and raises MoveError; unless the other server was faster, whose it is then."""
+    try:
+        keeper.reclaim(kept)
+    except AlreadyStored:
+        _log.info('session %s has gone to %s, whose answer did not come: %s', kept.name, target, error)
+        return
+    except Exception as failed:  # the store is gone: nobody can claim it, so it stays
+        _log.error('session %s: its generation could not be raised: %s', kept.name, failed)
+    robot.release()
+    raise MoveError(f'the server at {target} did not take it over: {error}') from error
+
+
+class Peer:
+    """Another server, as this one asks it for things."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise AddressError."""
+        self._connection = Connection(connect(path, CONNECT))
+
+    def ask(self, kind: type, patience: float, *values: Any) -> None:
+        """Send a message of a kind; wait until it is done. Raises MoveError with what the server says, or does not."""
+        number = next(_numbers)
+        try:
+            self._connection.send(kind(number, *values))
+            received = self._connection.receive(patience)
+        except (ConnectionLost, MessageError) as error:
+            raise MoveError(str(error)) from error
+        if received is None:
+            raise MoveError(f'it has not answered for {patience:g} s')
+        message, _ = received
+        if not isinstance(message, messages.Done) or message.number != number:
+            raise MoveError(getattr(message, 'reason', f'it answered with {type(message).__name__}'))
+        if message.refusal:
+            raise MoveError(message.refusal)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def ask_move(server: Path, session: str, target: Path | str, patience: float = 15.0) -> None:
+    """Have the server at a socket move a session to another server. Waits; raises MoveError with the reason why not."""
+    try:
+        peer = Peer(server)
+    except AddressError as error:
+        raise MoveError(str(error)) from error
+    try:
+        peer.ask(messages.Move, patience, session, str(target))
+    finally:
+        peer.close()

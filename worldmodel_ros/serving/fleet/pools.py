@@ -1,0 +1,192 @@
+"""What starts the servers of a fleet, and starts those again that have ended: processes of this machine, or Ray."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from worldmodel_ros.exit_codes import BAD_CONFIGURATION
+from worldmodel_ros.serving.client.link import Unavailable, ask_status
+
+_PATIENCE = 10.0  # s for a server to end in good order
+_ATTEMPTS = 3     # to start Ray
+_AGAIN = 1.0      # s before one that has ended is started again
+
+
+class PoolError(RuntimeError):
+    """Servers that cannot be started; the text says why, and what to do."""
+
+
+class Pool(Protocol):
+    """Servers by number, each at a socket of its own."""
+
+    name: str
+
+    def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
+        """Have `worldmodel serve` run with these arguments, and again whenever it has ended. Raises PoolError."""
+
+    def look(self) -> dict[int, str]:
+        """What each server does, in a word or two; starts again what has ended. Raises PoolError where that is of no use."""
+
+    def stop(self, number: int) -> None:
+        """End a server in good order, for good."""
+
+    def close(self) -> None:
+        """End all."""
+
+
+class ServerProcess:
+    """A server as a child process, or as one that an earlier owner has left running."""
+
+    def __init__(self, arguments: Sequence[str], socket: str, log: str) -> None:
+        self._arguments, self._socket, self._log = list(arguments), Path(socket), log
+        self._child: subprocess.Popen | None = None
+        self._pid = 0
+        self._ended = 0.0
+        self.starts = 0
+        self.adopt() or self._start()
+
+    def adopt(self) -> bool:
+        """Take up a server that runs already, as one does whose owner was lost; return whether there is one."""
+        try:
+            self._pid = int(ask_status(self._socket)['pid'])
+        except (Unavailable, KeyError, ValueError, TypeError):
+            return False
+        return True
+
+    def state(self) -> str:
+        """`runs` or `ended`; one that has ended is started again, unless it would refuse again: `refused`."""
+        if self._child is None:
+            with suppress(OSError):
+                os.kill(self._pid, 0)
+                return 'runs'
+        elif self._child.poll() is None:
+            return 'runs'
+        elif self._child.returncode == BAD_CONFIGURATION:
+            return 'refused'
+        now = time.monotonic()
+        if not self._ended:
+            self._ended = now
+        elif now - self._ended >= _AGAIN:
+            self._start()
+        return 'ended'
+
+    def stop(self) -> None:
+        """End it in good order."""
+        pid = self._child.pid if self._child else self._pid
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+        if self._child:
+            try:
+                self._child.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+
+    def _start(self) -> None:
+        self._ended = 0.0
+        self.starts += 1
+        with open(self._log, 'a') as log:
+            # A session of its own: it outlasts who started it, so that robots drive on where that is lost.
+            self._child = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket',
+                                            str(self._socket), *self._arguments], stdout=log, stderr=log,
+                                           start_new_session=True)
+
+
+class LocalPool:
+    """Processes of this machine."""
+
+    name = 'local'
+
+    def __init__(self) -> None:
+        self._servers: dict[int, ServerProcess] = {}
+
+    def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
+        socket, *rest = arguments
+        self._servers[number] = ServerProcess(rest, socket, str(log))
+
+    def look(self) -> dict[int, str]:
+        return {number: server.state() for number, server in self._servers.items()}
+
+    def stop(self, number: int) -> None:
+        self._servers.pop(number).stop()
+
+    def close(self) -> None:
+        for number in list(self._servers):
+            self.stop(number)
+
+
+class RayPool:
+    """Actors of Ray, one for each server, in a placement group; extra ``[ray]``.
+
+    Ray places and restarts the actors, and says whether they live; each runs its server as a process of its own, which
+    goes on while Ray is away, and is found again by the actor that comes after it. No frame and no page goes through Ray.
+    """
+
+    name = 'ray'
+
+    def __init__(self, servers: int, address: str | None = None, cpus: float = 1.0) -> None:
+        """``address``: of a cluster; None: one is started here. ``cpus``: of each server. Raises PoolError."""
+        try:
+            import ray
+            from ray.util.placement_group import placement_group
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        except ImportError as error:
+            raise PoolError('ray is not installed: pip install "worldmodel-ros[ray]"') from error
+        self._ray, self._owned = ray, not ray.is_initialized()
+        if self._owned:
+            self._begin(address, {} if address else {'num_cpus': max(1, round(servers * cpus))})
+        self._group = placement_group([{'CPU': cpus}] * servers, strategy='PACK')
+        if not self._group.wait(60):
+            raise PoolError(f'Ray has no room for {servers} servers of {cpus:g} CPUs each')
+        self._cpus, self._strategy = cpus, PlacementGroupSchedulingStrategy
+        self._actors: dict[int, Any] = {}
+
+    def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
+        socket, *rest = arguments
+        actor = self._ray.remote(ServerProcess).options(
+            num_cpus=self._cpus, max_restarts=-1, max_task_retries=-1, name=f'worldmodel-{os.getpid()}-{number}',
+            scheduling_strategy=self._strategy(self._group, placement_group_bundle_index=number))
+        self._actors[number] = actor.remote(rest, socket, str(log))
+
+    def look(self) -> dict[int, str]:
+        asked = {number: actor.state.remote() for number, actor in self._actors.items()}
+        done, _ = self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=2.0)
+        states = {}
+        for number, answer in asked.items():
+            try:
+                states[number] = self._ray.get(answer) if answer in done else 'actor does not answer'
+            except self._ray.exceptions.RayError as error:
+                states[number] = f'actor: {type(error).__name__}'
+        return states
+
+    def stop(self, number: int) -> None:
+        actor = self._actors.pop(number)
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.get(actor.stop.remote(), timeout=2 * _PATIENCE)
+        self._ray.kill(actor)
+
+    def _begin(self, address: str | None, options: dict[str, Any]) -> None:
+        # Ray waits for its own processes for 30 s, which a busy machine may take longer for.
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False,
+                               **options)
+                return
+            except Exception as error:  # it raises no class of its own
+                self._ray.shutdown()
+                if attempt + 1 == _ATTEMPTS:
+                    raise PoolError(f'Ray cannot be started: {error}') from error
+
+    def close(self) -> None:
+        for number in list(self._actors):
+            self.stop(number)
+        self._ray.util.remove_placement_group(self._group)
+        if self._owned:
+            self._ray.shutdown()

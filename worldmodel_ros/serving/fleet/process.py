@@ -1,0 +1,112 @@
+"""`worldmodel fleet up` as a process: servers, their front, and the page that shows them."""
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from worldmodel_ros.engine.session_folder import default_folder
+from worldmodel_ros.serving.transport.address import ListeningSocket
+from .dashboard import Dashboard
+from .front import SETTINGS, Front
+from .pools import LocalPool, Pool, PoolError, RayPool
+
+_log = logging.getLogger(__name__)
+_LOOK = 1.0  # s, between two looks at the pool
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for. ``arguments``: for each server, of `worldmodel serve`."""
+
+    servers: int = 2
+    pool: str = 'local'
+    ray_address: str = ''  # of a cluster; empty: one is started on this machine
+    store: str = ''        # empty: default_store()
+    sessions: int = 8      # robots of one server
+    full: float = 0.85     # share of a server's time beyond which no robot is placed there
+    page: int = 8090       # port of the page; 0: any free one, -1: none
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values without sense."""
+        if self.servers < 1 or self.sessions < 1 or self.page < -1 or not self.full > 0.0:
+            raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
+                             'least 1 of each, and a share above 0')
+
+
+def default_store() -> Path:
+    """``worldmodel_store`` next to saved sessions."""
+    return default_folder().with_name('worldmodel_store')
+
+
+class _Interrupted(BaseException):
+    """A signal came. No Exception: no handler on the way may swallow it."""
+
+
+def up(socket: Path, options: Options) -> int:
+    """
+    Run a fleet until SIGINT or SIGTERM; return the exit code. To be called from the main thread.
+
+    Raises AddressError, PoolError, OSError for what cannot be run.
+    """
+    logging.basicConfig(stream=sys.stderr, format='%(asctime)s %(levelname)s %(message)s')
+    logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    listening = ListeningSocket(socket)
+    pool: Pool | None = None
+    front: Front | None = None
+    page: Dashboard | None = None
+    over, refused = threading.Event(), threading.Event()
+    try:
+        paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(options.servers)]
+        pool = RayPool(options.servers, options.ray_address or None) if options.pool == 'ray' else LocalPool()
+        for number, path in enumerate(paths):
+            pool.start(number, [str(path), '--store', options.store or str(default_store()), '--sessions',
+                                str(options.sessions), *options.arguments], path.with_suffix('.log'))
+        # Sessions are moved away from a server a little before nobody would be placed there.
+        settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
+        front = Front(listening, paths, options.sessions, settings=settings)
+        page = Dashboard(front.status, options.page) if options.page >= 0 else None
+        looking = threading.Thread(target=_look, args=(pool, front, over, refused), name='pool', daemon=True)
+        looking.start()
+        listening.listen()
+        _log.info('a fleet of %d servers (%s) at %s%s', options.servers, pool.name, socket,
+                  f', shown at {page.url}' if page else '')
+        while not refused.is_set():
+            front.run(_LOOK)
+        raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
+    except _Interrupted:
+        _log.info('ended by a signal')
+        return 0
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        over.set()
+        for part in (page, front, pool):
+            if part:
+                part.close()
+        listening.close()
+
+
+def _look(pool: Pool, front: Front, over: threading.Event, refused: threading.Event) -> None:
+    while not over.wait(_LOOK):
+        try:
+            front.pool = pool.look()
+        except Exception:  # Ray itself may be away: servers go on
+            _log.exception('the pool cannot be asked')
+            continue
+        if 'refused' in front.pool.values():
+            refused.set()
+            return
+
+
+def _interrupt(*_: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise _Interrupted

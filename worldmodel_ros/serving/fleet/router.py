@@ -1,0 +1,255 @@
+"""
+Decides which server runs which session. A state machine on the time that is passed in: no thread, no clock, no network.
+
+A session's pages are where it ran last, so it stays there (a claim) until it is moved, or its server is lost. What a
+placement looks at, in this order: whether all ticks of a server would still be in time, whether the server has the
+session's pages, whether its other sessions tick at other moments, and how much there is to do. How sessions move is
+`fleet.move`.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+PHASES = 32       # parts of a period, in which ticks are counted
+_EMPTY = frozenset()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A session on a server: `generation` rises with every owner, `lease` [s] is when it ends unless it is renewed."""
+
+    session: Hashable
+    server: int
+    generation: int
+    lease: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a session asks for: a tick every `period` s, which takes a server of speed 1 `cost` s, at a `phase` [0, 1) of
+    the period. `resident`: servers that have its pages. `transfer` [s]: that another one takes to read them."""
+
+    cost: float
+    period: float = 0.1
+    phase: float = 0.0
+    resident: frozenset[int] = _EMPTY
+    transfer: float = 0.0
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """
+    `lease` [s]. `full`: share of a server's time beyond which nothing is placed there. `blocking` [s]: by how much the
+    other sessions' ticks at the same moment may hold up one. `high` and `low`: loads beyond which sessions are moved
+    away, and below which a server takes them (hysteresis). `transfer`, `phase`, `load`: how much a second of transfer, of
+    waiting at the same moment, and of a server's time count against each other.
+    """
+
+    lease: float = 5.0
+    full: float = 0.85
+    blocking: float = 0.025
+    high: float = 0.9
+    low: float = 0.7
+    transfer: float = 1.0
+    phase: float = 4.0
+    load: float = 0.05
+
+
+class NoRoom(RuntimeError):
+    """No server can take a session in time; its robot drives with its own model."""
+
+
+class Router:
+    """Claims of all sessions, and what is known of the servers, which have the numbers 0 to n - 1."""
+
+    def __init__(self, speeds: Sequence[float], racks: Sequence[int] | None = None,
+                 settings: RouterSettings = RouterSettings(), sessions: int | None = None) -> None:
+        """`speeds`: how fast each server is. `racks`: where it is; `sessions`: that one has memory for, None: any."""
+        self.settings = settings
+        self._slowness = 1.0 / np.asarray(speeds, np.float64)
+        self._rack = np.zeros(len(speeds), np.int64) if racks is None else np.asarray(racks)
+        self._alive = np.ones(len(speeds), bool)
+        self._open = np.ones(len(speeds), bool)  # takes new sessions: not, while it is emptied
+        self._busy = np.zeros(len(speeds))       # share of its time that its sessions ask for
+        self._count = np.zeros(len(speeds), np.int64)
+        self._most = np.iinfo(np.int64).max if sessions is None else sessions
+        self._takes = self._count < self._most   # sessions: it is there, open, and has memory
+        self._waits = np.zeros((PHASES, len(speeds)))  # s of work that comes in each part of a period
+        self._claims: dict[Hashable, Claim] = {}
+        self._demands: dict[Hashable, Demand] = {}
+        self._generations: dict[Hashable, int] = {}  # the highest of each session that had a claim
+        self._of: list[dict[Hashable, None]] = [{} for _ in speeds]  # sessions of each server, the oldest first
+
+    @property
+    def load(self) -> np.ndarray:
+        """Share of each server's time that its sessions ask for."""
+        return self._busy.copy()
+
+    @property
+    def alive(self) -> np.ndarray:
+        """Which servers are there, bool."""
+        return self._alive.copy()
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def claim(self, session: Hashable) -> Claim | None:
+        """The claim of a session, if it has one."""
+        return self._claims.get(session)
+
+    def sessions(self, server: int) -> list[Hashable]:
+        """Those of a server, the oldest first."""
+        return list(self._of[server])
+
+    def route(self, session: Hashable, demand: Demand, now: float) -> Claim:
+        """
+        Where a session is to go on: where it is, or a new place, with the next generation.
+
+        Raises NoRoom.
+        """
+        claim = self._claims.get(session)
+        if claim is not None and claim.lease >= now and self._alive[claim.server]:
+            return claim
+        if claim is not None:
+            self.release(session)
+        return self._place(session, demand, now)
+
+    def renew(self, session: Hashable, generation: int, now: float) -> bool:
+        """A server says that it still runs a session; return whether it may: not, where that has another owner by now."""
+        claim = self._claims.get(session)
+        if claim is None or claim.generation != generation:
+            return False
+        self._claims[session] = replace(claim, lease=now + self.settings.lease)
+        return True
+
+    def release(self, session: Hashable) -> None:
+        """A session has ended, or is nowhere for now."""
+        claim = self._claims.pop(session)
+        self._of[claim.server].pop(session)
+        self._count_in(claim.server, self._demands.pop(session), -1)
+
+    def move(self, session: Hashable, now: float, away: bool = True) -> Claim:
+        """Give a session to another server, which has the next generation; as if it came now. Raises NoRoom, and leaves
+        it where it is."""
+        claim, demand = self._claims[session], self._demands[session]
+        self.release(session)
+        try:
+            return self._place(session, demand, now, claim.server if away else None)
+        except NoRoom:
+            self._take(claim, demand)
+            raise
+
+    def lose(self, servers: Iterable[int]) -> list[Hashable]:
+        """Servers are gone: the sessions that are to be routed anew."""
+        lost = []
+        for server in servers:
+            sessions = self.sessions(server)
+            for session in sessions:
+                self.release(session)
+            self._alive[server] = self._takes[server] = False
+            lost += sessions
+        return lost
+
+    def lose_rack(self, rack: int) -> list[Hashable]:
+        """As `lose`, of a whole rack."""
+        return self.lose(np.flatnonzero((self._rack == rack) & self._alive).tolist())
+
+    def restore(self, server: int) -> None:
+        """A server is there again, empty."""
+        self._alive[server] = self._open[server] = True
+        self._takes[server] = self._count[server] < self._most
+
+    def drain(self, server: int) -> list[Hashable]:
+        """Let a server take no more sessions: those that are to be moved away before it is ended."""
+        self._open[server] = self._takes[server] = False
+        return self.sessions(server)
+
+    def overloaded(self) -> list[tuple[Hashable, int]]:
+        """Sessions to be moved, and from where, so that no server is above `high`: the newest, while others are below
+        `low`."""
+        settings, moves = self.settings, []
+        room = float(np.clip(settings.low - self._busy[self._alive & self._open], 0.0, None).sum())
+        for server in np.flatnonzero((self._busy > settings.high) & self._alive):
+            busy = self._busy[server]
+            for session in reversed(self._of[server]):
+                if busy <= settings.high:
+                    break
+                share = self._share(server, self._demands[session])
+                if room < share:
+                    return moves
+                busy, room = busy - share, room - share
+                moves.append((session, int(server)))
+        return moves
+
+    def claims_of(self, claims: Iterable[tuple[Claim, Demand]]) -> None:
+        """
+        Take up what servers say that they run, as after this router was lost. Of two that claim one session, the one with the
+        higher generation has it; of equals, the later one, for a store gives a generation to one server only.
+        """
+        for claim, demand in claims:
+            known = self._claims.get(claim.session)
+            if known is not None:
+                if known.generation > claim.generation or (known.server, known.generation) == (claim.server, claim.generation):
+                    continue
+                self.release(claim.session)
+            self._take(claim, demand)
+
+    def _place(self, session: Hashable, demand: Demand, now: float, but: int | None = None) -> Claim:
+        server = choose(self.settings, self._takes, self._busy, self._slowness,
+                        self._waits[int(demand.phase * PHASES) % PHASES], demand, but)
+        if server is None:
+            raise NoRoom(f'no server has {demand.cost * 1e3:.1f} ms of each {demand.period * 1e3:.0f} ms left')
+        claim = Claim(session, server, self._generations.get(session, 0) + 1, now + self.settings.lease)
+        self._take(claim, demand)
+        return claim
+
+    def _take(self, claim: Claim, demand: Demand) -> None:
+        self._claims[claim.session], self._demands[claim.session] = claim, demand
+        self._generations[claim.session] = max(claim.generation, self._generations.get(claim.session, 0))
+        self._of[claim.server][claim.session] = None
+        self._count_in(claim.server, demand, 1)
+
+    def _count_in(self, server: int, demand: Demand, sign: int) -> None:
+        self._count[server] += sign
+        self._takes[server] = self._alive[server] and self._open[server] and self._count[server] < self._most
+        self._busy[server] += sign * self._share(server, demand)
+        phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * float(self._slowness[server])
+        # What comes within as long as a tick takes waits for it.
+        reach = min(PHASES // 2 - 1, int(work / demand.period * PHASES))
+        for part in range(phase - reach, phase + reach + 1):
+            self._waits[part % PHASES, server] += sign * work
+
+    def _share(self, server: int, demand: Demand) -> float:
+        return demand.cost * float(self._slowness[server]) / demand.period
+
+
+def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowness: np.ndarray, waits: np.ndarray,
+           demand: Demand, but: int | None = None) -> int | None:
+    """
+    The server for a session, of those that take one (`takes`, bool); None where it would be late on each.
+
+    `busy`, `slowness` (1 / speed): of each server; `waits` [s]: for how long a tick at the session's phase waits there for
+    others'. A server is feasible where all its ticks fit its time up to `full`, and the session's own waits for no longer
+    than `blocking`; of the feasible ones the cheapest is taken.
+    """
+    after = busy + slowness * (demand.cost / demand.period)
+    feasible = takes & (after <= settings.full) & (waits <= settings.blocking)
+    if but is not None:
+        feasible[but] = False
+    cost = settings.load * after + settings.phase * waits
+    for server in demand.resident:  # all others have the transfer to wait for
+        cost[server] -= settings.transfer * demand.transfer
+    server = int(np.where(feasible, cost, np.inf).argmin())
+    return server if feasible[server] else None
+
+
+def fallback(session: str, servers: Sequence[str]) -> list[str]:
+    """
+    Servers in the order in which a robot tries them while no router can be asked (rendezvous hashing, Thaler and Ravishankar
+    1998): every robot and every server finds the same, and where one is gone, only its sessions go elsewhere.
+    """
+    return sorted(servers, key=lambda server: hashlib.blake2b(f'{session}\0{server}'.encode(), digest_size=8).digest())

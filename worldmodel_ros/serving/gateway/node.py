@@ -1,0 +1,173 @@
+"""
+A robot's own node on another machine: its messages to an engine's server, as `serving.transport` has them, over a WebSocket.
+
+Times in them are of this machine's steady clock, which the node estimates from the exchange (`transport.network`). Sessions
+end with their connection, as on a Unix socket, and are saved to no files.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from websockets.exceptions import ConnectionClosed
+
+from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.codec import MessageError
+from worldmodel_ros.serving.transport.frames import SLOTS
+from worldmodel_ros.serving.transport.network import Stamps, unwrap, wrap
+from .engine import EngineAway, NotAnswered
+from .msgpack import WireError
+from .sessions import Refusal, Session
+
+if TYPE_CHECKING:
+    from .server import Client
+
+NAME = 'node'
+_LATEST = 60.0   # s from now on, that something may be due in
+_CLOSED = 1008   # the reason has been said
+
+
+class Dialect:
+    """How a node is told that it is refused."""
+
+    name = NAME
+
+    def refusal(self, refusal: Refusal) -> bytes:
+        """Return the message, after which a node drives with its own model, and connects again."""
+        return wrap(messages.Rejected(str(refusal)[:1000]), Stamps(time.monotonic()))
+
+
+class Bridge:
+    """One node's connection, and its session on the engine. Belongs to the event loop's thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._heard = Stamps(0.0)
+        self._tasks: set[asyncio.Task] = set()
+        self._showing = False  # pictures are on their way
+        self._newest = 0       # tick
+
+    async def run(self) -> None:
+        """Serve the node until its connection ends. Raises WireError, ConnectionClosed, TimeoutError, Refusal."""
+        hello, _ = await self._next()
+        if not isinstance(hello, messages.Hello):
+            raise WireError(f'{type(hello).__name__} before Hello')
+        sessions = self._client.gateway.sessions
+        session = sessions.claim(self._client.account, '', NAME, self._client)
+        session.label, engine = hello.robot, None
+        try:
+            engine = await session.engine()
+            engine.pictured, engine.ended = self._pictured, self._ended
+            await self._send(messages.Welcome(engine.spec.name, engine.backend, json.dumps(engine.spec.to_dict()), SLOTS))
+            while True:
+                message, pixels = await self._next()
+                if message is None:
+                    await self._send(None)
+                elif isinstance(message, messages.Tick):
+                    self._tick(session, engine, message, pixels)
+                elif isinstance(message, messages.Question):
+                    self._spawn(self._ask(engine, message))
+                elif isinstance(message, messages.SessionFile):
+                    await self._send(messages.Done(message.number, 'sessions are saved and loaded on the engine\'s own machine '
+                                                                   'alone'))
+                else:
+                    raise WireError(f'{type(message).__name__} is no message of a node')
+        finally:
+            if engine:
+                engine.pictured = engine.ended = None
+            for task in self._tasks:
+                task.cancel()
+            sessions.release(session, self._client)
+
+    def _tick(self, session: Session, engine: Any, tick: messages.Tick, pixels: np.ndarray | None) -> None:
+        if pixels is None or pixels.shape != (1, *engine.spec.image_size, 3):
+            raise WireError('a tick without a frame of the model\'s size')
+        if tick.number <= self._newest:
+            raise WireError(f'tick {tick.number} after {self._newest}')
+        self._newest = tick.number
+        self._spawn(self._answer(session, engine, replace(tick, due=_due(tick.due)), pixels[0]))
+
+    async def _answer(self, session: Session, engine: Any, tick: messages.Tick, frame: np.ndarray) -> None:
+        arrival, prefix = time.monotonic(), tick.prefix if tick.prefix.size else None
+        try:
+            answer = await engine.tick(tick.number, frame, tick.goal, tick.executed, tick.due, tick.stamp, tick.episode, prefix,
+                                       tick.answer)
+        except EngineAway as error:
+            if engine.gone:
+                return  # `_ended` has said so
+            answer = messages.Refused(tick.number, time.monotonic(), str(error))
+        session.count(answer, tick.due, arrival)
+        await self._send(answer)
+
+    async def _ask(self, engine: Any, question: messages.Question) -> None:
+        try:
+            answered, branches = await engine.ask(replace(question, due=_due(question.due)))
+        except EngineAway:
+            return
+        except NotAnswered as error:
+            await self._send(messages.Answered(question.number, 0, False, str(error), error.again))
+            return
+        for branch, frames in branches:
+            await self._send(replace(branch, number=question.number), frames)
+        await self._send(replace(answered, number=question.number))
+
+    def _pictured(self, message: messages.Imagined, frames: np.ndarray) -> None:
+        """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
+        if not self._showing:
+            self._showing = True
+            self._spawn(self._show(message, frames))
+
+    async def _show(self, message: messages.Imagined, frames: np.ndarray) -> None:
+        try:
+            await self._send(message, frames)
+        finally:
+            self._showing = False
+
+    def _ended(self, reason: str, idle: bool) -> None:
+        self._spawn(self._end(messages.Idle(reason) if idle else messages.Rejected(reason)))
+
+    async def _end(self, message: Any) -> None:
+        await self._send(message)
+        await self._client.connection.close(_CLOSED, 'the session has ended')
+
+    async def _next(self) -> tuple[Any, np.ndarray | None]:
+        data = await self._client.receive()
+        received = time.monotonic()
+        try:
+            if isinstance(data, str):
+                raise MessageError('a text')
+            message, stamps, pixels = unwrap(data)
+        except MessageError as error:
+            raise WireError(str(error)) from error
+        self._heard = Stamps(0.0, stamps.sent, received)
+        return message, pixels
+
+    async def _send(self, message: Any, pixels: np.ndarray | None = None) -> None:
+        await self._client.send(wrap(message, replace(self._heard, sent=time.monotonic()), pixels))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(self._contained(work))
+        self._tasks.add(task)
+
+        def done(_: asyncio.Task) -> None:
+            self._tasks.discard(task)
+            work.close()  # it may never have begun
+        task.add_done_callback(done)
+
+    async def _contained(self, work: Any) -> None:
+        try:
+            await work
+        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+            self._client.connection.transport.abort()  # it does not read: the loop above sees the end
+
+
+def _due(due: float) -> float:
+    """When something is due that a node says is, steady time [s]. Raises WireError."""
+    if not math.isfinite(due):
+        raise WireError('a deadline that is not finite')
+    return min(due, time.monotonic() + _LATEST)
