@@ -1,20 +1,22 @@
-"""Open world models of the Wan family: a chunk of video on one GPU, random weights, compared with what a user would take instead.
+"""Open world models of the Wan family: a chunk of video on one GPU, random weights, compared with what a user would take.
 
     python benchmarks/wan.py --folder benchmarks/results              # everything
     python benchmarks/wan.py --folder benchmarks/results --parts small branches long
     python benchmarks/wan.py --tiny --folder /tmp/wan                 # tries the code on a CPU, measures nothing
 
 480x832 (30x52 tokens a latent frame), chunks of 3 latent frames (12 images), a window of 18 frames that is full, five passes.
-One row for each model and precision, written as it is measured (`wan_<gpu>.jsonl`), and all of a run (`wan_<gpu>.json`).
+Every line is written as it is measured (`wan_<gpu>.jsonl`), and all of a run at its end (`wan_<gpu>.json`). A part that takes
+longer than its share of ``--seconds`` is cut short, and says of how many chunks its numbers are.
 
-Compared with it, with the same weights, in the same run:
-
-* reference: the published loop, its linear layers compiled: keys and values in one tensor that is moved by a clone, PyTorch's
-  attention, the prompt's padding attended to, camera layers computed in each pass;
-* diffusers: `WanTransformer3DModel`, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window;
-  of the chunk alone is told, too. Where diffusers is not installed these are absent, and so are VAE and `vae_ms`.
-
-`chunk_ms` is of DiT and VAE, one after the other, the camera's layers once a chunk in it; `dit_ms` without VAE.
+* correct: the kernels, and a network of two layers at the full width, compared with their definitions in PyTorch.
+* vae: the decoder as diffusers has it and with the layers of `vae_layers`; the models' rows have the fastest.
+* kernels: products, attention in parts and what lies between, each by itself.
+* small, large: V2 1.3B and LingBot-World-Fast 14B, bf16 and FP8. `chunk_ms`: time between chunks whose images are there, each
+  decoded while the passes of the next one run. `dit_ms`, `vae_ms`: one after the other. `submit_ms`: of the host, for passes.
+* branches: four futures of a moment. long: a run of many chunks.
+* peers_small, peers_large: with the same weights, the published loop, compiled (`wan_published.py`), and diffusers'
+  `WanTransformer3DModel`, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
+  chunk alone is told, too. Without diffusers, VAE and this peer are absent.
 """
 from __future__ import annotations
 
@@ -22,35 +24,50 @@ import argparse
 import gc
 import json
 import math
+import os
+import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+import wan_kernels
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from wan_published import MovedWindow, PublishedPass
 
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.model.wan.checkpoint import build
 from worldmodel_ros.model.wan.config import PATCH, PRESETS, WanConfig, WanPreset
-from worldmodel_ros.model.wan.dit import Prompt, normalise_and_rotate
 from worldmodel_ros.model.wan.precision import to_fp8
-from worldmodel_ros.model.wan.rotary import rotation
 from worldmodel_ros.model.wan.sampler import Sampler
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 from worldmodel_ros.model.weights import RandomWeights
 
-PARTS = ('small', 'branches', 'large', 'long')
-CHUNK, WINDOW = 3, 18
+# Each with its share of the seconds.
+PARTS = {'correct': 45, 'vae': 50, 'small': 75, 'large': 165, 'kernels': 30, 'branches': 35, 'peers_small': 45,
+         'peers_large': 75, 'long': 250}
+NAMES = {'small': 'lingbot_world_v2_1.3b', 'large': 'lingbot_world_fast'}
+HANGS = 40.0  # seconds after its end at which a part is given up
+CHUNK, WINDOW = wan_kernels.CHUNK, wan_kernels.WINDOW
 BRANCHES = 4
 TEXT_ROWS = 120  # of a prompt
 ATTENTIONS = ('native', '_native_cudnn')  # diffusers' names
+# How the decoder is made: with layers of our own, with channels last, all frames of a chunk at once.
+VAES = {'diffusers, frame by frame': (False, False, False), 'fused': (True, False, True),
+        'fused, channels last': (True, True, True)}
+
+
+class TooLong(Exception):
+    """A part has had its time."""
 
 
 class Run:
@@ -58,9 +75,11 @@ class Run:
 
     def __init__(self, options: argparse.Namespace):
         self.tiny, self.compiled = options.tiny, not options.eager
+        self.seconds, self.start, self._end = options.seconds, time.perf_counter(), math.inf
         self.device = torch.device('cpu' if options.tiny else 'cuda')
         self.grid = (5, 7) if options.tiny else (30, 52)
-        self.chunks = 2 if options.tiny else options.chunks
+        self.chunks = {'small': 2, 'large': 2} if options.tiny else {'small': options.chunks, 'large': options.large_chunks}
+        self.folder, self.vae_form = options.folder, 'fused, channels last'
         self.long = 6 if options.tiny else options.long
         self.gpu = 'none' if options.tiny else torch.cuda.get_device_name()
         self.rows: list[dict] = []
@@ -89,16 +108,38 @@ class Run:
             print(json.dumps(row), file=stream, flush=True)
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """A part that fails leaves the others'."""
+    def part(self, name: str, seconds: float | None = None) -> Iterator[None]:
+        """A part that fails or is too long leaves the others'; with ``seconds``, it ends after them, or when all must."""
+        begin, outer = time.perf_counter(), self._end
+        if seconds is not None:
+            self._end = min(begin + seconds, self.start + self.seconds)
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, self._end - begin))
         try:
             yield
         except Exception as error:
             self.failed[name] = f'{type(error).__name__}: {error}'[:500]
             print(name, self.failed[name], file=sys.stderr, flush=True)
+            if isinstance(error, TooLong) and seconds is None:
+                raise  # it is the time of the part around this one
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            self._end = outer
+            print(f'{name}: {time.perf_counter() - begin:.1f} s', file=sys.stderr, flush=True)
         gc.collect()
-        if not self.tiny:
+        if self.healthy() and not self.tiny:
             torch.cuda.empty_cache()
+
+    def healthy(self) -> bool:
+        """Whether the GPU still answers: after some faults, all that a process asks of it fails."""
+        try:
+            self.wait()
+        except RuntimeError:
+            return False
+        return True
+
+    def left(self) -> float:
+        """Seconds of the part."""
+        return self._end - time.perf_counter()
 
     def wait(self) -> None:
         if not self.tiny:
@@ -123,15 +164,12 @@ class Model:
     """A network with a prompt, and inputs for its chunks, all of them drawn."""
 
     def __init__(self, run: Run, name: str, fp8: bool):
-        torch.compiler.reset()
         self.run, self.preset = run, run.preset(name)
         self.config = self.preset.config
         self.dtype = 'fp8' if fp8 else 'bf16'
         self.dit = build(self.config, RandomWeights(0, run.device), run.device, torch.bfloat16)
         if fp8:
             to_fp8(self.dit)
-        if run.compiled:
-            self.dit.compile()
         self.sampler = Sampler(self.dit, self.preset.schedule)
         text = torch.randn(TEXT_ROWS, self.config.text_width, device=run.device)
         with torch.inference_mode():
@@ -145,7 +183,7 @@ class Model:
     def pages(self, sequences: int = 1, branches: int = 0) -> PagedSequences:
         window = Window(self.preset.window_frames, self.preset.sink_frames, CHUNK)
         return PagedSequences(self.config, window, self.run.grid, Precision.FP8 if self.dtype == 'fp8' else Precision.BF16,
-                              self.run.device, sequences, branches, compiled=self.run.compiled)
+                              self.run.device, sequences, branches)
 
     @torch.inference_mode()
     def chunk(self, sequence: object) -> Tensor:
@@ -158,73 +196,42 @@ class Model:
             self.chunk(sequence)
 
     def tflop(self) -> dict[str, float]:
-        """What a chunk must compute, as this package does; multiplications and additions, in 10^12."""
+        """What a chunk must compute, multiplications and additions, in 10^12: all passes but the last whole, and that one up to
+        the last layer's keys and values."""
         c, passes = self.config, len(self.preset.schedule.timesteps)
-        tokens = CHUNK * math.prod(self.run.grid)
-        parts = {'linear': passes * 2 * tokens * c.layers * (6 * c.width ** 2 + 2 * c.width * c.ffn),
-                 'attention': passes * 4 * tokens * c.layers * c.width * self.preset.window_frames * math.prod(self.run.grid),
-                 'cross': passes * 4 * tokens * c.layers * c.width * self.prompt.bias.numel(),
+        tokens, layers = CHUNK * math.prod(self.run.grid), passes * c.layers - 1
+        parts = {'linear': 2 * tokens * (layers * (6 * c.width ** 2 + 2 * c.width * c.ffn) + 3 * c.width ** 2),
+                 'attention': 4 * tokens * layers * c.width * self.preset.window_frames * math.prod(self.run.grid),
+                 'cross': 4 * tokens * layers * c.width * self.prompt.bias.numel(),
                  'camera': 2 * tokens * (c.layers * 4 * c.width ** 2 + 2 * c.width ** 2 + c.width * c.camera_width)}
         return {name: round(value / 1e12, 3) for name, value in parts.items()}
 
 
-class MovedWindow:
-    """The published loop's cache: one tensor a layer, whose frames behind the sinks are moved by a clone."""
-
-    def __init__(self, model: Model):
-        self.model, run, config = model, model.run, model.config
-        tokens = math.prod(run.grid)
-        self.frame, self.sinks, self.own = 0, model.preset.sink_frames * tokens, CHUNK * tokens
-        shape = 1, model.preset.window_frames * tokens, config.heads, config.head_dim
-        self.k, self.v = ([torch.zeros(shape, dtype=torch.bfloat16, device=run.device) for _ in range(config.layers)]
-                          for _ in range(2))
-        self._prepare = torch.compile(normalise_and_rotate, dynamic=False) if run.compiled else normalise_and_rotate
-
-    @contextmanager
-    def chunk(self, frames: int, observed: bool = False) -> Iterator[MovedWindow]:
-        self._rotary = rotation(self.model.config.head_dim, self.frame + np.arange(frames), self.model.run.grid,
-                                self.model.run.device)
-        end = self.frame * math.prod(self.model.run.grid) + self.own
-        self._end, full = min(end, self.k[0].shape[1]), end > self.k[0].shape[1]
-        self._moves = set(range(self.model.config.layers)) if full else set()  # in the first pass of a chunk alone
-        yield self
-        self.frame += frames
-
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
-        q, k, v = (x.to(torch.bfloat16) for x in self._prepare(qkv, self._rotary, q_weight, k_weight, self.model.config.eps))
-        for cache, new in ((self.k[layer], k), (self.v[layer], v)):
-            if layer in self._moves:
-                cache[:, self.sinks:-self.own] = cache[:, self.sinks + self.own:].clone()
-            cache[:, self._end - self.own:self._end] = new
-        self._moves.discard(layer)
-        seen = (cache[layer][:, :self._end] for cache in (self.k, self.v))
-        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q[None], *seen)))
-        return out[0].transpose(0, 1).flatten(1)
+def moved_window(model: Model) -> MovedWindow:
+    return MovedWindow(model.dit, model.run.grid, CHUNK, model.preset.window_frames, model.preset.sink_frames,
+                       model.run.compiled)
 
 
 @torch.inference_mode()
 def reference_ms(model: Model) -> dict[str, float]:
     """A chunk of the published loop."""
-    sequence, sampler = MovedWindow(model), Sampler(WithCamera(model), model.preset.schedule)
+    torch.compiler.reset()
+    run, sequence = model.run, moved_window(model)
+    sampler = Sampler(PublishedPass(model.dit, model.rays, run.compiled), model.preset.schedule)
 
     def chunk() -> None:
         sampler.chunk(sequence, model.padded, lambda step: model.noise, model.condition)
     for _ in range(model.preset.window_frames // CHUNK + 1):
         chunk()
-    return summary([model.run.ms(chunk) for _ in range(max(2, model.run.chunks // 5))])
+    return summary(repeated(run, chunk, 10, 0.5))
 
 
-class WithCamera:
-    """A network that computes its camera layers in each pass."""
-
-    def __init__(self, model: Model):
-        self.model, self.dit = model, model.dit
-
-    def modulation(self, timestep: float) -> object:
-        return self.dit.modulation(timestep)
-
-    def __call__(self, latents: Tensor, modulation: object, prompt: Prompt, camera: None, attention: MovedWindow) -> Tensor:
-        return self.dit(latents, modulation, prompt, self.dit.camera_control(self.model.rays), attention)
+def repeated(run: Run, call: Callable[[], object], most: int, share: float = 1.0) -> list[float]:
+    """Times, ms, of at least three calls, and at most so many as fit into a share of what is left of the part."""
+    found, end = [], time.perf_counter() + share * run.left()
+    while len(found) < most and (len(found) < 3 or time.perf_counter() + found[-1] * 1e-3 < end):
+        found.append(run.ms(call))
+    return found
 
 
 @torch.inference_mode()
@@ -257,117 +264,273 @@ def diffusers_ms(model: Model) -> dict[str, object] | None:
                     return peer(x, **inputs, return_dict=False)
                 for _ in range(2):
                     call()
-                ms = summary([run.ms(call) for _ in range(3 if run.tiny else 10)])
+                ms = summary(repeated(run, call, 3 if run.tiny else 10, 0.4))
                 if name not in found or ms['p50'] < found[name]['p50']:
                     found[name] = ms
     return found
 
 
-def decoder(run: Run) -> object | None:
+def decoder(run: Run, form: str | None = None) -> object | None:
     """The VAE with random weights, or None where diffusers is not installed."""
     if find_spec('diffusers') is None:
         return None
     from diffusers import AutoencoderKLWan
 
     from worldmodel_ros.model.wan.vae import WanVae
+    torch.manual_seed(1)
     with run.device:
-        return WanVae((AutoencoderKLWan(base_dim=8) if run.tiny else AutoencoderKLWan()).to(torch.bfloat16))
+        model = AutoencoderKLWan(base_dim=8) if run.tiny else AutoencoderKLWan().to(torch.bfloat16)
+    model.encoder = None
+    fused, channels_last, _ = VAES[form or run.vae_form]
+    return WanVae(model, fused, channels_last)
 
 
-def measure_model(run: Run, name: str, fp8: bool, peers: dict[str, dict]) -> None:
-    """A row of one model; ``peers`` keeps, by name, what the bf16 run has measured next to it."""
-    start = time.perf_counter()
+def decode(vae: object, latents: Tensor, state: object, at_once: bool = True) -> tuple[Tensor, object]:
+    if at_once:
+        return vae.decode(latents, state)
+    images = []
+    for frame in latents.split(1, 1):
+        one, state = vae.decode(frame, state)
+        images.append(one)
+    return torch.cat(images, 1), state
+
+
+def measure_vae(run: Run) -> None:
+    """The decoder of a chunk in several forms, and how far each is from the first in float32."""
+    noise, times = torch.randn(16, CHUNK, *run.latent, device=run.device), {}
+    exact = decoder(run, next(iter(VAES)))
+    if exact is None:
+        raise RuntimeError('diffusers is not installed')
+    exact.model.float()
+    exact.dtype = torch.float32
+    with torch.backends.cudnn.flags(allow_tf32=False, benchmark=False):
+        wanted, _ = decode(exact, noise, decode(exact, noise, exact.start())[1])
+    del exact
+    for form, (_, _, at_once) in VAES.items():
+        with run.part(f'vae {form}'):
+            vae = decoder(run, form)
+            start = time.perf_counter()
+            states = [decode(vae, noise, vae.start(), at_once)[1]]
+            images, state = decode(vae, noise, states[0], at_once)
+            states.append(state)
+
+            def call(vae: object = vae, states: list = states, at_once: bool = at_once) -> None:
+                states[:] = [decode(vae, noise, states[-1], at_once)[1]]
+            call()
+            run.wait()
+            ready = time.perf_counter() - start
+            ms = repeated(run, call, 3 if run.tiny else 15, 0.3)
+            times[form] = summary(ms)['p50']
+            run.row(part='vae', form=form, vae_ms=summary(ms), difference=wan_kernels.error(images, wanted),
+                    state_gib=round(states[-1].nbytes / 2 ** 30, 3), ready_s=round(ready, 1))
+    run.vae_form = min(times, key=times.get)
+
+
+def measure_correctness(run: Run) -> None:
+    def row(name: str, found: float, limit: float) -> None:
+        run.row(part='correct', check=name, difference=found, limit=limit, passed=found <= limit)
+        if not found <= limit:
+            run.failed[f'correct: {name}'] = f'{found} > {limit}'
+    with run.part('correct: networks'):
+        sizes = ((256, 2, 512),) if run.tiny else ((1536, 12, 8960), (5120, 40, 13824))
+        for size in sizes:
+            for found in wan_kernels.network_differences(run.grid, 3 if run.tiny else 8, run.device, *size):
+                row(*found)
+    with run.part('correct: kernels'), torch.inference_mode():
+        if not run.tiny:
+            for found in wan_kernels.checks(run.grid, run.device):
+                row(*found)
+
+
+def measure_kernels(run: Run) -> None:
+    for values in wan_kernels.timings(run.grid, run.device):
+        run.row(part='kernels', **values)
+
+
+def measure_model(run: Run, part: str, fp8: bool) -> None:
+    """A row of one model, and where its time goes."""
+    start, name = time.perf_counter(), NAMES[part]
     model = Model(run, name, fp8)
-    own = chunks_ms(model, start)
-    tflop, row = model.tflop(), {}
-    if not fp8:
-        with run.part(f'{name} reference'):
-            peers.setdefault(name, {})['reference'] = reference_ms(model)
-        model.dit.to('meta')  # diffusers' network needs the room
-        with run.part(f'{name} diffusers'):
-            peers.setdefault(name, {})['diffusers'] = diffusers_ms(model)
-    beside, p50 = peers.get(name, {}), own['dit_ms']['p50']
-    if 'reference' in beside:
-        row |= {'reference_ms': beside['reference'], 'ratio_reference': round(beside['reference']['p50'] / p50, 3)}
-    other = beside.get('diffusers')
-    if other and 'window_pass_ms' in other:
-        passes = len(model.preset.schedule.timesteps)
-        row |= {'diffusers': other, 'ratio_diffusers': round(passes * other['window_pass_ms']['p50'] / p50, 3)}
-    run.row(model=name, dtype=model.dtype, parameters=model.config.parameters, **own, chunks=run.chunks,
+    sequence = model.pages().open()
+    own = chunks_ms(model, sequence, start, run.chunks[part])
+    tflop, p50 = model.tflop(), own['dit_ms']['p50']
+    run.row(model=name, dtype=model.dtype, parameters=model.config.parameters, **own,
             passes=len(model.preset.schedule.timesteps), tokens_a_frame=math.prod(run.grid), chunk_frames=CHUNK,
-            window_frames=model.preset.window_frames, tflop=tflop, tflop_per_s=round(1e3 * sum(tflop.values()) / p50, 1), **row)
+            window_frames=model.preset.window_frames, tflop=tflop, tflop_per_s=round(1e3 * sum(tflop.values()) / p50, 1))
+    with run.part(f'profile of {name} {model.dtype}'):
+        profile(model, sequence)
 
 
-def chunks_ms(model: Model, start: float) -> dict[str, object]:
-    """Chunks of a sequence whose window is full, each decoded; what began at ``start`` is told as start-up."""
-    run, sequence, vae, state = model.run, model.pages().open(), decoder(model.run), None
+@torch.inference_mode()
+def chunks_ms(model: Model, sequence: object, start: float, chunks: int) -> dict[str, object]:
+    """Chunks of a sequence whose window is full; what began at ``start`` is told as start-up."""
+    run, vae = model.run, decoder(model.run)
     model.fill(sequence)
+    state = None
     if vae is not None:
         state = vae.decode(model.noise, vae.decode(model.noise, vae.start())[1])[1]
-    ready, dit, decoded, latents, states = time.perf_counter() - start, [], [], [model.noise], [state]
-    for _ in range(run.chunks):
-        dit.append(run.ms(lambda: latents.append(model.chunk(sequence))))
-        if vae is not None:
-            decoded.append(run.ms(lambda: states.append(vae.decode(latents[-1], states[-1])[1])))
-        del latents[:-1], states[:-1]
-    if not latents[-1].isfinite().all():
+        state = vae.decode(model.noise, state)[1]
+    run.wait()
+    ready = time.perf_counter() - start
+    paced, latents = paced_ms(model, sequence, vae, state, chunks)
+    dit, submitted, decoded = [], [], []
+
+    def chunk() -> None:
+        begin = time.perf_counter()
+        model.chunk(sequence)
+        submitted.append(1e3 * (time.perf_counter() - begin))
+    dit = repeated(run, chunk, max(3, chunks // 4), 0.5)
+    if vae is not None:
+        decoded = repeated(run, lambda: vae.decode(latents, state), max(3, chunks // 4), 0.5)
+    if not latents.isfinite().all():
         raise RuntimeError('latents are not finite: the times mean nothing')
-    return {'chunk_ms': summary([sum(times) for times in zip(dit, decoded)] or dit), 'dit_ms': summary(dit),
-            'vae_ms': summary(decoded) if decoded else None, 'vae': vae_note(vae), 'ready_s': round(ready, 1),
-            'allocated_gib': run.allocated_gib()}
+    found = {'chunk_ms': summary(paced), 'chunks': len(paced), 'dit_ms': summary(dit), 'dit_chunks': len(dit),
+             'submit_ms': summary(submitted), 'vae_ms': summary(decoded) if decoded else None, 'vae': vae_note(run, vae),
+             'ready_s': round(ready, 1), 'allocated_gib': run.allocated_gib()}
+    if not run.tiny:
+        found['peak_gib'] = round(torch.cuda.max_memory_allocated() / 2 ** 30, 2)
+    return found
 
 
-def vae_note(vae: object | None) -> str:
-    return 'absent: no diffusers' if vae is None else 'random weights, bf16'
+def paced_ms(model: Model, sequence: object, vae: object | None, state: object, chunks: int) -> tuple[list[float], Tensor]:
+    """ms between chunks, each decoded while the passes of the next one run; and the last one's latents."""
+    run = model.run
+    if vae is None:
+        return repeated(run, lambda: model.chunk(sequence), chunks, 0.6), model.chunk(sequence)
+    from worldmodel_ros.model.wan.vae import DecodeStream
+    ahead, marks, end = deque(), [], time.perf_counter() + 0.6 * run.left()
+    decoding = DecodeStream(vae, state)
+    run.wait()
+    with nullcontext() if run.tiny else torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+        while len(marks) <= chunks and (len(marks) < 4 or time.perf_counter() < end):
+            latents = model.chunk(sequence)
+            ahead.append(decoding.decode(latents))
+            if len(ahead) > 1:  # the host is a chunk ahead, and no more
+                ahead.popleft().wait()
+                marks.append(time.perf_counter())
+        while ahead:
+            ahead.popleft().wait()
+            marks.append(time.perf_counter())
+    return [1e3 * (b - a) for a, b in zip(marks, marks[1:-1])], latents
+
+
+def vae_note(run: Run, vae: object | None) -> str:
+    return 'absent: no diffusers' if vae is None else f'{run.vae_form}, random weights, bf16'
+
+
+@torch.inference_mode()
+def profile(model: Model, sequence: object) -> None:
+    """The kernels of a chunk, by their time on the device."""
+    from torch.profiler import ProfilerActivity, profile as profiler
+    model.run.wait()
+    kinds = [ProfilerActivity.CPU] if model.run.tiny else [ProfilerActivity.CUDA]
+    with profiler(activities=kinds) as seen:
+        model.chunk(sequence)
+        model.run.wait()
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+    rows = [[event.key[:100], event.count, round(event.self_device_time_total * 1e-3, 3)] for event in events[:25]]
+    model.run.row(part='profile', model=model.preset.name, dtype=model.dtype, kernels=rows,
+                  device_ms=round(sum(event.self_device_time_total for event in events) * 1e-3, 2))
+    (model.run.folder / f'profile_wan_{model.preset.name}_{model.dtype}.txt').write_text(
+        seen.key_averages().table(sort_by='self_cpu_time_total' if model.run.tiny else 'self_cuda_time_total', row_limit=40,
+                                  max_name_column_width=100))
+
+
+def measure_peers(run: Run, part: str) -> None:
+    """What a user would take, with the weights of our bf16 row."""
+    name = NAMES[part]
+    model, row = Model(run, name, False), {}
+    with run.part(f'{name} reference'):
+        row['reference_ms'] = reference_ms(model)
+    passes = len(model.preset.schedule.timesteps)
+    model.dit.to('meta')  # diffusers' network needs the room
+    with run.part(f'{name} diffusers'):
+        row['diffusers'] = diffusers_ms(model)
+    ratios = {}
+    for own in run.rows:
+        if own.get('model') == name and 'dit_ms' in own and 'chunk_ms' in own:
+            p50, ratio = own['dit_ms']['p50'], {}
+            if 'reference_ms' in row:
+                ratio['ratio_reference'] = round(row['reference_ms']['p50'] / p50, 3)
+            if 'window_pass_ms' in (row.get('diffusers') or {}):
+                ratio['ratio_diffusers'] = round(passes * row['diffusers']['window_pass_ms']['p50'] / p50, 3)
+            own |= ratio
+            ratios[own['dtype']] = ratio
+    run.row(part='peers', model=name, **row, ratios=ratios)
 
 
 def measure_branches(run: Run) -> None:
-    """A chunk of four futures from one moment, one after the other."""
-    model = Model(run, 'lingbot_world_v2_1.3b', True)
+    """A chunk of four futures from one moment, one after the other; images are decoded while the next one's passes run."""
+    model = Model(run, NAMES['small'], True)
     owner, vae = model.pages(branches=BRANCHES), decoder(run)
     root = owner.open()
     model.fill(root)
-    state = None if vae is None else vae.decode(model.noise, vae.start())[1]
+    state = None if vae is None else vae.decode(model.noise, vae.decode(model.noise, vae.start())[1])[1]
     used, forked = owner.pool.allocator.usage().used, []
 
+    @torch.inference_mode()
     def futures() -> None:
         forks = [root.fork() for _ in range(BRANCHES)]
         forked.append(owner.pool.allocator.usage().used)
-        for fork in forks:
+        streams = [None if vae is None else decode_stream(vae, state) for _ in forks]
+        decoded = []
+        for fork, stream in zip(forks, streams):
             latents = model.chunk(fork)
-            if vae is not None:
-                vae.decode(latents, state)
+            if stream is not None:
+                decoded.append(stream.decode(latents))
             fork.close()
-    futures()
-    ms = [run.ms(futures) for _ in range(run.chunks)]
-    run.row(model='lingbot_world_v2_1.3b', dtype='fp8', branches=BRANCHES, branches_ms=summary(ms), chunks=len(ms),
-            vae=vae_note(vae),
-            pages_copied_at_fork=max(forked) - used, page_bytes=owner.pool.storage.page_bytes,
+        for images in decoded:
+            images.wait()
+    with nullcontext() if run.tiny else torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+        futures()
+        ms = repeated(run, futures, run.chunks['small'])
+    run.row(model=NAMES['small'], dtype='fp8', branches=BRANCHES, branches_ms=summary(ms), chunks=len(ms),
+            vae=vae_note(run, vae), pages_copied_at_fork=max(forked) - used, page_bytes=owner.pool.storage.page_bytes,
             vae_state_gib=None if state is None else round(state.nbytes / 2 ** 30, 3),
             vae_state='shared by the forks; each has its own after its chunk', allocated_gib=run.allocated_gib())
 
 
+def decode_stream(vae: object, state: object) -> object:
+    from worldmodel_ros.model.wan.vae import DecodeStream
+    return DecodeStream(vae, state)
+
+
 def measure_long(run: Run) -> None:
     """A run of ten minutes of video: time and memory at its end and beginning; sinks are moved from frame 1,024 on."""
-    model = Model(run, 'lingbot_world_v2_1.3b', True)
+    model = Model(run, NAMES['small'], True)
     sequence, ms, gib = model.pages().open(), [], []
     model.fill(sequence)
-    for _ in range(run.long):
+    while len(ms) < run.long and run.left() > 2.0:
         ms.append(run.ms(lambda: model.chunk(sequence)))
         gib.append(run.allocated_gib())
-    part = max(1, min(50, run.long // 4))
+    part = max(1, min(50, len(ms) // 4))
     first, last = (summary(times) for times in (ms[:part], ms[-part:]))
-    run.row(model='lingbot_world_v2_1.3b', dtype='fp8', long_chunks=run.long, frames=sequence.frame, vae='not in it',
+    run.row(model=NAMES['small'], dtype='fp8', long_chunks=len(ms), frames=sequence.frame, vae='not in it',
             dit_ms=summary(ms), first_ms=first, last_ms=last, ratio_last_first=round(last['p50'] / first['p50'], 4),
             allocated_gib={'first': gib[0], 'last': gib[-1]})
+
+
+def measure(run: Run, part: str) -> None:
+    if part in NAMES:
+        for fp8 in (False, True):
+            with run.part(f'{part} {"fp8" if fp8 else "bf16"}', run.left() * (0.55 if not fp8 else 1.0)):
+                measure_model(run, part, fp8)
+    elif part.startswith('peers'):
+        measure_peers(run, part.removeprefix('peers_'))
+    else:
+        {'correct': measure_correctness, 'vae': measure_vae, 'kernels': measure_kernels, 'branches': measure_branches,
+         'long': measure_long}[part](run)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--folder', type=Path, required=True)
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS)
-    parser.add_argument('--chunks', type=int, default=50, help='timed, of each row')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--chunks', type=int, default=50, help='timed, of the small model')
+    parser.add_argument('--large-chunks', type=int, default=50, help='timed, of the large model')
     parser.add_argument('--long', type=int, default=800, help='chunks of the long run')
+    parser.add_argument('--seconds', type=float, default=3600.0, help='after which nothing new begins')
+    parser.add_argument('--stretch', type=float, default=1.0, help="each part's share of the time, times this")
     parser.add_argument('--eager', action='store_true', help='compile nothing')
     parser.add_argument('--tiny', action='store_true')
     options = parser.parse_args()
@@ -375,19 +538,43 @@ def main() -> int:
         raise SystemExit('wan.py measures a GPU, and there is none; --tiny tries the code on a CPU')
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
-    run, peers = Run(options), {}
-    for part, name in (('small', 'lingbot_world_v2_1.3b'), ('large', 'lingbot_world_fast')):
-        for fp8 in (False, True) if part in options.parts else ():
-            with run.part(f'{name} {"fp8" if fp8 else "bf16"}'):
-                measure_model(run, name, fp8, peers)
-    for part, measure in (('branches', measure_branches), ('long', measure_long)):
-        if part in options.parts:
-            with run.part(part):
-                measure(run)
+    signal.signal(signal.SIGALRM, _too_long)
+    run = Run(options)
+    if find_spec('diffusers') is not None:
+        with run.part('diffusers'):  # its imports take long, and are of no part's time
+            for name in ('AutoencoderKLWan', 'WanTransformer3DModel'):
+                getattr(import_module('diffusers'), name)
+    for at, part in enumerate(options.parts):
+        if part == 'kernels' and run.tiny:
+            continue
+        watchdog = threading.Timer(PARTS[part] * options.stretch + HANGS, restart, (run, options.parts[at:]))
+        watchdog.daemon = True
+        watchdog.start()
+        with run.part(part, PARTS[part] * options.stretch):
+            if run.left() < 5.0:
+                raise TooLong('no time was left for it')
+            measure(run, part)
+        watchdog.cancel()
+        if not run.healthy():
+            restart(run, options.parts[at:])
     result = {'command': 'python benchmarks/wan.py ' + ' '.join(sys.argv[1:]), 'weights': 'random', 'machine': machine(),
               'versions': versions(('torch', 'triton', 'diffusers')), 'failed': run.failed, 'rows': run.rows}
     run.file.write_text(json.dumps(result, indent=1) + '\n')
     return 1 if run.failed else 0
+
+
+def restart(run: Run, parts: list[str]) -> None:
+    """Go on with the parts after the first in a new process: this one's GPU hangs, or answers nothing but errors any more."""
+    run.row(part=parts[0], failed=run.failed, note='the process was restarted after this part')
+    kept = [word for word in sys.argv if word not in PARTS and word != '--parts']
+    left = run.seconds - (time.perf_counter() - run.start)
+    if len(parts) == 1:
+        os._exit(1)
+    os.execv(sys.executable, [sys.executable, *kept, '--seconds', str(left), '--parts', *parts[1:]])
+
+
+def _too_long(signum: int, frame: object) -> None:
+    raise TooLong('its time is up')
 
 
 if __name__ == '__main__':

@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from worldmodel_ros.kernels import attention_hopper, linear_hopper, page_write_triton
+from worldmodel_ros.kernels import attention_hopper, cross_attention_triton, flat_write_triton, linear_hopper, page_write_triton
 from worldmodel_ros.kernels.pages import Precision
 
 BM, BN, D, PAGE = attention_hopper.BLOCK_M, attention_hopper.BLOCK_N, attention_hopper.HEAD_DIM, 256
@@ -39,11 +40,13 @@ def signature(quantised, fp4):
     return {name: known[name] for name in attention_hopper._attention.arg_names}
 
 
-def attention(quantised, fp4, add):
+def attention(quantised, fp4, add, split=False):
     arguments, names = signature(quantised, fp4), attention_hopper._attention.arg_names
     stages = 2 if not quantised else 3 if fp4 else 5
-    constants = {'PAGE': PAGE, 'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4,
-                 'ADD': add, 'FRAMES': 4, 'TILES': 16}
+    pages = {'PAGE': BN, 'FRAMES': 1, 'TILES': 1, 'REPEATS': 3} if split else \
+        {'PAGE': PAGE, 'FRAMES': 4, 'TILES': 16, 'REPEATS': 1}
+    constants = {'BM': BM, 'BN': BN, 'D': D, 'STAGES': stages, 'QUANTISED': quantised, 'HAS_FP4': fp4, 'ADD': add,
+                 **pages}
     aligned = {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if arguments[name].startswith('*')}
     source = GluonASTSource(attention_hopper._attention, arguments, {
         (i,): constants.get(name) for i, name in enumerate(names) if arguments[name] == 'constexpr'}, aligned)
@@ -88,6 +91,36 @@ def page(own_scale):
     return compiled(source, num_warps=page_write_triton.warps(block * D, values))
 
 
+def flat(own_scale, queries):
+    """Queries, or keys and values of a page of 128 tokens of width 128, of a network that normalises over all heads."""
+    kernel = flat_write_triton._queries if queries else flat_write_triton._pages
+    block = BN if own_scale and not queries else page_write_triton.STREAM // D
+    values = page_write_triton.PAGE_VALUES[Precision.FP8] if block == BN else page_write_triton.STREAM_VALUES
+    constants = {'H': 40, 'D': D, 'BLOCK': block, 'LIMIT': 448.0 if own_scale else None, 'NATIVE': True}
+    constants |= {'LIMIT': 448.0, **({} if own_scale else {'q_scale': None})} if queries else \
+        {'T': BN, **({} if own_scale else {'k_scale': None, 'v_scale': None})}
+    page = '*u8' if own_scale else '*bf16'
+    known = {'k': page, 'v': page, 'q': page, 'pages': '*i32', 'qkv': '*bf16',
+             **dict.fromkeys(('rotary', 'rms', 'weight', 'q_scale', 'k_scale', 'v_scale'), '*fp32')}
+    return compiled(plain(kernel, constants, known), num_warps=page_write_triton.warps(block * D, values))
+
+
+def cross():
+    constants = {'H': 40, 'D': D, 'BLOCK_M': cross_attention_triton.BLOCK_M, 'BLOCK_N': cross_attention_triton.BLOCK_N,
+                 'TYPE': tl.bfloat16}
+    known = {**dict.fromkeys(('q', 'keys', 'values', 'out'), '*bf16'), **dict.fromkeys(('rms', 'weight', 'bias'), '*fp32'),
+             'scale_log2': 'fp32', 'log2_e': 'fp32'}
+    return compiled(plain(cross_attention_triton._attend, constants, known), num_warps=8, num_stages=2)
+
+
+def plain(kernel, constants, known):
+    """Of a Triton kernel whose other arguments are int32, and divisible by 16 as strides of such networks are."""
+    names = kernel.arg_names
+    kinds = {name: 'constexpr' if name in constants else known.get(name, 'i32') for name in names}
+    return ASTSource(kernel, kinds, {(names.index(name),): value for name, value in constants.items()},
+                     {(i,): [['tt.divisibility', 16]] for i, name in enumerate(names) if kinds[name][0] == '*'})
+
+
 def compiled(source, **options):
     kernel = triton.compile(source, target=GPUTarget('cuda', 90, 32), options=options)
     ptxas = Path(triton.__file__).parent / 'backends/nvidia/bin/ptxas'
@@ -101,6 +134,6 @@ def compiled(source, **options):
 
 
 if __name__ == '__main__':
-    kernels = {'attention': attention, 'product': product, 'page': page}
-    named = (variant.split('-') for variant in sys.argv[1:])
+    kernels = {'attention': attention, 'product': product, 'page': page, 'flat': flat, 'cross': cross}
+    named = (variant.split('-') if '-' in variant else (variant, '') for variant in sys.argv[1:])
     print(json.dumps([kernels[name](*(letter == 'y' for letter in letters)) for name, letters in named]))

@@ -12,7 +12,7 @@ from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.demo.goals import REACHED_HOLD, GoalSequence
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
-from worldmodel_ros.demo.recording import NS, Command, Recording, Tick
+from worldmodel_ros.demo.recording import NS, Choice, Command, Recording, Tick
 from worldmodel_ros.demo.summary import Kill, Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
 from worldmodel_ros.evaluate.drive.pictures import PSNR_CAP_DB, psnr
@@ -135,6 +135,15 @@ def test_reasons_for_lower_tiers_are_counted_without_their_numbers():
                   for late in (1.5, -0.25, 12)]
     reasons = summary_of(rec)['lower_tiers_because']
     assert reasons['two steps would be ready # ms after the limit'] == 3
+
+
+def test_decisions_are_counted_by_what_was_chosen_and_none_are_made_up():
+    rec = drive()
+    assert summary_of(rec)['decisions'] == {}
+    rec.choices += [Choice(1, 'policy', {'policy': 1.0, 'stop 0.4 s': 0.5}, ('stop 0.4 s',)),
+                    Choice(2, 'lead 0.8 s', {'policy': 0.5, 'lead 0.8 s': 0.75}), Choice(3, 'policy', {})]
+    assert summary_of(rec)['decisions'] == {
+        'chosen': {'policy': 2, 'lead 0.8 s': 1}, 'candidates': 2.0, 'vetoed': 1, 'against_the_policy': 1}
 
 
 def test_diagnostics_become_numbers_where_they_are():

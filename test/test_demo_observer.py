@@ -16,8 +16,8 @@ from std_msgs.msg import String
 from visualization_msgs.msg import Marker, MarkerArray
 
 from demo_recordings import encode, panorama
-from worldmodel_ros.demo.recording import NS, Recording
-from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture, WhatIfBranch
+from worldmodel_ros.demo.recording import NS, Choice, Recording
+from worldmodel_ros.msg import ActionChunk, Candidate, DeadlineStatus, Decision, PredictedFuture, WhatIfBranch
 from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED, STATUS
 from worldmodel_ros.nodes.demo.observer import observing
 from worldmodel_ros.srv import WhatIf
@@ -32,7 +32,8 @@ class System:
         self.node = rclpy.create_node('system', namespace='demo_test')
         self.goals = []
         topics = {'cmd_vel': (TwistStamped, COMMAND), 'camera/image_raw': (Image, CAMERA),
-                  'predicted_future': (PredictedFuture, STATUS), 'deadline_status': (DeadlineStatus, STATUS),
+                  'predicted_future': (PredictedFuture, STATUS), 'decision': (Decision, STATUS),
+                  'deadline_status': (DeadlineStatus, STATUS),
                   'sim/ground_truth': (Odometry, STATUS), 'sim/objects': (MarkerArray, LATCHED),
                   '/diagnostics': (DiagnosticArray, STATUS)}
         self.topics = {name: self.node.create_publisher(kind, name, qos)
@@ -123,14 +124,19 @@ def test_a_drive_is_recorded_from_its_first_command_to_its_end(observed):
     status = DeadlineStatus(tier=2, verdict=DeadlineStatus.LATE, latency=0.06)
     box = Marker(ns='objects', id=3, type=Marker.CYLINDER, text='red')
     box.pose.orientation.w, box.scale.x = 1.0, 0.3
-    for name, message in (('camera/image_raw', image(3, Time(sec=5))), ('predicted_future', future),
+    decision = Decision(chosen='policy', candidates=[Candidate(name='policy', score=1.0),
+                                                     Candidate(name='stop 0.4 s', score=0.5, vetoed=True)])
+    decision.header.stamp = stamp
+    for name, message in (('camera/image_raw', image(3, Time(sec=5))), ('decision', decision), ('predicted_future', future),
                           ('sim/ground_truth', pose), ('deadline_status', status),
                           ('sim/objects', MarkerArray(markers=[box])), ('cmd_vel', command(Time(), v=0.0))):
         system.publish(name, message)
-    system.until(lambda: all((recording.images, recording.futures, recording.poses, recording.ticks,
+    system.until(lambda: all((recording.choices, recording.images, recording.futures, recording.poses, recording.ticks,
                               recording.things, len(recording.commands) == 2)))
     assert (recording.images[0] == panorama(3)).all() and recording.image_stamps == [5 * NS]
     assert recording.futures[0].frames == (b'abc',) and recording.futures[0].stamp == now
+    choice = Choice(now, 'policy', {'policy': 1.0, 'stop 0.4 s': 0.5}, ('stop 0.4 s',))
+    assert recording.choices == [choice]
     assert recording.poses[0].x == 1.5 and abs(recording.poses[0].yaw) == pytest.approx(np.pi)
     assert (recording.ticks[0].tier, recording.ticks[0].late, recording.ticks[0].latency) == (2, True, 0.06)
     thing = recording.things['objects/3']

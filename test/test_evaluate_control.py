@@ -8,13 +8,13 @@ import pytest
 
 from worldmodel_ros import cli
 from worldmodel_ros.control.terms import REACHED, Reach, Touch
-from worldmodel_ros.evaluate.control import policy
+from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.evaluate.control.controllers import MEANINGS, NAMES, applies, make
 from worldmodel_ros.evaluate.control.episode import Episode, drive, rung_seconds
 from worldmodel_ros.evaluate.control.forecast import Frozen, Memory, Oracle, Tracker
 from worldmodel_ros.evaluate.control.judge import Judge
-from worldmodel_ros.evaluate.control.motion import under_way
-from worldmodel_ros.evaluate.control.planner import Planner
+from worldmodel_ros.control.motion import under_way
+from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand
@@ -204,8 +204,8 @@ def test_the_policy_steers_at_its_target_and_round_what_is_in_the_way():
 def test_the_planner_leads_a_ball_that_crosses(world):
     """A policy turns to where the ball is, the planner to where it will be."""
     from worldmodel_ros.control.terms import Thing
-    from worldmodel_ros.evaluate.control.forecast import View
-    planner = Planner()
+    from worldmodel_ros.control.scene_view import View
+    planner = Deliberation()
     times = planner.times(0.03)
     path = np.array([0.9, 0.6]) + times[:, None] * np.array([0.0, -0.4])
     view = View(np.zeros(3), np.zeros(2), {'ball': Thing(path, 0.1, 'magenta', True)}, np.zeros((0, 3)))
@@ -215,8 +215,8 @@ def test_the_planner_leads_a_ball_that_crosses(world):
 
 
 def test_an_unknown_target_is_looked_for(world):
-    from worldmodel_ros.evaluate.control.forecast import View
-    planner, view = Planner(), View(np.zeros(3), np.zeros(2), {}, np.zeros((0, 3)))
+    from worldmodel_ros.control.scene_view import View
+    planner, view = Deliberation(), View(np.zeros(3), np.zeros(2), {}, np.zeros((0, 3)))
     commands = [planner.choose((Reach('red'),), view, [], np.zeros(2)).command for _ in range(100)]
     assert commands[0].tolist() == policy.SPIN.tolist()
     assert any(command.tolist() != policy.SPIN.tolist() for command in commands)  # given up after a turn

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from faults import stage as stage_of_faults
 from faults.catalogue import CASES
 from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
 from faults.stage import Stage
 from faults.table import of_cases
+from scenarios import speed
 from scenarios.stalls import Missed
 
 DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
@@ -55,6 +57,16 @@ def test_what_became_of_a_row_that_missed_its_bound_is_written():
     written = json.loads(json.dumps(result.as_dict()))
     assert written['name'] == 'server_sigkill' and written['failures'] and written['reaction_ms'] == 700.0
     assert 'missed' not in written
+
+
+@pytest.mark.parametrize('tick, plays', [(0.024, True), (0.030, False)])
+def test_two_robots_with_an_engine_are_not_played_where_the_machine_has_no_time_for_them(tmp_path, monkeypatch, tick, plays):
+    row = next(row for row in CASES if row.name == 'server_sigterm')
+    monkeypatch.setattr(speed, 'measured', lambda: speed.Speed(tick, 0.001))
+    monkeypatch.setattr(stage_of_faults, 'play', lambda row, running: Result(row.name, 'played'))
+    monkeypatch.setattr(Stage, '_get', lambda self, system: None)
+    result = Stage(tmp_path).play(row)
+    assert (result.outcome == 'played') is plays and ('at most 25 ms; here it takes 30' in result.skipped) is not plays
 
 
 def test_what_became_of_all_rows_is_counted():

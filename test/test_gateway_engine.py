@@ -70,7 +70,7 @@ def running(engine):
     started = Running(engine.path, limits=Limits(linger=5.0))
     yield started
     started.stop()
-    wait_for(lambda: not engine.status()['robots'])
+    wait_for(lambda: (status := engine.status()) and not status['robots'], TIMEOUT)
 
 
 def frames(count, seed=0):
@@ -123,7 +123,7 @@ def test_an_engine_that_is_full_refuses_the_next_client_at_once_and_keeps_those_
         with robot(running) as again:  # a place is not needed to be let in again
             reply, = drive(again, image, 'one', first=2)
             assert (reply['episode'], reply['step_id']) == (1, 2)
-        assert len(engine.status()['robots']) == SESSIONS
+        assert len(wait_for(engine.status)['robots']) == SESSIONS
 
 
 def test_the_engine_sees_no_step_twice_however_often_the_connection_drops(running, engine, model):
@@ -135,7 +135,7 @@ def test_the_engine_sees_no_step_twice_however_often_the_connection_drops(runnin
         with robot(running) as connection:
             again, = drive(connection, [image], 'dropped', step)
             assert again['server_timing'] == replies[-1]['server_timing']
-    known, = engine.status()['robots']
+    known, = wait_for(engine.status)['robots']
     assert known['ticks'] == len(images) and {reply['episode'] for reply in replies} == {1}
     for reply, plan in zip(replies, planned(model, images), strict=True):
         assert np.allclose(reply['actions'], plan, atol=1e-5)

@@ -13,18 +13,23 @@ def exporting(tmp_path, monkeypatch):
     monkeypatch.setenv('WORLDMODEL_CACHE', str(tmp_path / 'cache'))
     folder, exports = small_checkpoint(tmp_path / 'model'), []
 
-    def export(checkpoint, target, quantised):
+    def export(target):
         exports.append(target)
         for name in onnx_backend.GRAPHS:
             (target / f'{name}.onnx').write_bytes(name.encode() * 100)
 
-    monkeypatch.setattr('worldmodel_ros.engine.backends.export.export', export)
-    return lambda: onnx_backend.exported(folder, True), exports
+    return lambda quantised=True, version=1: onnx_backend.exported(
+        folder, quantised, version, onnx_backend.GRAPHS, export), exports
 
 
 def test_graphs_are_exported_once(exporting):
     graphs, exports = exporting
     assert graphs() == graphs() and len(exports) == 1
+
+
+def test_graphs_of_another_precision_or_version_are_others(exporting):
+    graphs, exports = exporting
+    assert len({graphs(), graphs(quantised=False), graphs(version=2)}) == len(exports) == 3
 
 
 @pytest.mark.parametrize('damage', [

@@ -24,7 +24,7 @@ DEFINITIONS = sorted([*ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv')])
 FIELD = re.compile(
     r'^(?P<type>[\w/]+(?:\[\d*\])?)\s+(?P<name>\w+)(?P<value>\s*=\s*\S+)?\s*(?:#\s*(?P<comment>.*))?$')
 # Numbers without a dimension say so by their range, or by what they count.
-DIMENSIONLESS = re.compile(r'\[0\.\.1\]|\[unit of the column\]')
+DIMENSIONLESS = re.compile(r'\[0\.\.1\]|\[unit of the column\]|\[no unit\]')
 
 
 def fields(definition):

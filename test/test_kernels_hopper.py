@@ -12,8 +12,11 @@ SHARED_MEMORY = 232_448  # bytes that a program may have on an H100
 VARIANTS = {'attention, bf16, added to others': 'attention-nny', 'attention, fp8': 'attention-ynn',
             'attention, fp8 and fp4': 'attention-yyn', 'product in fp8': 'product-nnn',
             'product in fp8, then gelu': 'product-ynn', 'product in fp8, specialised': 'product-nyn',
-            'product in fp8, normalised and rotated': 'product-nny'}
-PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y'}
+            'product in fp8, normalised and rotated': 'product-nny',
+            'attention, bf16, keys split': 'attention-nnny', 'attention, fp8, keys split': 'attention-ynny',
+            'attention to a prompt': 'cross'}
+PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y', 'bf16 flat pages written': 'flat-nn',
+         'fp8 flat pages written': 'flat-yn', 'bf16 flat queries written': 'flat-ny', 'fp8 flat queries written': 'flat-yy'}
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from worldmodel_ros.evaluate.control import controllers
-from worldmodel_ros.evaluate.control.learned import _planes, slots
+from worldmodel_ros.control.scene_view import planes
+from worldmodel_ros.evaluate.control.learned import slots
 from worldmodel_ros.evaluate.control.run import Question, evaluate
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import PRESETS
@@ -168,9 +169,9 @@ def test_the_loss_is_least_where_the_truth_is(store):
 def test_walls_go_to_planes_that_are_the_rooms(store, episodes):
     target = truth(store.arrays, torch.tensor([0]), torch.tensor([0]), 6)
     pose = episodes[0]['pose'][5].astype(float)
-    planes = _planes(target.walls[0, 5].numpy(), pose)
+    found = planes(target.walls[0, 5].numpy(), pose)
     half = episodes[0]['room']
-    for normal_x, normal_y, offset in planes:
+    for normal_x, normal_y, offset in found:
         assert offset == pytest.approx(abs(normal_x) * half[0] + abs(normal_y) * half[1], abs=1e-3)
         assert max(abs(normal_x), abs(normal_y)) == pytest.approx(1.0, abs=1e-4)
 

@@ -1,4 +1,5 @@
 """The Wan family next to diffusers' own networks, which must be installed (extra `[wan]`)."""
+import copy
 from importlib.util import find_spec
 
 import pytest
@@ -9,7 +10,7 @@ from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.wan.checkpoint import load
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
-from worldmodel_ros.model.wan.vae import ImageCondition, StreamState, WanVae
+from worldmodel_ros.model.wan.vae import DecodeStream, ImageCondition, StreamState, WanVae
 
 needs_diffusers = pytest.mark.skipif(find_spec('diffusers') is None, reason='diffusers is not installed: extra [wan]')
 SIZES = {'num_attention_heads': 2, 'attention_head_dim': 128, 'num_layers': 3, 'ffn_dim': 512, 'in_channels': 36,
@@ -61,6 +62,28 @@ def test_decoding_chunk_by_chunk_is_decoding_the_whole_bit_for_bit(vae):
         images, state = vae.decode(part, state)
         parts.append(images)
     assert [part.shape[1] for part in parts] == [5, 4, 8] and torch.equal(torch.cat(parts, 1), whole)
+
+
+@needs_diffusers
+@torch.inference_mode()
+def test_the_layers_that_take_diffusers_place_give_its_images():
+    from diffusers import AutoencoderKLWan
+    torch.manual_seed(0)
+    model = randomise(AutoencoderKLWan(base_dim=8))
+    latents = tiny.draw('z', 16, 3, 4, 6)
+    plain = WanVae(copy.deepcopy(model), fused=False)
+    wanted, parts = plain.decode(latents, plain.start())[0], []
+    vae = WanVae(model)
+    kinds = [type(layer).__name__ for layer in vae.model.decoder.modules()]
+    assert {'CausalConv', 'NormSilu', 'Upsample'} <= {*kinds} and not {'WanCausalConv3d', 'WanUpsample', 'SiLU'} & {*kinds}
+    assert vae.model.state_dict().keys() == plain.model.state_dict().keys()
+    assert torch.allclose(vae.decode(latents, vae.start())[0], wanted, atol=1e-5)
+    stream = DecodeStream(vae)
+    for part in latents.split([1, 2], 1):
+        decoded = stream.decode(part)
+        decoded.wait()
+        parts.append(decoded.images())
+    assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-5) and stream.state.nbytes > 0
 
 
 @needs_diffusers

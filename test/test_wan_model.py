@@ -234,9 +234,9 @@ def test_a_prompts_padding_counts_as_if_each_of_its_rows_were_there(dit):
     text = tiny.text()
     padded = torch.cat([text, torch.zeros(tiny.TEXT_TOKENS - len(text), tiny.TEXT_WIDTH)])
     folded, whole = dit.prompt(text), dit.prompt(padded)
-    assert folded.keys.shape[3] == 8 and whole.keys.shape[3] == tiny.TEXT_TOKENS
+    assert folded.keys.shape[2] == 8 and whole.keys.shape[2] == tiny.TEXT_TOKENS
     q = tiny.draw('queries', 1, tiny.HEADS, 9, tiny.HEAD_DIM)
-    attended = [torch.nn.functional.scaled_dot_product_attention(q, each.keys[0], each.values[0],
+    attended = [torch.nn.functional.scaled_dot_product_attention(q, each.keys[:1], each.values[:1],
                                                                  attn_mask=each.bias.expand(9, -1)) for each in (folded, whole)]
     assert difference(*attended) < 1e-6
     with pytest.raises(ValueError, match='at most 24'):

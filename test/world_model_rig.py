@@ -68,13 +68,13 @@ class Rig:
     Deeper queues than a robot's, so that no message can hide behind a later one.
     """
 
-    def __init__(self, load_engine=None, namespace='', **parameters):
+    def __init__(self, load_engine=None, namespace='', load_forecast=None, **parameters):
         self.context = Context()
         rclpy.init(context=self.context)
         self.engine = FakeEngine(time.sleep, **TINY)
         overrides = [Parameter(name, value=value) for name, value in {'allow_faults': True, **parameters}.items()]
         self.subject = WorldModelNode(
-            load_engine or (lambda **chosen: self.engine), context=self.context,
+            load_engine or (lambda **chosen: self.engine), load_forecast, context=self.context,
             parameter_overrides=overrides, namespace=namespace)
         self.tester = Node('tester', context=self.context, namespace=namespace)
         create = self.tester.create_publisher

@@ -6,7 +6,13 @@ from pathlib import Path
 
 from faults.matrix import Case, Result, play
 from faults.systems import PLANS, Running
+from scenarios.catalogue import SYSTEMS
 from scenarios.stalls import PLAYS, watching
+
+
+def lacking(system: str) -> str:
+    """Return what this machine lacks for a system that is one of the scenarios', too, by its measured speed; '' if nothing."""
+    return next((each.lacks() for each in SYSTEMS if each.name == system), '')
 
 
 class Stage:
@@ -25,7 +31,7 @@ class Stage:
         that by less than one stall of the machine took meanwhile. What cannot be played on this machine is skipped, with
         the reason; that is asked before it begins.
         """
-        if reason := row.needs():
+        if reason := row.needs() or lacking(row.system):
             return Result(row.name, expected=row.outcome, skipped=reason)
         again: list[str] = []
         for _ in range(PLAYS):

@@ -12,6 +12,7 @@ examples:
   worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street
   worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street recall rooms runtime --json control.json
   worldmodel evaluate control --seeds 5000000:5000060 --tasks street --controllers oracle reactive b1 --variants stops delay
+  worldmodel evaluate control --seeds 5000000:5000020 --tasks street --forecast out/scene --ros
 
 Prints one JSON object. The same seeds give the same numbers on one machine, with any number of workers.
 """
@@ -27,8 +28,13 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
                              'still, none, one_step, two_step (default: oracle tracker frozen reactive b1)')
-    parser.add_argument('--forecast', default='', metavar='FOLDER',
-                        help='of a learned scene forecast (python -m worldmodel_ros.train.scene.run)')
+    parser.add_argument('--forecast', default='', metavar='F',
+                        help='learned scene forecast: name of a shipped one, or folder of one that '
+                             'python -m worldmodel_ros.train.scene.run has left')
+    parser.add_argument('--ros', action='store_true',
+                        help='drive the rooms over real topics in real time, by the nodes and the forecast of --forecast')
+    parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
+                        help='for the logs of the nodes, with --ros (out/control/log)')
     parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
                         help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
                              'other one as a variant; b1 has that of head (default: two_step)')
@@ -47,8 +53,8 @@ def add_control(parser: argparse.ArgumentParser) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.model.checkpoint_description import ModelError
     try:
-        return _evaluate(chosen)
-    except (ModelError, ValueError) as error:
+        return _over_ros(chosen) if chosen.ros else _evaluate(chosen)
+    except (ModelError, ValueError, RuntimeError) as error:
         print(f'worldmodel evaluate control: {error}', file=sys.stderr)
         return 1
 
@@ -61,4 +67,18 @@ def _evaluate(chosen: argparse.Namespace) -> int:
                         tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
     simulated.report('control', chosen,
                      lambda workers, progress: evaluate(question, workers, progress, chosen.episodes))
+    return 0
+
+
+def _over_ros(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.cli.evaluate_control_ros import drive
+    from worldmodel_ros.evaluate.control.tasks import expand
+    from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+    if not chosen.forecast:
+        raise ValueError('--ros needs a forecast: give the folder that training it has left, or the name of a shipped one')
+    tasks, seeds = expand(chosen.tasks), parse_seeds(chosen.seeds)
+    folder = Path(chosen.forecast)
+    bringup = {'model': chosen.model, 'backend': chosen.backend,
+               'forecast': str(folder.resolve()) if folder.is_dir() else chosen.forecast}
+    simulated.report('control', chosen, lambda workers, progress: drive(tasks, seeds, bringup, chosen.log, progress))
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .ladder import STEPS, Counts, Decision, Ladder, LastPlan, Settings, Tier, Verdict
+from .task import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future
@@ -24,7 +25,8 @@ class Observation:
     A frame for the session, uint8 (H, W, 3) RGB, with what its answer needs.
 
     `stamp` [ns] is its own; `received` and `due` are steady times [s], the latter that by which the robot
-    must have the answer. No answer is made where `stale` says why it would be too late, nor without a `goal`.
+    must have the answer; `age` is its own on receipt [s]. No answer is made where `stale` says why it would be too late, nor
+    without a `goal` or a `task`, of which the latter is for those who decide on a forecast of the scene.
     """
 
     image: np.ndarray
@@ -35,10 +37,17 @@ class Observation:
     sequence: int
     goal: str = ''
     stale: str = ''
+    task: Task = Task()
+    age: float = 0.0
 
     @property
     def wants_answer(self) -> bool:
-        return bool(self.goal) and not self.stale
+        return bool(self.goal or self.task.terms) and not self.stale
+
+    @property
+    def course(self) -> tuple[int, str, Task]:
+        """What a plan is for: another episode, goal or task needs another one."""
+        return self.episode, self.goal, self.task
 
     @property
     def number(self) -> tuple[int, int]:
@@ -124,7 +133,7 @@ class Responder:
         self._ladder = Ladder(settings)
         self._plan = LastPlan(step_period)
         self._newest: tuple[int, int] | None = None  # number of the newest observation
-        self._course: tuple[int, str] | None = None  # its episode and goal, which the plan is for
+        self._course: tuple[int, str, Task] | None = None  # its own, which the plan is for
         self._open: Observation | None = None  # the one that is to be answered and is not yet
         self._finish = 0.0  # predicted, of the newest observation
         self._planned = 0.0  # when it had a plan
@@ -169,7 +178,7 @@ class Responder:
                 self._ladder.counts.late += 1  # `overdue` has not come to it: the worst overload of all
                 self._answer(
                     self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
-            course = observation.episode, observation.goal
+            course = observation.course
             if course != self._course:
                 self._course = course
                 self._plan.forget()
@@ -311,7 +320,7 @@ class Responder:
         """
         self._planned = self._clock()
         in_time = self._planned <= observation.due - self.settings.reserve
-        if in_time and (observation.episode, observation.goal) == self._course:
+        if in_time and observation.course == self._course:
             self._plan.remember(plan, observation.stamp)
         return in_time
 

@@ -19,12 +19,14 @@ _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made 
 
 @dataclass(frozen=True)
 class Thing:
-    """Something forecast: `path` (T, 2) in m at the outcome's times, `radius` in m; `colour` as one would name it."""
+    """Something forecast: `path` (T, 2) in m at the outcome's times, `radius` in m; `colour` as one would name it;
+    `presence`: probability that it is there."""
 
     path: np.ndarray
     radius: float
     colour: str
     moves: bool = False
+    presence: float = 1.0
 
 
 @dataclass(frozen=True)

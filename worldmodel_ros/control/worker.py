@@ -186,9 +186,13 @@ class Worker:
         with self._thread.wake:
             again, self._starts_over = self._starts_over or observation.episode != self._episode, False
         if again:
-            self._background.show(None)
-            self._session.reset()
+            self._start_over()
             self._episode, self._committed = observation.episode, None
+
+    def _start_over(self) -> None:
+        """Forget what was seen."""
+        self._background.show(None)
+        self._session.reset()
 
     def _look_ahead(self, goal: str, steps: int) -> LookAhead:
         """What is planned, and imagined of it; without a goal, of standing still."""
@@ -315,9 +319,9 @@ class BackgroundWork:
         `observed`: stamp of the session's newest observation [ns]. `expected`: when the next one comes
         (steady, s).
         """
-        if self._undecoded and (self.starved or self._fits(self._step_times.quantile('decode'), expected)):
+        if self._undecoded and (self.starved or self.fits(self._step_times.quantile('decode'), expected)):
             self._decode(session)
-        elif self._jobs and self._fits(_JOB_EXCESS * self._step_times.typical(SESSION), expected):
+        elif self._jobs and self.fits(_JOB_EXCESS * self._step_times.typical(SESSION), expected):
             job, promise = self._jobs.popleft()
             start = self._clock()
             if _fulfil(promise, lambda: job(session)):
@@ -325,7 +329,7 @@ class BackgroundWork:
         elif self._inquiry and session.busy:
             return _POLL
         elif (self._questions or self._inquiry) and (
-                session.overlaps or self._fits(self._step_times.unit(), expected)):
+                session.overlaps or self.fits(self._step_times.unit(), expected)):
             self._inquire(session, observed)
         else:
             return self._patience(expected)
@@ -362,7 +366,8 @@ class BackgroundWork:
         prediction.timings['decode'] = self._clock() - start
         self._listener.predicted(prediction)
 
-    def _fits(self, duration: float, expected: float | None) -> bool:
+    def fits(self, duration: float, expected: float | None) -> bool:
+        """Whether work of so many s is over before the next observation, which is `expected` then (steady, s)."""
         now = self._clock()
         # An observation that is late by a whole period is not being waited for.
         return expected is None or now + duration + _MARGIN <= expected or now > expected + self._period

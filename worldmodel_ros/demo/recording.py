@@ -77,6 +77,17 @@ class Future:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How a command was decided on a forecast of the scene: the candidate that was chosen, the scores of those that were
+    compared, by name, and the names of those that were vetoed."""
+
+    stamp: int                  # of the observation [ns]
+    chosen: str
+    scores: dict[str, float]
+    vetoed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Branch:
     """One action sequence of a what-if answer and what follows from it."""
 
@@ -135,6 +146,7 @@ class Recording:
     ticks: list[Tick] = field(default_factory=list)
     poses: list[Pose] = field(default_factory=list)
     futures: list[Future] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)         # none without a forecast
     what_ifs: list[WhatIf] = field(default_factory=list)
     things: dict[str, Thing] = field(default_factory=dict)      # newest state by marker key
     goals: list[GoalAttempt] = field(default_factory=list)

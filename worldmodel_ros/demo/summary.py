@@ -14,7 +14,8 @@ from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
 from worldmodel_ros.evaluate.drive.pictures import psnr
 
 # Of the model node's diagnostics.
-MODEL_KEYS = ('model', 'backend', 'warmup_s', 'tick_two_step_ms', 'tick_one_step_ms', 'predictions_possible_hz')
+MODEL_KEYS = ('model', 'backend', 'forecast', 'odometry', 'warmup_s',
+              'tick_two_step_ms', 'tick_one_step_ms', 'predictions_possible_hz')
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
         'tiers': tier_counts(recording),
         'predictions': predictions(recording),
         'lower_tiers_because': lower_tier_reasons(recording),
+        'decisions': decisions(recording),
         'what_if': what_if_scores(recording.what_ifs),
         'goal_reached': bool(reached),
         'goals_reached': len(reached),
@@ -98,6 +100,18 @@ def tier_counts(recording: Recording) -> dict[str, int]:
     """Ticks by the tier that served them."""
     counts = Counter(tick.tier for tick in recording.ticks)
     return {name: counts[tier] for tier, name in TIERS.items()}
+
+
+def decisions(recording: Recording) -> dict:
+    """How commands were decided on a forecast of the scene; without one, empty."""
+    compared = [choice for choice in recording.choices if choice.scores]
+    if not recording.choices:
+        return {}
+    return {'chosen': dict(Counter(choice.chosen for choice in recording.choices).most_common()),
+            'candidates': round(float(np.mean([len(choice.scores) for choice in compared])), 1) if compared else 0.0,
+            'vetoed': sum(len(choice.vetoed) for choice in compared),
+            'against_the_policy': sum(choice.scores[choice.chosen] > choice.scores['policy'] for choice in compared
+                                      if {choice.chosen, 'policy'} <= choice.scores.keys())}
 
 
 def predictions(recording: Recording) -> dict:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -185,6 +185,11 @@ class NetworkCalls:
             raise error
 
 
+def of_world_model(steps: int) -> Mapping[str, int]:
+    """Return the parts of a world model's tick with so many denoising steps, and how often each comes."""
+    return {**dict.fromkeys(BEFORE_DENOISING, 1), 'denoise': steps}
+
+
 class StepTimes:
     """Last durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
 
@@ -193,7 +198,9 @@ class StepTimes:
     every part.
     """
 
-    def __init__(self):
+    def __init__(self, parts: Callable[[int], Mapping[str, int]] = of_world_model):
+        """``parts``: gives the parts of a tick with so many steps, and how often each comes."""
+        self._parts = parts
         self._times: dict[str, deque[float]] = {}
         self._excess: deque[float] = deque(maxlen=HISTORY)
         # Every tick asks, few answers change: quantiles are computed when they are asked for after a change.
@@ -206,7 +213,7 @@ class StepTimes:
 
     def record_tick(self, seconds: float, steps: int) -> None:
         """Take the whole time of a tick that denoised in ``steps`` steps."""
-        self._excess.append(seconds - self._typical(steps))
+        self._excess.append(seconds - self.typical_tick(steps))
         self._cached.pop(('excess', QUANTILE), None)
 
     def quantile(self, part: str) -> float:
@@ -215,11 +222,11 @@ class StepTimes:
 
     def predict(self, steps: int) -> float:
         """Time (s) from a frame at hand to its plan, checked by an imagined chunk of ``steps`` steps."""
-        return self._typical(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
+        return self.typical_tick(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
 
     def prediction_rate(self, step_period: float) -> float:
         """Highest rate (Hz) of one-step futures, imagined and decoded, where a frame comes every ``step_period`` s."""
-        work = self._typical(1) + self._quantile('decode', 0.5, self._times.get('decode', ()))
+        work = self.typical_tick(1) + self._quantile('decode', 0.5, self._times.get('decode', ()))
         return 1.0 / max(step_period, work)
 
     def unit(self) -> float:
@@ -230,9 +237,9 @@ class StepTimes:
         """Median (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, 0.5, self._times.get(part, ()))
 
-    def _typical(self, steps: int) -> float:
-        median = {part: self._quantile(part, 0.5, self._times.get(part, ())) for part in (*BEFORE_DENOISING, 'denoise')}
-        return sum(median[part] for part in BEFORE_DENOISING) + steps * median['denoise']
+    def typical_tick(self, steps: int) -> float:
+        """Return the sum (s) of the medians of a tick's parts."""
+        return sum(count * self.typical(part) for part, count in self._parts(steps).items())
 
     def _quantile(self, name: str, level: float, values) -> float:
         if (name, level) not in self._cached:

@@ -359,6 +359,27 @@ class ExecutedActions:
                     break
         return (total / max(1, end - start)).astype(np.float32)
 
+    def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
+        """
+        Return the actions (A,) in force from one stamp to a later one [ns], in order, with the seconds that each is; the
+        newest one until `end`, which may be yet to come. Zeros while none was in force.
+        """
+        with self._lock:
+            kept = [each for each in self._kept if each.stamp < end]
+        found, until = [], end
+        for stamp, action in reversed(kept):
+            begin, over = max(stamp, start), min(until, stamp + self._timeout)
+            if over < until and until > start:
+                found.append((max(over, start), until, np.zeros(self._size)))
+            if begin < over:
+                found.append((begin, over, np.asarray(action, float)))
+            until = min(until, begin)
+            if stamp <= start:
+                break
+        if until > start or not found:
+            found.append((start, until, np.zeros(self._size)))
+        return [((over - begin) / NS, action) for begin, over, action in reversed(found)]
+
     def first(self, start: int, end: int) -> tuple[float, ...] | None:
         """
         Return the first command received from the stamp `start` until `end` [ns], else the one in force at

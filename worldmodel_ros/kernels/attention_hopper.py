@@ -43,7 +43,7 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
                items, q_blocks, heads, tile_blocks, scale_log2,
                PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
                QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-               TILES: gl.constexpr):
+               TILES: gl.constexpr, REPEATS: gl.constexpr):
     DTYPE: gl.constexpr = gl.float8e4nv if QUANTISED else gl.bfloat16
     smem = (gl.allocate_shared_memory(DTYPE, [4, BM // 2, D], q_desc.layout),
             gl.allocate_shared_memory(DTYPE, [STAGES, BN, D], k_desc.layout),
@@ -64,22 +64,22 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
         # Registers of each partition's threads after the first, which takes what is left: 224 here, 248 below.
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (expand_tiles, (lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES, HAS_FP4)),
             (load_tiles, (descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work, PAGE, BM, BN, D, STAGES,
-                          QUANTISED, HAS_FP4, ADD)),
+                          QUANTISED, HAS_FP4, ADD, REPEATS)),
         ], [4, 4, 1], [224, 40, 24])
     else:
         fence_async_shared()
         gl.warp_specialize([
             (attend, (0, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (attend, (1, q_scale, scales, out, lists, smem, bars, work, scale_log2, PAGE, BM, BN, D, STAGES,
-                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES)),
+                      QUANTISED, HAS_FP4, ADD, FRAMES, TILES, REPEATS)),
             (load_tiles, (descs, (), lists, smem, bars, (), (), work, PAGE, BM, BN, D, STAGES, QUANTISED, HAS_FP4,
-                          ADD)),
+                          ADD, REPEATS)),
         ], [4, 1], [240, 24])
 
 
@@ -96,19 +96,24 @@ def supports(q: Tensor, pools: list[Pool], query_tiles: int, by_frame: tuple[int
 
 def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
                            out: Tensor | None = None, quantised_q: tuple[Tensor, Tensor] | None = None,
-                           by_frame: tuple[int, int] | None = None) -> Tensor:
+                           by_frame: tuple[int, int] | None = None, repeats: int = 1, lse: Tensor | None = None
+                           ) -> Tensor:
     """What `reference.paged_attention` computes, for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most
     one pool of each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), where a kernel before made them
-    already; ``by_frame`` as in `attention.paged_attention`."""
-    tokens, heads, dim = q.shape
+    already; ``by_frame`` as in `attention.paged_attention`.
+
+    With ``repeats``, the lists' query tiles are those of q once, then once more, and so on: parts of what a tile attends
+    to, whose results (repeats * tokens, H, 128) `splits.merge` makes one of; ``lse``, float32 (H, repeats * tokens),
+    receives what it takes for that, as in `attention_triton`."""
+    rows, heads, dim = repeats * len(q), *q.shape[1:]
     given = {pool.precision: (pool, table) for pool, table in zip(pools, lists, strict=True)}
     if len(given) != len(pools):
         raise ValueError('one pool of each precision at most')
-    out = torch.empty_like(q) if out is None else out
-    lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
+    out = torch.empty((rows, heads, dim), dtype=torch.bfloat16, device=q.device) if out is None else out
+    lse = torch.empty((heads, rows), dtype=torch.float32, device=q.device) if lse is None else lse
     scale_log2 = (1.0 / math.sqrt(dim) if scale is None else scale) * math.log2(math.e)
     bf16, fp8, fp4 = (given.get(p) for p in (Precision.BF16, Precision.FP8, Precision.FP4))
-    launch = _Launch(q, out, lse, scale_log2, *(by_frame or (1, 1)))
+    launch = _Launch(q, out, lse, scale_log2, repeats, *(by_frame or (1, 1)))
     if fp8 or fp4:
         q8, q_scale = quantise_queries(q) if quantised_q is None else quantised_q
         # Without FP8 pages their rows are empty, and nothing is read through their descriptors.
@@ -122,9 +127,10 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
 class _Launch:
     """One call of the kernel for the same queries, result and log-sum-exp."""
 
-    def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float, frames: int, tiles: int):
-        self.frames, self.tiles = frames, tiles
-        self.tokens, self.heads, self.dim = q.shape
+    def __init__(self, q: Tensor, out: Tensor, lse: Tensor, scale_log2: float, repeats: int, frames: int,
+                 tiles: int):
+        self.repeats, self.frames, self.tiles = repeats, frames, tiles
+        self.tokens, self.heads, self.dim = out.shape
         self.out, self.lse, self.scale_log2 = out, lse, scale_log2
         self.programs = torch.cuda.get_device_properties(q.device).multi_processor_count
 
@@ -144,7 +150,8 @@ class _Launch:
             *_pointers(table), *_pointers(raw_table), items, self.tokens // BLOCK_M, self.heads,
             self.tokens // table.query_tiles // BLOCK_M, self.scale_log2,
             PAGE=page, BM=BLOCK_M, BN=BLOCK_N, D=dim, STAGES=stages, QUANTISED=quantised,
-            HAS_FP4=raw is not None, ADD=add, FRAMES=self.frames, TILES=self.tiles, num_warps=4)
+            HAS_FP4=raw is not None, ADD=add, FRAMES=self.frames, TILES=self.tiles, REPEATS=self.repeats,
+            num_warps=4)
 
 
 def _no_pages(like: TileLists) -> TileLists:

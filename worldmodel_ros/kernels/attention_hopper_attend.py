@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait)
 
-from .attention_hopper_load import barrier, length_of, next_item, page_of, place_of, row_of
+from .attention_hopper_load import barrier, length_of, next_item, own_row, page_of, place_of, row_of
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def row_by_frame(row, PAGE: gl.constexpr, FRAMES: gl.constexpr, TILES: gl.conste
 def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, scale_log2,
            PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
            QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, FRAMES: gl.constexpr,
-           TILES: gl.constexpr):
+           TILES: gl.constexpr, REPEATS: gl.constexpr):
     """``out``: the result's pointer, its descriptor, where it waits for its copy; the log-sum-exp (H, queries), base 2.
 
     With ADD, result and log-sum-exp hold the attention to other pages already, and both together are written, where
@@ -111,7 +111,7 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
         rows = first_row + gl.arange(0, ROWS, layout=S_ROW)
         row_scale = gl.full([ROWS], 1.0, gl.float32, layout=S_ROW) * scale_log2
         if QUANTISED:
-            row_scale *= gl.load(q_scale + rows * heads + head)
+            row_scale *= gl.load(q_scale + own_row(rows, work, BM, REPEATS) * heads + head)
         zero = gl.full([ROWS, BN], 0.0, gl.float32, layout=S_LAYOUT)
         token = gl.expand_dims(gl.arange(0, BN, layout=gl.SliceLayout(0, S_LAYOUT)), 0)
         m = gl.full([ROWS], -float('inf'), gl.float32, layout=S_ROW)

@@ -60,6 +60,16 @@ def place_of(item, work, ADD: gl.constexpr):
 
 
 @gluon.jit
+def own_row(row, work, BM: gl.constexpr, REPEATS: gl.constexpr):
+    """Where a row is read from, if all queries come so many times, each time under other lists."""
+    items, q_blocks, heads, tile_blocks = work
+    if REPEATS == 1:
+        return row
+    else:
+        return row % (q_blocks // REPEATS * BM)
+
+
+@gluon.jit
 def page_of(lists, row, entry, HAS_FP4: gl.constexpr):
     """Page of entry 0 <= entry < total of a row, or -1 - page where it is FP4."""
     starts, pages, lengths, full, fp4_starts, fp4_pages, fp4_lengths, fp4_full = lists
@@ -95,7 +105,7 @@ def _issue(desc, row, column, ready, free, tiles, turn, STAGES: gl.constexpr, BY
 @gluon.jit
 def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
                PAGE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-               QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr):
+               QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr, ADD: gl.constexpr, REPEATS: gl.constexpr):
     q_desc, k_desc, v_desc = descs
     q_smem, k_smem, v_smem = smem
     q_ready, q_free, k_ready, k_free, v_ready, v_free = bars
@@ -113,7 +123,8 @@ def load_tiles(descs, raw_descs, lists, smem, bars, raw_smem, raw_bars, work,
         mbarrier.wait(q_free.index(slot), ((turn // 2) & 1) ^ 1)
         mbarrier.expect(q_ready.index(slot), BM * D * WIDTH)
         for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(q_desc, [block * BM + half * (BM // 2), head * D], q_ready.index(slot),
+            first_row = own_row(block * BM, work, BM, REPEATS) + half * (BM // 2)
+            tma.async_copy_global_to_shared(q_desc, [first_row, head * D], q_ready.index(slot),
                                             q_smem.index(2 * slot + half))
         turn += 1
         row = row_of(lists, block // tile_blocks, HAS_FP4)

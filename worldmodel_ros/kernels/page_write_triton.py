@@ -89,7 +89,7 @@ def _write(qkv, rotary, q_weight, k_weight, q, q_scale, k, v, k_scale, v_scale, 
         if LIMIT is None:
             _store_plain(x, k, unit * T + place, (token >= 0) & (place < T))
         else:
-            x *= _store_scale(x, k_scale + unit, LIMIT)
+            x *= store_scale(x, k_scale + unit, LIMIT)
             store_quantised(x, k, k_exponent, unit * T + place, 0, BLOCK, D, D, NATIVE, place < T)
     elif LIMIT is None:
         x = _raw(source, _row(token, RUN, TILES), inside, token < count, token_stride, D)
@@ -156,7 +156,7 @@ def _store_plain(x, out, row, inside):
 
 
 @triton.jit
-def _store_scale(x, out, LIMIT: tl.constexpr):
+def store_scale(x, out, LIMIT: tl.constexpr):
     """Store the scale of a page of keys or values x, of any shape; return its reciprocal."""
     scale, inverse = scale_for(largest_magnitude(tl.reshape(x, [x.numel], can_reorder=True), 0), LIMIT)
     tl.store(out, scale)
@@ -171,6 +171,6 @@ def _values(source, v, v_scale, v_exponent, unit, count, token_stride, N: tl.con
     # Shaped so that a thread gets four neighbours of a row: they take the way to the threads that store as one word.
     token = token_order(tl.arange(0, 4)[:, None] + tl.arange(0, PLACES // 4)[None, :] * 4)
     x = _raw(source, _row(token, RUN, TILES), token < N, token < count, token_stride, D)
-    x *= _store_scale(x, v_scale + unit, LIMIT)
+    x *= store_scale(x, v_scale + unit, LIMIT)
     x = x.permute(2, 1, 0).reshape(D, PLACES)
     store_quantised(x, v, v_exponent, unit * D + tl.arange(0, D), 0, D, PLACES, T, NATIVE)

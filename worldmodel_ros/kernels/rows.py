@@ -22,7 +22,7 @@ Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M,
 
 
 def row_kernels(x: Tensor) -> ModuleType:
-    """The module that has `quantise_rows`, `modulate_rows` and `gelu_rows` for the device of x."""
+    """The module that has `quantise_rows`, `modulate_rows`, `inverse_rms` and `gelu_rows` for the device of x."""
     # Triton is not there on every machine without a GPU.
     return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
 
@@ -38,24 +38,33 @@ def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
 
 
 def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
-                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None
+                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
+                  film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """`add_rows` with ``added``, y and gate, if any; LayerNorm of that without weights, times 1 + scale, plus
-    shift, both (F, D); with ``fp8``, `quantise_rows` of that.
+    """`add_rows` with ``added``, y and gate, if any; that times 1 + a scale plus a shift for each value, ``film``, both
+    (M, D), if any (Perez et al. 2018); LayerNorm of that without weights, times 1 + scale, plus shift, both (F, D);
+    with ``fp8``, `quantise_rows` of that.
 
-    Returns x (M, D) after the addition; the modulated rows, in x's type without ``fp8``; and with ``bound`` scales
-    (M, 1) by which the results of a product with these rows can be rounded, before there are any, or None.
-    ``bound``, float32 (2,), is a factor and an addend: no result exceeds the length of its row times the one, plus
-    the other.
+    Returns x (M, D) as it is before LayerNorm; the modulated rows, without ``fp8`` in ``dtype``, which is x's unless
+    given; and with ``bound`` scales (M, 1) by which the results of a product with these rows can be rounded, before
+    there are any, or None. ``bound``, float32 (2,), is a factor and an addend: no result exceeds the length of its row
+    times the one, plus the other.
     """
     x, each = x if added is None else add_rows(x, *added), frame_length(x, shift)
+    if film is not None:
+        x = ((1.0 + film[0].float()) * x.float() + film[1].float()).to(x.dtype)
     normal = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
     rows = normal * (1.0 + scale.float().repeat_interleave(each, 0)) + shift.float().repeat_interleave(each, 0)
     scales = None
     if bound is not None:
         largest = rows.norm(dim=-1, keepdim=True) * bound[0] + bound[1]
         scales = (largest * (1.0 / FP8_MAX)).clamp_min(SCALE_MIN)
-    return x, quantise_rows(rows, static) if fp8 else rows.to(x.dtype), scales
+    return x, quantise_rows(rows, static) if fp8 else rows.to(dtype or x.dtype), scales
+
+
+def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """What RMSNorm multiplies rows by: x (M, parts, D) to float32 (parts, M)."""
+    return (x.float().square().mean(-1) + eps).rsqrt().t().contiguous()
 
 
 def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:

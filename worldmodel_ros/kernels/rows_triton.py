@@ -25,20 +25,33 @@ def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
 
 
 def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, Tensor] | None = None,
-                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None
+                  fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
+                  film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """As in `rows`, for x and y contiguous, and shift, scale and gate with rows that are."""
+    """As in `rows`, for x, y and ``film`` contiguous, and shift, scale and gate with rows that are."""
     rows, width = x.shape
     y, gate = (None, None) if added is None else added
-    _check((x, y), (shift, scale, gate))
-    total = x if y is None else torch.empty_like(x)
-    out, scales = _results(x, fp8)
+    film_scale, film_shift = (None, None) if film is None else film
+    _check((x, y, film_scale, film_shift), (shift, scale, gate))
+    total = x if y is None and film is None else torch.empty_like(x)
+    out, scales = _results(x, fp8, dtype)
     ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     _modulate[(rows,)](
-        x, y, gate, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound, ahead,
-        0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
+        x, y, gate, film_scale, film_shift, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound,
+        ahead, 0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
         BLOCK=triton.next_power_of_2(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=_warps(width))
     return total, (out, scales) if fp8 else out, ahead
+
+
+def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """As in `rows`, for the last axis contiguous."""
+    rows, parts, width = x.shape
+    if x.stride(2) != 1:
+        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its last axis must be contiguous')
+    out = torch.empty((parts, rows), dtype=torch.float32, device=x.device)
+    _inverse_rms[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, D=width,
+                                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width))
+    return out
 
 
 def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
@@ -64,9 +77,9 @@ def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()
                              f'rows of a modulation')
 
 
-def _results(x: Tensor, fp8: bool) -> tuple[Tensor, Tensor | None]:
+def _results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
     if not fp8:
-        return torch.empty_like(x), None
+        return torch.empty_like(x, dtype=dtype), None
     return (torch.empty_like(x, dtype=torch.float8_e4m3fn),
             torch.empty((len(x), 1), dtype=torch.float32, device=x.device))
 
@@ -111,8 +124,16 @@ def _store(x, out, scales, static, static_stride, largest, row, d, inside, D: tl
 
 
 @triton.jit
-def _modulate(x, y, gate, shift, scale, total, out, scales, static, static_stride, bound, ahead, gate_stride,
-              shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
+def _inverse_rms(x, out, row_stride, part_stride, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    value = tl.load(x + row * row_stride + part * part_stride + d, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(out + part * rows + row, tl.rsqrt(tl.sum(value * value, 0) / D + eps))
+
+
+@triton.jit
+def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scales, static, static_stride, bound, ahead,
+              gate_stride, shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
               NATIVE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     frame = row // each
@@ -120,7 +141,15 @@ def _modulate(x, y, gate, shift, scale, total, out, scales, static, static_strid
     inside = d < D
     value = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
     if y is not None:
-        value = cast(_plus(value, y, gate, row, frame * gate_stride, d, inside, D), total.dtype.element_ty)
+        value = _plus(value, y, gate, row, frame * gate_stride, d, inside, D)
+    if film_scale is not None:
+        if y is not None:
+            value = cast(value, total.dtype.element_ty).to(tl.float32)
+        factor = tl.load(film_scale + row * D + d, mask=inside, other=0.0).to(tl.float32)
+        value = (1.0 + factor) * value
+        value += tl.load(film_shift + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    if y is not None or film_scale is not None:
+        value = cast(value, total.dtype.element_ty)
         tl.store(total + row * D + d, value, mask=inside)
         value = value.to(tl.float32)
     centred = tl.where(inside, value - tl.sum(value, 0) / D, 0.0)

@@ -313,20 +313,21 @@ def odometry(measured: Tensor, period: float = 0.1) -> Tensor:
 class ForecastStream:
     """One robot's forecasts, frame by frame, on a CPU: the window is kept as keys and values. Not thread-safe."""
 
-    def __init__(self, forecast: SceneForecast, passes: int) -> None:
-        """`passes`: 0 (the image alone, nothing moves), 1 or 2."""
+    def __init__(self, forecast: SceneForecast, passes: int = 1) -> None:
+        """`passes`, where `observe` is not told: 0 (the image alone, nothing moves), 1 or 2."""
         self._forecast, self._passes = forecast, passes
         self._window: Window | None = None
         self._features: Tensor | None = None
         self._time, self._pose = 0, torch.zeros(3, dtype=torch.float64)
 
     @torch.inference_mode()
-    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int | None = None
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame uint8 (H, W, 3), the command and the wheels' twist (2,) over the period before it; give the
         probability that each thing is there, (SLOTS,), where it is at times 0 and HORIZONS, (1 + J, SLOTS, 2) in m in
         base_link of this moment, and the walls, (6,)."""
         net, tokens, own = self._forecast, self._forecast.preset.tokens, self._forecast.per_frame
+        passes = self._passes if passes is None else passes
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0
         looks, self._features = net.look(picture, self._features)
         commands = [torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None] for values in (executed, measured)]
@@ -346,12 +347,12 @@ class ForecastStream:
         if self._time == _LATEST:
             self._time -= _EARLIER
             self._window = [(earlier(keys, _EARLIER), earlier(values, _EARLIER)) for keys, values in self._window]
-        if not self._passes:
+        if not passes:
             present = net.read_present(x[0, :tokens])
             paths = present.now.expand(len(HORIZONS), -1, -1)
         else:
             present = net.read_slots(x[0, tokens:])
-            if self._passes == 2:
+            if passes == 2:
                 again, said = net.doubt(x[:, tokens:])
                 corrected, _ = net.through(again, places.at(torch.arange(tokens, own)), None, whole)
                 present = net.read_again(corrected[0], said[0])

@@ -2,14 +2,16 @@
 
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 
-TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal', 'action_chunk', 'predicted_future',
-          'predicted_image/compressed', 'predicted_path', 'deadline_status', 'command_status', '/diagnostics')
+TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'odom', 'goal', 'task', 'action_chunk',
+          'predicted_future', 'predicted_image/compressed', 'predicted_path', 'decision', 'decision_paths', 'deadline_status',
+          'command_status', '/diagnostics')
+OPTIONAL = ('goal', 'task', 'odom', 'decision', 'decision_paths', 'command_status')
 
 PARAMETERS = (
     Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),
     Param('topics', TOPICS, 'topics to record as soon as they have a publisher; relative names are of the '
           "node's namespace", read_only=True),
-    Param('optional_topics', ('goal', 'command_status'), 'topics of the list that may well have no publisher; for the '
+    Param('optional_topics', OPTIONAL, 'topics of the list that may well have no publisher; for the '
           'others the diagnostics warn. A camera needs one of raw and compressed', read_only=True),
     Param('max_file_mb', 1000, 'size at which the next file of the bag is begun; 0: one file', low=0, high=1_000_000,
           read_only=True),

@@ -1,6 +1,7 @@
 """The parameters of the simulated robot, those that give it faults among them."""
 
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, DIAGNOSTICS_PERIOD, Param
+from worldmodel_ros.sim.task_scenes import SCENES
 
 MAX_CLOCK_OFFSET = 900.0  # s
 
@@ -9,6 +10,8 @@ PARAMETERS = (
           '0 to 999999 are training rooms', low=0, high=2**31 - 1, read_only=True),
     Param('randomise', True, 'colours, light, friction and camera noise follow the seed too, not the layout alone',
           read_only=True),
+    Param('task', '', 'task that the robot is told and judged by (docs/tasks.md), one room after another; empty: none, and it '
+          'stays in its room until a reset', choices=('', *SCENES), read_only=True),
     Param('camera_rate_hz', 10.0, 'rate of the images', low=1.0, high=50.0),
     Param('camera_width', 64, 'width of the images', 'pixels', low=64, high=640),
     Param('camera_height', 64, 'height of the images; the vertical field of view is fixed', 'pixels', low=64, high=480),

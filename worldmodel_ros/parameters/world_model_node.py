@@ -35,6 +35,10 @@ PARAMETERS = (
           while_configured=True),
     Param('server_certificate_file', '', 'PEM file with a certificate of this robot and its key, where the gateway asks for '
           'one', while_configured=True),
+    Param('forecast', '', 'name of a shipped scene forecast, or a folder of one: commands are then decided by what they would '
+          'lead to, by a goal or by ~/set_task; empty: the policy of the model drives', while_configured=True),
+    Param('command_delay_s', 0.0, 'time that the base takes from a command to its effect, with forecast: robot and scene are '
+          'rolled forward by it', low=0.0, high=1.0, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),

@@ -64,23 +64,26 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
         warnings.simplefilter('ignore')
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
         for name, (module, inputs, shapes) in calls.items():
-            _export(module, inputs, target / f'{name}.onnx', shapes)
+            export_graph(module, inputs, target / f'{name}.onnx', shapes)
         # A block has one frame (a commit) or a chunk's, and engines have pools of any size: both stay free.
         block = example_block(preset, k)
         window = block[5].shape[2] - k * preset.tokens
-        _export(_Call(model.dit, 'over_pages'), block, target / 'block.onnx',
+        export_graph(_Call(model.dit, 'over_pages'), block, target / 'block.onnx',
                 ((*[{1: t}] * 4, {2: t}, {1: t, 2: window + preset.tokens * t}, {0: rows}, {0: rows}, None),))
     if quantised:
         for name in ('block', 'policy', 'outcomes'):
-            _quantise(target / f'{name}.onnx')
+            quantise(target / f'{name}.onnx')
 
 
-def _export(module: nn.Module, inputs: tuple, file: Path, shapes) -> None:
+def export_graph(module: nn.Module, inputs: tuple, file: Path, shapes) -> None:
+    """Write a module as a graph; ``shapes``: which of its inputs' dimensions are free, as of `torch.export`."""
     torch.onnx.export(module.eval(), inputs, str(file), dynamo=True, opset_version=OPSET, dynamic_shapes=shapes,
                       external_data=False, verbose=False)
 
 
-def _quantise(file: Path) -> None:
+def quantise(file: Path, kinds: tuple[str, ...] | None = None) -> None:
+    """Have a graph's linears work in int8, with ranges of the activations taken as they come; ``kinds`` of operators, if not
+    all that can."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
     logging.getLogger().setLevel(logging.ERROR)  # the quantiser advises, on the root logger, what was done already
@@ -90,4 +93,4 @@ def _quantise(file: Path) -> None:
     # Per channel, since adaLN's rows differ in range by orders of magnitude. Weights of 7 bits: processors without VNNI
     # add two products of 8 bits in 16, where they saturate.
     quantize_dynamic(model, str(file), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True,
-                     extra_options={'MatMulConstBOnly': True})
+                     op_types_to_quantize=kinds, extra_options={'MatMulConstBOnly': True})

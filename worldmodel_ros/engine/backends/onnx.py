@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +33,17 @@ _CHECKSUMS = 'checksums.json'
 GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 
 
-def exported(folder: Path, quantised: bool) -> Path:
-    """Folder with the graphs of a checkpoint, exported now if need be; safe against a second process doing the same."""
-    digest = hashlib.sha256(json.dumps([EXPORT_VERSION, quantised, onnxruntime.__version__]).encode())
+def exported(folder: Path, quantised: bool, version: int, graphs: Sequence[str], write: Callable[[Path], None]) -> Path:
+    """Folder with ``graphs`` of a checkpoint, which ``write`` exports into a folder now if need be; safe against a second
+    process doing the same. ``version`` tells them from older ones."""
+    digest = hashlib.sha256(json.dumps([version, quantised, onnxruntime.__version__]).encode())
     for file in (folder / 'model.json', *weight_files(folder)):
         digest.update(file.read_bytes())
     target = cache_folder() / f'{folder.name}-{"int8" if quantised else "fp32"}-{digest.hexdigest()[:16]}'
     if target.is_dir():
-        if not (damaged := _damaged(target)):
+        if not (damaged := _damaged(target, graphs)):
             return target
         _log.warning('%s is damaged: the graphs are exported again', damaged)
-    from .export import export
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix='.export-'))
@@ -51,10 +51,10 @@ def exported(folder: Path, quantised: bool) -> Path:
         raise ModelError(f'cannot write exported graphs to {target.parent} ({error}); set WORLDMODEL_CACHE to a '
                          f'folder that can be written') from error
     try:
-        export(folder, scratch, quantised)
-        checksums = {f'{name}.onnx': checksum(scratch / f'{name}.onnx') for name in GRAPHS}
+        write(scratch)
+        checksums = {f'{name}.onnx': checksum(scratch / f'{name}.onnx') for name in graphs}
         (scratch / _CHECKSUMS).write_text(json.dumps(checksums))
-        if target.is_dir() and _damaged(target):
+        if target.is_dir() and _damaged(target, graphs):
             target.rename(scratch / 'damaged')
         scratch.rename(target)
         shutil.rmtree(target / 'damaged', ignore_errors=True)
@@ -66,14 +66,24 @@ def exported(folder: Path, quantised: bool) -> Path:
     return target
 
 
-def _damaged(folder: Path) -> Path | None:
+def _damaged(folder: Path, graphs: Sequence[str]) -> Path | None:
     """A file of exported graphs that is not as it was written; None: there is none."""
     try:
         written = json.loads((folder / _CHECKSUMS).read_text())
-        return next((folder / f'{name}.onnx' for name in GRAPHS
+        return next((folder / f'{name}.onnx' for name in graphs
                      if checksum(folder / f'{name}.onnx') != written[f'{name}.onnx']), None)
     except (OSError, ValueError, KeyError, TypeError):
         return folder
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Return how a graph is run next to a robot's other processes."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Threads that spin while they wait take the cores from the robot's other processes.
+    options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+    return options
 
 
 class OnnxBackend(Backend):
@@ -85,12 +95,12 @@ class OnnxBackend(Backend):
         if self.preset.tile:
             raise ModelError(f'{folder}: preset {self.preset.name!r} attends to tiles, which is too large for ONNX Runtime '
                              f'on a CPU: use a back end of torch')
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # Threads that spin while they wait take the cores from the robot's other processes.
-        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
-        graphs = exported(folder, quantised)
+
+        def write(target: Path) -> None:
+            from .export import export
+            export(folder, target, quantised)
+        graphs = exported(folder, quantised, EXPORT_VERSION, GRAPHS, write)
+        options = session_options(threads)
         self._sessions = {name: onnxruntime.InferenceSession(str(graphs / f'{name}.onnx'), options,
                                                              providers=['CPUExecutionProvider']) for name in GRAPHS}
 

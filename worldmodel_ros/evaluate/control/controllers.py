@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from worldmodel_ros.control import reactive_policy as policy
+from worldmodel_ros.control.deliberation import Deliberation, scene_of
+from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.terms import Reach, Term
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import World
-from . import policy
 from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker
-from .motion import PERIOD
-from .planner import Planner, scene_of
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Planning:
     """The planner with a forecast; the command's delay is compensated by rolling robot and scene forward."""
 
     def __init__(self, forecast: Forecast) -> None:
-        self._forecast, self._planner = forecast, Planner()
+        self._forecast, self._planner = forecast, Deliberation()
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
@@ -99,8 +99,8 @@ MEANINGS = {
     'reactive': 'the policy of the planner alone, on what was seen in the last 1.6 s',
     'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows',
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
-    'none': 'the same, with the forecast of the head on the newest frame, without a pass for what comes',
-    'one_step': 'the same, with the forecast of one pass', 'two_step': 'the same, with that of two passes'}
+    'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
+    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes'}
 
 
 def applies(name: str, task: Task) -> bool:
@@ -111,6 +111,7 @@ def applies(name: str, task: Task) -> bool:
 def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
     """A controller for an episode; `b1` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
     if name in PASSES:
+        from worldmodel_ros.engine.forecast.loading import TorchStream
         from .learned import Learned
-        return Learned(forecast, PASSES[name], still=name == 'still')
+        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], still=name == 'still')
     return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 from .controllers import Controller
 from .judge import Judge
-from .motion import PERIOD
 from .tasks import Setup
 
 _TIMES = Path(__file__).with_name('rung_times.json')

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from worldmodel_ros.control.scene_view import View
 from worldmodel_ros.control.terms import Thing
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
@@ -18,17 +18,6 @@ from worldmodel_ros.sim.world import World
 
 SHORT_MEMORY = 1.6   # s: what `tiny` sees at once
 LONG_MEMORY = 6.0    # s, for movers; objects that stand are then remembered for good
-
-
-@dataclass(frozen=True)
-class View:
-    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in `Outcome`, and the things
-    that are known, along the times that were asked for."""
-
-    pose: np.ndarray
-    twist: np.ndarray
-    things: Mapping[str, Thing]
-    walls: np.ndarray
 
 
 class Forecast(Protocol):

@@ -157,9 +157,10 @@ def _engine(model: str, backend: str) -> Engine:
 def _forecast(folder: str) -> SceneForecast:
     import torch
 
+    from worldmodel_ros.engine.forecast.loading import forecast_folder
     from worldmodel_ros.model.scene_forecast import SceneForecast
     torch.set_num_threads(1)  # each process has one core
-    return SceneForecast.load(Path(folder))
+    return SceneForecast.load(forecast_folder(folder))
 
 
 @lru_cache(maxsize=1)

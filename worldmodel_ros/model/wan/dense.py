@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .config import WanConfig
-from .dit import normalise
 from .rotary import rotate, rotation
 from .sequence import Window
 
@@ -60,9 +59,11 @@ class DenseAttention:
         positions = [sequence.position(frame) for frame in seen] + list(range(first, first + count))
         self._rotary = rotation(sequence.config.head_dim, np.array(positions), sequence.grid)
 
+    def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+        self._keep(layer, qkv, q_weight, k_weight)
+
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
-        q, k, v = normalise(qkv, q_weight, k_weight, self._sequence.config.eps)
-        self._own[layer:layer + 1] = [(k, v)]
+        q, k, v = self._keep(layer, qkv, q_weight, k_weight)
         keys, values = (torch.cat([*(frame[layer][part] for frame in self._seen.values()), own])
                         for part, own in ((0, k), (1, v)))
         cos, sin = self._rotary[:, :, None]
@@ -70,7 +71,22 @@ class DenseAttention:
         out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, keys, values)))
         return out[0].transpose(0, 1).flatten(1)
 
+    def _keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = normalise(qkv, q_weight, k_weight, self._sequence.config.eps)
+        self._own[layer:layer + 1] = [(k, v)]
+        return q, k, v
+
     def own(self) -> dict[int, Frame]:
         """The chunk's frames, as the last pass had them."""
         parts = [(k.chunk(self._count), v.chunk(self._count)) for k, v in self._own]
         return {self._first + at: [(k[at], v[at]) for k, v in parts] for at in range(self._count)}
+
+
+def normalise(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (N, H, d), float32, of products (N, 3, H, d): RMSNorm over all heads of a token, in which the
+    Wan family differs from most."""
+    q, k, v = qkv.float().unbind(1)
+    shape = q.shape
+    q, k = (F.rms_norm(x.flatten(1), (x[0].numel(),), weight.float(), eps).view(shape)
+            for x, weight in ((q, q_weight), (k, k_weight)))
+    return q, k, v

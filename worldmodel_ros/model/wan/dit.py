@@ -4,7 +4,8 @@ Everything that is the same in all passes of a chunk is computed once and handed
 camera's scales and shifts, and the prompt's keys and values. Where keys and values of earlier chunks lie, and how positions
 rotate them, is the attention's business (`SelfAttention`).
 
-The residual stream is float32; the layers may be in bfloat16, or in FP8 (`precision`).
+The residual stream is float32; the layers may be in bfloat16, or in FP8 (`precision`). What lies between two products of a
+layer is one kernel on a GPU (`kernels.rows`): it adds what the product before left to the stream, and normalises for the next.
 """
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.flat_attention import cross_attention
+from ...kernels.rows import row_kernels
 from .config import PATCH, WanConfig
-from .rotary import rotate
 
 KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
 
@@ -30,10 +32,17 @@ class SelfAttention(Protocol):
         """From a layer's products (N, 3, H, d) for the tokens of a chunk, queries and keys neither normalised (by the
         weights (H * d,)) nor rotated, to (N, H * d); keeps keys and values for the passes to come."""
 
+    def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+        """Keep keys and values only."""
+
 
 @dataclass(frozen=True)
 class Modulation:
-    """What a timestep does: to each layer, float32 (L, 6, D), and to the output, (2, D)."""
+    """What a timestep does: to each layer, float32 (L, 9, D), and to the output, (2, D).
+
+    Of a layer: shift, scale (less one) and gate of attention, of the MLP, and of cross-attention, where they are the same at
+    all times: the norm's bias and weight, and one.
+    """
 
     blocks: Tensor
     head: Tensor
@@ -41,7 +50,7 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text as the layers see it: keys and values (L, 1, H, S, d), and the logarithm of how often each row counts, (S,)."""
+    """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,)."""
 
     keys: Tensor
     values: Tensor
@@ -51,22 +60,17 @@ class Prompt:
 CameraControl = Sequence[tuple[Tensor, Tensor]]  # of each layer: scale and shift (N, D)
 
 
-def normalise(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (N, H, d), float32, of products (N, 3, H, d): RMSNorm over all heads of a token, in which the
-    Wan family differs from most."""
-    q, k, v = qkv.float().unbind(1)
-    shape = q.shape
-    q, k = (F.rms_norm(x.flatten(1), (x[0].numel(),), weight.float(), eps).view(shape)
-            for x, weight in ((q, q_weight), (k, k_weight)))
-    return q, k, v
+@dataclass(frozen=True)
+class Unsummed:
+    """The residual stream x, float32 (N, D), to which gate (1, D) * y (N, D) is still to be added, by what reads x next."""
 
+    x: Tensor
+    y: Tensor | None = None
+    gate: Tensor | None = None
 
-def normalise_and_rotate(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
-                         ) -> tuple[Tensor, Tensor, Tensor]:
-    """`normalise`, then rotated by rotary (2, N, d / 2)."""
-    q, k, v = normalise(qkv, q_weight, k_weight, eps)
-    cos, sin = rotary[:, :, None]
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
+    @property
+    def added(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.y is None else (self.y, self.gate)
 
 
 class WanBlock(nn.Module):
@@ -85,49 +89,49 @@ class WanBlock(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(d, config.ffn), nn.GELU(approximate='tanh'), nn.Linear(config.ffn, d))
         self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
             if config.camera_width else None
+        self.fp8 = False  # `precision.to_fp8` says when
 
-    def enter(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """x (N, D) float32 and modulation (6, D) to queries, keys and values (N, 3, H, d), as the linear layer gives them."""
-        rows = self._modulated(x, modulation[0], modulation[1])
-        return self.qkv(rows).unflatten(-1, (3, self.heads, -1))
+    def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
+        (9, D)."""
+        shift, scale = modulation[:1], modulation[1:2]
+        x, rows, _ = row_kernels(stream.x).modulate_rows(stream.x, shift, scale, stream.added, self.fp8, eps=self.eps,
+                                                         dtype=self.dtype)
+        return self.qkv(rows).unflatten(-1, (3, self.heads, -1)), x
 
     def leave(self, x: Tensor, attended: Tensor, modulation: Tensor, camera: tuple[Tensor, Tensor] | None, keys: Tensor,
-              values: Tensor, bias: Tensor) -> Tensor:
-        """x after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and values
-        (1, H, S, d) and bias (S,)."""
-        x = x + modulation[2] * self.proj(attended.to(self.dtype)).float()
-        if camera is not None:  # on the residual stream itself
-            x = (1.0 + camera[0].float()) * x + camera[1].float()
-        x = x + self._cross(x, keys, values, bias).float()
-        rows = self._modulated(x, modulation[3], modulation[4])
-        return x + modulation[5] * self.ffn(rows).float()
+              values: Tensor, bias: Tensor) -> Unsummed:
+        """The stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and values
+        (H, S, d) and bias (S,)."""
+        kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
+        y = self.proj(attended.to(self.dtype))
+        x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
+        y = self.cross_proj(cross_attention(self.cross_q(rows), self.cross_q_norm, keys, values, bias, self.eps))
+        first, second = self.ffn[0], self.ffn[2]
+        x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
+                                               bound=first.bound if self.fp8 else None, **options)
+        hidden = first(rows, ahead) if self.fp8 else F.gelu(first(rows), approximate='tanh')
+        return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (1, H, S, d) of embedded text (S, D)."""
+        """Keys and values (H, S, d) of embedded text (S, D)."""
         k, v = self.cross_kv(rows).chunk(2, -1)
         k = F.rms_norm(k.float(), k.shape[-1:], self.cross_k_norm.float(), self.eps).to(v.dtype)
-        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None].contiguous() for part in (k, v))
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift (N, D) of embedded rays (N, D)."""
         hidden = self.camera['second'](F.silu(self.camera['first'](embedded))) + embedded
         return self.camera['scale'](hidden), self.camera['shift'](hidden)
 
+    def cross_modulation(self) -> Tensor:
+        """The norm before cross-attention as shift, scale and gate, float32 (3, D)."""
+        weight, bias = self.cross_norm.weight.float(), self.cross_norm.bias.float()
+        return torch.stack([bias, weight - 1.0, torch.ones_like(bias)])
+
     @property
     def dtype(self) -> torch.dtype:
         return self.cross_kv.weight.dtype  # which is never in FP8
-
-    def _modulated(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        return (F.layer_norm(x, x.shape[-1:], eps=self.eps) * (1.0 + scale) + shift).to(self.dtype)
-
-    def _cross(self, x: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        rows = F.layer_norm(x, x.shape[-1:], self.cross_norm.weight.float(), self.cross_norm.bias.float(), self.eps)
-        q = self.cross_q(rows.to(self.dtype))
-        q = F.rms_norm(q.float(), q.shape[-1:], self.cross_q_norm.float(), self.eps).to(self.dtype)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]
-        mask = bias.to(q.dtype).expand(q.shape[2], -1)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return self.cross_proj(out[0].transpose(0, 1).flatten(1))
 
 
 class WanDiT(nn.Module):
@@ -152,11 +156,6 @@ class WanDiT(nn.Module):
     def device(self) -> torch.device:
         return self.head.weight.device
 
-    def compile(self) -> None:
-        """Has torch compile what works on each token by itself; the attention stays as it is."""
-        for block in self.blocks:  # one code for all layers, since they differ in their weights alone
-            block.enter, block.leave = (torch.compile(part, dynamic=False) for part in (block.enter, block.leave))
-
     def modulation(self, timestep: float) -> Modulation:
         """What a timestep does, the same for all tokens; in float32, from phases in float64."""
         half = self.config.time_width // 2
@@ -164,8 +163,8 @@ class WanDiT(nn.Module):
         embedding = torch.cat([phase.cos(), phase.sin()]).float().to(self.device)
         embedding = self.time(embedding)
         rows = self.time_projection(F.silu(embedding)).view(6, -1)
-        return Modulation(torch.stack([block.modulation.float() + rows for block in self.blocks]),
-                          self.head_modulation.float() + embedding)
+        return Modulation(torch.stack([torch.cat([block.modulation.float() + rows, block.cross_modulation()])
+                                       for block in self.blocks]), self.head_modulation.float() + embedding)
 
     def prompt(self, text: Tensor) -> Prompt:
         """A text (n, text_width), n at most ``config.text_tokens``, for all layers, once a prompt.
@@ -199,18 +198,33 @@ class WanDiT(nn.Module):
     def forward(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
                 attention: SelfAttention) -> Tensor:
         """Velocity (noise minus clean), float32 (out_channels, F, h, w), of latents (in_channels, F, h, w)."""
-        channels, frames, height, width = latents.shape
+        _, frames, height, width = latents.shape
+        stream = self._layers(latents, modulation, prompt, camera, attention)
+        shift, scale = modulation.head.split(1)
+        _, rows, _ = row_kernels(stream.x).modulate_rows(stream.x, shift, scale, stream.added, False, eps=self.config.eps)
+        return unpatchify(self.head(rows), frames, height // PATCH, width // PATCH)
+
+    def keep(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
+             attention: SelfAttention) -> None:
+        """As `forward`, up to the last layer's keys and values."""
+        self._layers(latents, modulation, prompt, camera, attention, whole=False)
+
+    def _layers(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
+                attention: SelfAttention, whole: bool = True) -> Unsummed | None:
+        channels, _, height, width = latents.shape
         if channels != self.config.in_channels or height % PATCH or width % PATCH:
             raise ValueError(f'latents {tuple(latents.shape)} must be ({self.config.in_channels}, frames, even, even)')
-        x = self.patch(patchify(latents.to(self.device, torch.float32)))
+        stream = Unsummed(self.patch(patchify(latents.to(self.device, torch.float32))))
         for layer, block in enumerate(self.blocks):
             rows = modulation.blocks[layer]
-            attended = attention.attend(layer, block.enter(x, rows), block.q_norm, block.k_norm)
-            x = block.leave(x, attended, rows, None if camera is None else camera[layer], prompt.keys[layer],
-                            prompt.values[layer], prompt.bias)
-        shift, scale = modulation.head
-        x = F.layer_norm(x, x.shape[-1:], eps=self.config.eps) * (1.0 + scale) + shift
-        return unpatchify(self.head(x), frames, height // PATCH, width // PATCH)
+            qkv, x = block.enter(stream, rows)
+            if not whole and layer == len(self.blocks) - 1:
+                attention.keep(layer, qkv, block.q_norm, block.k_norm)
+                return None
+            attended = attention.attend(layer, qkv, block.q_norm, block.k_norm)
+            stream = block.leave(x, attended, rows, None if camera is None else camera[layer], prompt.keys[layer],
+                                 prompt.values[layer], prompt.bias)
+        return stream
 
 
 def patchify(latents: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.flat_attention import to_device
+
 THETA = 10000.0
 
 
@@ -30,7 +32,7 @@ def rotation(head_dim: int, frames: np.ndarray, grid: tuple[int, int], device: t
 
     Phases are computed in float64. Only differences of frames reach the attention.
     """
-    time = torch.from_numpy(_phases(np.asarray(frames, np.float64), axis_pairs(head_dim)[0])).to(device)
+    time = to_device(torch.from_numpy(_phases(np.asarray(frames, np.float64), axis_pairs(head_dim)[0])), torch.device(device))
     space = _space(head_dim, tuple(grid), str(device))
     shape = 2, len(frames), space.shape[1], -1
     return torch.cat([time[:, :, None].expand(shape), space[:, None].expand(shape)], -1).flatten(1, 2)

@@ -41,20 +41,23 @@ class Sampler:
             for index, step in enumerate(self.schedule.steps):
                 if index:
                     latents = (1.0 - step.entry) * clean + step.entry * noise(index)
-                velocity = self._pass(latents, step.timestep, prompt, condition, camera, attention)
+                velocity = self.dit(_inputs(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
                 # What is left of rounding here would be amplified by the steps to come.
                 clean = (latents.double() - step.sigma * velocity.double()).float()
-            self._pass(clean, self.schedule.commit, prompt, condition, camera, attention)
+            self._keep(clean, prompt, condition, camera, attention)
         return clean
 
     @torch.inference_mode()
     def commit(self, sequence: Sequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
                camera: CameraControl | None = None) -> None:
-        """Appends observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
+        """Append observed frames: clean latents (C, F, h, w) of real images, which no step denoises."""
         with sequence.chunk(latents.shape[1], observed=True) as attention:
-            self._pass(latents, self.schedule.commit, prompt, condition, camera, attention)
+            self._keep(latents, prompt, condition, camera, attention)
 
-    def _pass(self, latents: Tensor, timestep: float, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
-              attention: SelfAttention) -> Tensor:
-        inputs = latents if condition is None else torch.cat([latents, condition.to(latents)])
-        return self.dit(inputs, self._modulation[timestep], prompt, camera, attention)
+    def _keep(self, clean: Tensor, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
+              attention: SelfAttention) -> None:
+        self.dit.keep(_inputs(clean, condition), self._modulation[self.schedule.commit], prompt, camera, attention)
+
+
+def _inputs(latents: Tensor, condition: Tensor | None) -> Tensor:
+    return latents if condition is None else torch.cat([latents, condition.to(latents)])

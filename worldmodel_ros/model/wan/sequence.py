@@ -13,20 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...cache.layout import FlatLayout
 from ...cache.pool import PagePool
 from ...cache.sequence import OBSERVED, PAGES, SequenceCache, Table
 from ...cache.torch_storage import TorchStorage
-from ...kernels.attention import paged_attention
-from ...kernels.pages import Pool, Precision, TileLists
+from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
+from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
+from ...kernels.rows import row_kernels
 from .config import WanConfig, WanPreset
-from .dit import normalise_and_rotate
 from .rotary import rotate, rotation, time_shift
-
-QUERY_BLOCK = 128  # the attention kernels take blocks of queries
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,16 @@ class PagedSequences:
     """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
 
     ``grid``: rows and columns of tokens in a frame. ``heads``: how many of the network's this process holds, all unless given.
-    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head. ``compiled``: torch
-    compiles what comes between a layer's product and its pages.
+    FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
                  device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
-                 heads: int | None = None, compiled: bool = False):
+                 heads: int | None = None):
         if precision is Precision.FP4:
             raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
         self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
         self.layout = FlatLayout(window.slab, grid[0] * grid[1], page_tokens)
-        self.prepare = torch.compile(prepare, dynamic=False) if compiled else prepare
         # While sinks are moved, both copies are held.
         self._slabs = (window.frames + window.sinks) // window.slab
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
@@ -155,32 +150,27 @@ class PagedAttention:
     """`dit.SelfAttention` over pages, of one chunk's passes."""
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
-        layout, self._storage, self._eps, self._prepare = owner.layout, owner.pool.storage, owner.config.eps, owner.prepare
-        self._slabs, self._page_tokens, self._rotary = len(own), layout.page_tokens, rotary
+        layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
+        self._slabs, self._rotary = len(own), rotary
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
         whole = layout.valid(layout.frames)
         entries = [(int(page), int(count)) for pages, counts in (*rows, *((pages, whole) for pages in own))
                    for page, count in zip(pages, counts) if count]
-        self._lists = TileLists.from_rows([entries], layout.page_tokens, owner.device)
-        self._places = _Places(own.ravel(), owner.device)
+        self._plan = FlatPlan.of(self._storage.layer(0), rotary.shape[1])
+        self._lists = self._plan.lists(entries, layout.page_tokens, owner.device)
+        self._own = to_device(torch.from_numpy(own.ravel().astype(np.int32)), owner.device)
 
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
         pool = self._storage.layer(layer)
-        q, parts = self._prepare(qkv, self._rotary, q_weight, k_weight, self._eps, pool.precision, self._slabs,
-                                 self._page_tokens)
-        self._places.write(pool, parts)
-        return paged_attention(q, [pool], [self._lists])[:len(qkv)].flatten(1)
+        q, scale = self._write(pool, qkv, q_weight, k_weight)
+        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv))
 
+    def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+        self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
-def prepare(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, precision: Precision, slabs: int,
-            page_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Queries (a multiple of ``QUERY_BLOCK``, H, d), normalised and rotated, and what pages of keys and values hold, as
-    `kernels.quantise.page_form` has it, of a chunk's products (N, 3, H, d)."""
-    q, *kv = normalise_and_rotate(qkv, rotary, q_weight, k_weight, eps)
-    q = F.pad(q, (0, 0, 0, 0, 0, -len(q) % QUERY_BLOCK)).to(torch.float32 if precision is Precision.FP32 else torch.bfloat16)
-    kv = (part.unflatten(0, (slabs, -1)) for part in kv)
-    kv = (F.pad(part, (0, 0, 0, 0, 0, -part.shape[1] % page_tokens)) for part in kv)
-    return q, page_form(precision, *(part.reshape(-1, page_tokens, *part.shape[2:]).transpose(1, 2) for part in kv))
+    def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        rms = row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps)
+        return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
 
 
 class _Places:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..checkpoint_description import ModelError
 from .config import VAE_FRAMES
+from .vae_layers import fuse
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
@@ -47,8 +48,11 @@ class WanVae:
 
     MARK = 'Rep'  # diffusers' sign for "has seen one frame"
 
-    def __init__(self, model: AutoencoderKLWan):
+    def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True):
+        """``fused``: the decoder is `vae_layers.fuse`d, on a GPU with its weights' channels last where ``channels_last``."""
         self.model = model.eval().requires_grad_(False)
+        if fused:
+            fuse(model.decoder, channels_last and next(model.parameters()).is_cuda)
         shape = 1, -1, 1, 1, 1
         parameter = next(model.parameters())
         self._mean = torch.tensor(model.config.latents_mean, device=parameter.device).view(shape)
@@ -83,9 +87,14 @@ class WanVae:
         """Images of the next latent frames (16, F, h, w), four of each, one of the first of a stream; and the state after."""
         z = latents[None].to(self.device, torch.float32) * self._std + self._mean
         z, features, out = self.model.post_quant_conv(z.to(self.dtype)), list(state.features), []
-        for at in range(z.shape[2]):
-            first = all(part is None for part in features)
-            out.append(self.model.decoder(z[:, :, at:at + 1], feat_cache=features, feat_idx=[0], first_chunk=first))
+        first = all(part is None for part in features)
+        # On a GPU all at once, but for the first frame, which is not like the others: larger products and fewer of them. A CPU
+        # gains nothing by it, and frame by frame its results are those of the whole video, bit for bit.
+        count = z.shape[2]
+        sizes = [1] * count if self.device.type == 'cpu' else [1, count - 1] if first and count > 1 else [count]
+        for part in z.split(sizes, 2):
+            out.append(self.model.decoder(part, feat_cache=features, feat_idx=[0], first_chunk=first))
+            first = False
         return torch.cat(out, 2)[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
 
     @torch.inference_mode()
@@ -105,6 +114,48 @@ class WanVae:
 
     def _count(self, encoder: bool) -> int:
         return self.model._cached_conv_counts['encoder' if encoder else 'decoder']
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Images that are being decoded."""
+
+    _images: Tensor
+    _done: torch.cuda.Event | None
+
+    def images(self) -> Tensor:
+        """Float32 (3, n, height, width), for the work that the current stream is given from now on."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._images.device).wait_event(self._done)
+            self._images.record_stream(torch.cuda.current_stream(self._images.device))
+        return self._images
+
+    def wait(self) -> None:
+        """Until they are there."""
+        if self._done is not None:
+            self._done.synchronize()
+
+
+class DecodeStream:
+    """Decodes one stream of latents while the device does what its caller asks for next: on a CUDA stream of its own, of the
+    lowest priority. The caller's should have a higher one: then decoding fills the gaps of the next chunk's passes, and is done
+    before it, since it is much less work."""
+
+    def __init__(self, vae: WanVae, state: StreamState | None = None):
+        self.state = vae.start() if state is None else state
+        self._vae = vae
+        self._stream = torch.cuda.Stream(vae.device) if vae.device.type == 'cuda' else None
+
+    def decode(self, latents: Tensor) -> Decoded:
+        """As `WanVae.decode`, of latents that the current stream gives."""
+        if self._stream is None:
+            images, self.state = self._vae.decode(latents, self.state)
+            return Decoded(images, None)
+        self._stream.wait_stream(torch.cuda.current_stream(self._vae.device))
+        with torch.cuda.stream(self._stream):
+            images, self.state = self._vae.decode(latents, self.state)
+            latents.record_stream(self._stream)
+            return Decoded(images, self._stream.record_event())
 
 
 class ImageCondition:

@@ -13,6 +13,9 @@ COMMAND = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=1, reliability=Relia
 # Best effort goes with every publisher. Several may share the topic, an arm's and a gripper's: none may hide another.
 JOINT_STATES = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=8, reliability=ReliabilityPolicy.BEST_EFFORT)
 
+# Wheels are read far more often than images come; a lost reading is made up for by the next.
+ODOMETRY = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=16, reliability=ReliabilityPolicy.BEST_EFFORT)
+
 STATUS = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 # For what is set once and must reach a node that starts later.

@@ -19,8 +19,8 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from visualization_msgs.msg import Marker, MarkerArray
 
-from worldmodel_ros.demo.recording import Command, Future, Pose, Recording, Thing, Tick
-from worldmodel_ros.msg import DeadlineStatus, PredictedFuture
+from worldmodel_ros.demo.recording import Choice, Command, Future, Pose, Recording, Thing, Tick
+from worldmodel_ros.msg import DeadlineStatus, Decision, PredictedFuture
 from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.nodes.common.qos import LATCHED, STATUS
 from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, record_image
@@ -50,6 +50,7 @@ class DemoObserver(Node):
         self.create_subscription(TwistStamped, 'cmd_vel', self._on_command, STATUS)
         self.create_subscription(Image, 'camera/image_raw', self._on_image, qos_profile_sensor_data)
         self.create_subscription(PredictedFuture, 'predicted_future', self._on_future, STATUS)
+        self.create_subscription(Decision, 'decision', self._on_decision, STATUS)
         self.create_subscription(DeadlineStatus, 'deadline_status', self._on_deadline, STATUS)
         self.create_subscription(Odometry, 'sim/ground_truth', self._on_pose, STATUS)
         self.create_subscription(MarkerArray, 'sim/objects', self._on_objects, LATCHED)
@@ -111,6 +112,12 @@ class DemoObserver(Node):
             frames = tuple(frame.data.tobytes() for frame in message.frames)
             stamp = nanoseconds(message.header.stamp)
             self.recording.futures.append(Future(stamp, message.step_period, frames, message.tier, message.age))
+
+    def _on_decision(self, message: Decision) -> None:
+        if self._recording:
+            self.recording.choices.append(Choice(
+                nanoseconds(message.header.stamp), message.chosen, {each.name: each.score for each in message.candidates},
+                tuple(each.name for each in message.candidates if each.vetoed)))
 
     def _on_deadline(self, message: DeadlineStatus) -> None:
         if self._recording:

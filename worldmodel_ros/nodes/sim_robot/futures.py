@@ -160,7 +160,7 @@ def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
     world = observation.world()
     origin = world.pose
     distance = world.goal_distance(goal) if goal else math.nan
-    branch = WhatIfBranch(name=name)
+    branch = WhatIfBranch(name=name, score=math.nan)
     branch.actions = ActionChunk(header=header(observation.stamp, 'base_link'), step_period=STEP_PERIOD,
                                  names=ACTION_NAMES, values=actions.ravel().tolist())
     for k, action in enumerate(actions):

@@ -60,10 +60,10 @@ def odometry(pose: Planar, twist: tuple[float, float], stamp: int, frame_id: str
 
 def markers(world: World, stamp: int) -> MarkerArray:
     """
-    Return what stands in the room, in frame `world`, enough to draw it from above.
+    Return what stands and moves in the room, in frame `world`, enough to draw it from above.
 
-    Namespace `objects`: a cube or cylinder for each object, `text` its colour name. Namespace `walls`: four
-    cubes. Scales are full lengths in m along the marker's own axes.
+    Namespace `objects`: a cube or cylinder for each object, `text` its colour name. Namespace `movers`: a cylinder for each,
+    `text` its name. Namespace `walls`: four cubes. Scales are full lengths in m along the marker's own axes.
     """
     result = MarkerArray()
     for number, prop in enumerate(world.scene.props):
@@ -76,6 +76,11 @@ def markers(world: World, stamp: int) -> MarkerArray:
         marker.text = prop.colour
         result.markers.append(marker)
     scene = world.scene
+    for number, mover in enumerate(scene.movers):
+        marker = _marker('movers', number, stamp, (2 * mover.radius, 2 * mover.radius, mover.height), mover.rgb)
+        marker.type, marker.text = Marker.CYLINDER, mover.name
+        marker.pose = _pose(*world.position(mover.name), 0.0, mover.height / 2)
+        result.markers.append(marker)
     for number, (wall, (along_x, along_y)) in enumerate(zip(scene.walls, _WALL_SIDES, strict=True)):
         length = (scene.depth if along_x else scene.width) + 2 * _WALL_THICKNESS
         marker = _marker('walls', number, stamp, (_WALL_THICKNESS, length, scene.wall_height), wall.rgb)

@@ -16,10 +16,12 @@ from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from std_msgs.msg import String
 from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros import realtime
 from worldmodel_ros.clocks import wall_minus_steady
+from worldmodel_ros.msg import Task
 from worldmodel_ros.nodes.common import diagnostics, qos
 from worldmodel_ros.nodes.common.messages import nanoseconds, time_message, to_jpeg
 from worldmodel_ros.nodes.common.parameters import Parameters
@@ -29,14 +31,17 @@ from worldmodel_ros.nodes.sim_robot.messages import spoil
 from worldmodel_ros.nodes.sim_robot.futures import Observation, Observations, TrueFutures
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
+from worldmodel_ros.nodes.sim_robot.tasks import PAUSE, Episodes
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.sim_robot import MAX_CLOCK_OFFSET, PARAMETERS
+from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, World
 
 SLICE = 0.01              # s, of physics between two looks at the command
 MAX_LAG = 0.2             # s behind real time, beyond which time is dropped
 ODOMETRY_RATE = 20.0      # Hz
-MARKER_RATE = 1.0         # Hz
+MARKER_RATE = 1.0         # Hz; of a room in which something moves, MOVING_MARKER_RATE
+MOVING_MARKER_RATE = 10.0
 RESET_TIMEOUT = 5.0       # s
 CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; no stamp becomes negative, whatever the offset
 
@@ -45,9 +50,9 @@ class SimRobot(Node):
     """
     The node: the simulation runs in a thread of its own, on the steady clock; callbacks only leave commands.
 
-    Publishes camera/image_raw (and /compressed), camera/camera_info, odom, sim/ground_truth (Odometry in
-    frame `world`), sim/objects (MarkerArray, latched) and /clock if asked to; takes cmd_vel; serves ~/what_if
-    and ~/reset.
+    Publishes camera/image_raw (and /compressed), camera/camera_info, odom (from wheel encoders that slip), sim/ground_truth
+    (Odometry in frame `world`), sim/objects (MarkerArray, latched), /clock if asked to, and with a task `task` and
+    sim/judgement; takes cmd_vel; serves ~/what_if and ~/reset.
     """
 
     def __init__(self) -> None:
@@ -59,9 +64,11 @@ class SimRobot(Node):
         self._judge = CommandJudge(self._settings['deadline_s'])
         self._observations = Observations(self._settings['snapshots'])
         self._world = World(self._settings['seed'], randomise=self._settings['randomise'])
+        self._begins = -math.inf  # steady time, before which an episode of a task has not begun [s]
         self._command = (0.0, 0.0, -math.inf)  # m/s, rad/s, steady time of receipt [s]
         self._stop = threading.Event()
         self._reset_wanted, self._reset_done = threading.Event(), threading.Event()
+        self._episodes: Episodes | None = None
         self._steps = self._images = self._collisions = self._brakings = self._resets = 0
         self._late_before, self._dropped_before = 0, 0.0
         self._render_time = 0.0
@@ -97,6 +104,10 @@ class SimRobot(Node):
         self._odometry = self.create_publisher(Odometry, 'odom', qos.STATUS)
         self._ground_truth = self.create_publisher(Odometry, 'sim/ground_truth', qos.STATUS)
         self._objects = self.create_publisher(MarkerArray, 'sim/objects', qos.LATCHED)
+        if task := self._settings['task']:
+            told = self.create_publisher(Task, 'task', qos.LATCHED)
+            judgement = self.create_publisher(String, 'sim/judgement', qos.LATCHED)
+            self._episodes = Episodes(task, told.publish, lambda text: judgement.publish(String(data=text)))
         # As rclpy's own subscription asks for it: the newest, and no waiting.
         self._clock_publisher = (self.create_publisher(Clock, '/clock', qos.CAMERA)
                                  if self._settings['publish_clock'] else None)
@@ -130,7 +141,7 @@ class SimRobot(Node):
 
     def _simulate(self) -> None:
         self._camera_rate, self._odometry_rate, self._marker_rate = Rate(), Rate(), Rate()
-        self._begin_episode()
+        self._begin_episode(self._settings['seed'])
         self._render()  # makes this thread's OpenGL context, which takes longer than a step may
         while not self._stop.is_set():
             try:
@@ -141,8 +152,14 @@ class SimRobot(Node):
                 self.get_logger().error(
                     f'a step of the simulation failed: {error!r}', throttle_duration_sec=5.0)
 
-    def _begin_episode(self) -> None:
-        self._origin = self._world.pose
+    def _begin_episode(self, seed: int) -> None:
+        if self._episodes:
+            self._episodes.begin(self._world, seed)
+            self._begins = time.monotonic() + PAUSE
+        elif self._world.seed != seed:
+            self._world.reset(seed)
+        self._command = (0.0, 0.0, -math.inf)
+        self._wheels = WheelOdometry(self._world)
         self._picture: np.ndarray | None = None
         self._observations.clear()
         # Forks are made from this copy, which stands still, not from the world that moves on in this thread.
@@ -151,30 +168,34 @@ class SimRobot(Node):
     def _step(self, due: float) -> None:
         if self._reset_wanted.is_set():
             self._reset_wanted.clear()
-            self._world.reset(self._world.seed + 1)
-            self._command = (0.0, 0.0, -math.inf)
-            self._begin_episode()
+            self._begin_episode(self._world.seed + 1)
             self._publish_objects(self._stamp(due))
             self._resets += 1
             self._reset_done.set()
-        collided = self._world.collided
-        self._world.step(self._action(due), SLICE)
-        self._collisions += self._world.collided and not collided
         self._steps += 1
         stamp = self._stamp(due)
         if self._clock_publisher and not self._settings['clock_stop']:
             self._clock_publisher.publish(Clock(clock=time_message(stamp)))
+        if due < self._begins:
+            return
+        collided = self._world.collided
+        self._world.step(self._action(due), SLICE)
+        self._collisions += self._world.collided and not collided
+        if self._episodes and self._episodes.look():
+            self._begin_episode(self._world.seed + 1)
+            self._publish_objects(stamp)
+            return
         elapsed = self._steps * SLICE
-        if self._camera_rate.due(elapsed, self._settings['camera_rate_hz']):
-            self._take_picture(stamp, due)
+        # Before the image of the same moment, with which it is wanted.
         if self._odometry_rate.due(elapsed, ODOMETRY_RATE):
-            pose, twist = self._world.pose, self._world.twist
-            self._ground_truth.publish(messages.odometry(pose, twist, stamp, 'world'))
-            odometry = messages.odometry(
-                messages.relative_pose(pose, self._origin), twist, stamp, f'{self._frame_prefix}odom')
+            self._ground_truth.publish(messages.odometry(self._world.pose, self._world.twist, stamp, 'world'))
+            self._wheels.update(self._world)
+            odometry = messages.odometry(self._wheels.pose, self._wheels.twist, stamp, f'{self._frame_prefix}odom')
             odometry.child_frame_id = self._settings['base_frame']
             self._odometry.publish(odometry)
-        if self._marker_rate.due(elapsed, MARKER_RATE):
+        if self._camera_rate.due(elapsed, self._settings['camera_rate_hz']):
+            self._take_picture(stamp, due)
+        if self._marker_rate.due(elapsed, MOVING_MARKER_RATE if self._world.scene.movers else MARKER_RATE):
             self._publish_objects(stamp)
 
     def _action(self, now: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What the world model node hears: images, the actions that the robot really executes, and goals."""
+"""What the world model node hears: images, the actions that the robot really executes, odometry, goals and tasks."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from geometry_msgs.msg import Twist, TwistStamped
+from nav_msgs.msg import Odometry
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.node import Node
@@ -20,11 +21,13 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from worldmodel_ros.control.responder import Answer, Observation
+from worldmodel_ros.control.task import Task
 from worldmodel_ros.inputs.images import ImageError
+from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS, nanoseconds
-from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED
+from worldmodel_ros.nodes.common.qos import COMMAND, LATCHED, ODOMETRY
 from worldmodel_ros.nodes.common.what_if_request import BASE
 from worldmodel_ros.nodes.world_model.parameters import frame_settings
 
@@ -69,15 +72,16 @@ class IntakeSettings(NamedTuple):
 
 class Intake:
     """
-    The images of one activation. `goal` is given to each observation; `frames` finds the ticks among them.
+    The images of one activation. `goal` and `task` are given to each observation; `frames` finds the ticks among them.
 
-    `settings` and `goal` may be changed at any time; `ros_now` returns ROS time [ns].
+    `settings`, `goal` and `task` may be changed at any time; `ros_now` returns ROS time [ns].
     """
 
     def __init__(self, spec: Any, settings: IntakeSettings, executed: ExecutedActions,
                  ros_now: Callable[[], int], refusals: Refusals, advice: 'LargeImageAdvice',
                  logger: RcutilsLogger) -> None:
         self.goal = ''
+        self.task = Task()
         self.camera_frame = ''
         self.stamp = 0         # ns, of the newest observation
         self.episode = 0
@@ -132,7 +136,7 @@ class Intake:
         stale = f'the image was {age * 1e3:.0f} ms old on receipt, {deadline * 1e3:.0f} ms are allowed'
         return Taken(True, Observation(
             picture, stamp, received, received + deadline - max(0.0, age), self.episode, self.next_sequence(),
-            self.goal, stale if age > deadline else ''))
+            self.goal, stale if age > deadline else '', self.task, max(0.0, age)))
 
     def _begin_episode(self) -> None:
         self.episode = next(_EPISODES)
@@ -284,6 +288,26 @@ class ExecutedTopic:
                 'which was taken to have braked; for a topic that tells changes only, set executed_timeout_s to 0',
                 throttle_duration_sec=_LOG_INTERVAL)
         self.actions.add(now, action)
+
+
+class OdometryTopic:
+    """Keeps in `readings` what the wheels measure: nav_msgs/Odometry on `odom`, best effort."""
+
+    def __init__(self, node: Node, spec: Any, refusals: Refusals) -> None:
+        self._node, self._refusals = node, refusals
+        self.readings = WheelReadings(spec.step_period)
+        self._subscription = node.create_subscription(Odometry, 'odom', self._hear, ODOMETRY)
+
+    def destroy(self) -> None:
+        """Destroy the subscription."""
+        self._node.destroy_subscription(self._subscription)
+
+    def _hear(self, message: Odometry) -> None:
+        at, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
+        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+        reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, yaw), (twist.linear.x, twist.angular.z))
+        if not self.readings.add(reading):
+            self._refusals.count('odometry: not finite')
 
 
 class GoalTopic:

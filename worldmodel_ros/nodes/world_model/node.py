@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
@@ -24,27 +23,35 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_srvs.srv import Trigger
 
 from worldmodel_ros import realtime
+from worldmodel_ros.control import pilot
+from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
-from worldmodel_ros.control.responder import Answer, Listener, Prediction, Responder
+from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.control.responder import Answer, Prediction, Responder
+from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal
+from worldmodel_ros.control.terms import Reach
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.faults import Faults, FaultyBackend
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS
 from worldmodel_ros.nodes.common.parameters import Parameters
-from worldmodel_ros.nodes.common.qos import CAMERA
+from worldmodel_ros.nodes.common.qos import CAMERA, LATCHED
 from worldmodel_ros.nodes.common.spin import run
+from worldmodel_ros.nodes.common.tasks import read_task
 from worldmodel_ros.nodes.world_model.inputs import (
-    ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, require_base)
+    ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic, require_base)
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.serving.client.failover import FailoverWorker
 from worldmodel_ros.serving.client.network import server_address
+from worldmodel_ros.srv import SetTask
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 IMAGE_TOPIC = 'camera/image_raw'
@@ -73,25 +80,29 @@ class WorldModelNode(LifecycleNode):
     command.
 
     `load_engine` is called in configure, with the parameters ENGINE by name; by default it is
-    worldmodel_ros.engine.load.
+    worldmodel_ros.engine.load. With the parameter `forecast`, so is `load_forecast`, by default
+    engine.forecast.loading.load_forecast; the commands are then decided on that.
     """
 
-    def __init__(self, load_engine: Callable[..., Any] | None = None, **options: Any) -> None:
+    def __init__(self, load_engine: Callable[..., Any] | None = None, load_forecast: Callable[..., Any] | None = None,
+                 **options: Any) -> None:
         super().__init__('world_model_node', **options)
         self.refusals = diagnostics.Refusals()
-        self._load_engine = load_engine or _load
+        self._load_engine, self._load_forecast = load_engine or _load, load_forecast or _load_forecast
         self._engine: Any = None
+        self._deciding: Deciding | None = None  # with a forecast
         self._activation: Activation | None = None
         self._configured = ExitStack()  # what undoes configure, as far as it came
         self._faults = Faults()
         self._settings = Parameters(
             self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
             consistent=inconsistency)
-        self._goal = self._settings['goal']
+        self._goal, self._task = self._settings['goal'], Task()
         self._warm_up = 0.0
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
         self.create_service(Trigger, '~/reset', self._on_reset)
+        self.create_service(SetTask, '~/set_task', self._on_set_task)
         self._slow_services = SlowServices(self)
 
     @_contained
@@ -112,6 +123,10 @@ class WorldModelNode(LifecycleNode):
         # late already. The engine's thread inherits it.
         realtime.apply(self.get_logger(), settings['realtime_priority'], all_threads=True)
         engine.warm_up()
+        if settings['forecast']:
+            self._deciding = self._load_deciding()
+            undo.callback(self._deciding.odometry.destroy)
+            self._task = to_goal(self._goal)
         self._warm_up = time.monotonic() - loaded
         if settings['allow_faults']:
             engine.backend = FaultyBackend(engine.backend, self._faults)
@@ -126,14 +141,34 @@ class WorldModelNode(LifecycleNode):
             f'{self._warm_up:.1f} s; a tick takes {two:.1f} ms with two steps, {one:.1f} ms with one; predictions at '
             f'up to {rate:.1f} Hz; goals: '
             f'{", ".join(spec.goals)}')
+        if self._deciding:
+            two, one, none = (self._deciding.times.predict(passes) * 1e3 for passes in (2, 1, 0))
+            self.get_logger().info(
+                f'commands are decided on the scene forecast {self._deciding.forecasts.name} '
+                f'({self._deciding.forecasts.backend}): {two:.1f} ms with two passes, {one:.1f} ms with one, {none:.1f} ms '
+                'without; ~/set_task takes tasks')
         return super().on_configure(state)
+
+    def _load_deciding(self) -> 'Deciding':
+        settings, spec = self._settings, self._engine.spec
+        forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads'])
+        if forecasts.image_size != spec.image_size or forecasts.step_period != spec.step_period or spec.step_period != PERIOD:
+            raise ValueError(
+                f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} s, model '
+                f'{spec.name} images of {spec.image_size} each {spec.step_period} s, and decisions are made each {PERIOD} s: '
+                'choose models that go together')
+        if unknown := set(spec.goals) - {slot.name for slot in pilot.SLOTS}:
+            raise ValueError(f'the forecast knows nothing of the goals {", ".join(sorted(unknown))} of model {spec.name}')
+        times = pilot.deciding_times()
+        pilot.warm_up(forecasts.open, spec.image_size, times)
+        return Deciding(forecasts, times, OdometryTopic(self, spec, self.refusals))
 
     @_contained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin a new episode with a session that knows nothing."""
         self._activation = Activation(
-            self, self._engine, self._settings, self._goal, self._executed, self._outputs, self._advice,
-            self.refusals)
+            self, self._engine, self._settings, self._goal, self._task, self._executed, self._outputs, self._advice,
+            self.refusals, self._deciding)
         self._statistics = self._activation.statistics
         result = super().on_activate(state)
         self._activation.start()
@@ -173,7 +208,7 @@ class WorldModelNode(LifecycleNode):
                 activation.stop()
         finally:
             if not keep_engine:
-                self._engine = None
+                self._engine = self._deciding = None
                 self._configured.close()
                 gc.collect()
 
@@ -187,6 +222,9 @@ class WorldModelNode(LifecycleNode):
         self._executed = ExecutedTopic(self, spec, settings, self.refusals)
         undo.callback(self._executed.destroy)
         undo.callback(GoalTopic(self, self._on_goal).destroy)
+        if self._deciding:
+            undo.callback(self.destroy_subscription,
+                          self.create_subscription(TaskMessage, 'task', self._on_task, LATCHED))
 
     def _on_image(self, message: Image | CompressedImage) -> None:
         if self._activation:
@@ -206,12 +244,44 @@ class WorldModelNode(LifecycleNode):
         return f'{goal!r} is unknown; this model knows {", ".join(self._engine.spec.goals)}'
 
     def _set_goal(self, goal: str) -> None:
-        if goal == self._goal:
+        task = to_goal(goal) if self._deciding else Task()
+        if (goal, task) == (self._goal, self._task):
             return
-        self._goal = goal
+        self._goal, self._task = goal, task
         self.get_logger().info(f'goal: {goal or "none"}')
         if self._activation:
-            self._activation.set_goal(goal)
+            self._activation.set_goal(goal, task)
+
+    def _on_task(self, message: TaskMessage) -> None:
+        try:
+            self._set_task(message)
+        except TaskError as error:
+            self.get_logger().warning(f'task refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+
+    def _on_set_task(self, request: SetTask.Request, response: SetTask.Response) -> SetTask.Response:
+        try:
+            response.success, response.message = True, self._set_task(request.task)
+        except TaskError as error:
+            response.success, response.message = False, str(error)
+        return response
+
+    def _set_task(self, message: TaskMessage) -> str:
+        """Drive by a task from the next image on; return it in words. Raises TaskError."""
+        try:
+            if self._deciding is None:
+                raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
+            task = read_task(message)
+        except TaskError:
+            self.refusals.count('task')
+            raise
+        # A task to reach a goal that the world model knows tells its predictions what their progress is about.
+        self._goal = next((term.target for term in task.terms
+                           if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
+        self._task, words = task, in_words(task)
+        self.get_logger().info(f'task {task.name!r}: {words}')
+        if self._activation:
+            self._activation.set_goal(self._goal, task)
+        return words
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._activation is None:
@@ -250,6 +320,8 @@ class WorldModelNode(LifecycleNode):
                   'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
                   'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
                   **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
+        if self._deciding:
+            values |= self._deciding.values(activation, self._task)
         level, text = judge(engine, activation) if activation else (diagnostics.STALE, 'not active')
         return diagnostics.Report(level, text, values)
 
@@ -257,6 +329,26 @@ class WorldModelNode(LifecycleNode):
 def _load(**chosen: Any) -> Any:
     from worldmodel_ros.engine import load  # only now: the back ends are heavy
     return load(**chosen, sessions=SESSIONS)
+
+
+def _load_forecast(name: str, backend: str, threads: int) -> Any:
+    from worldmodel_ros.engine.forecast.loading import load_forecast
+    return load_forecast(name, backend, threads)
+
+
+class Deciding:
+    """What commands are decided with: `forecasts`, the measured `times` of decisions, and the `odometry` topic."""
+
+    def __init__(self, forecasts: Any, times: Any, odometry: OdometryTopic) -> None:
+        self.forecasts, self.times, self.odometry = forecasts, times, odometry
+
+    def values(self, activation: 'Activation | None', task: Task) -> dict[str, Any]:
+        """Return key-value pairs of a diagnostics report."""
+        measured = activation is not None and activation.worker.measures_odometry
+        return {'forecast': self.forecasts.name, 'forecast_backend': self.forecasts.backend, 'task': in_words(task),
+                'odometry': 'measured' if measured else 'not heard: executed commands stand in',
+                'tick_two_step_ms': self.times.predict(2) * 1e3, 'tick_one_step_ms': self.times.predict(1) * 1e3,
+                'tick_plan_only_ms': self.times.predict(0) * 1e3}
 
 
 class Activation:
@@ -267,18 +359,19 @@ class Activation:
     of it. Its methods belong to the executor's thread, but those of a control.responder.Listener, which it is.
     """
 
-    def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str,
-                 executed: ExecutedTopic, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals) -> None:
+    def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str, task: Task,
+                 executed: ExecutedTopic, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals,
+                 deciding: Deciding | None = None) -> None:
         self._node, self._settings, self.executed = node, settings, executed
         self._outputs, self._advice, self._refusals = outputs, advice, refusals
         self.missing_input = ''  # why the robot is stopped for want of observations
         self.statistics = Statistics()
         self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
                              lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
-        self.intake.goal = goal
+        self.intake.goal, self.intake.task = goal, task
         self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
         self._camera_timeout = settings['camera_timeout_s']
-        self.worker = make_worker(node, settings, engine, executed.actions.mean, self.responder, self)
+        self.worker = make_worker(node, settings, engine, executed.actions, self.responder, self, deciding)
         self._undo = ExitStack()
 
     def start(self) -> None:
@@ -302,7 +395,7 @@ class Activation:
     def stop(self) -> None:
         """Ask for a stop, if there is a goal, and end the threads."""
         with self._undo:
-            self._halt(Tier.STOP if self.intake.goal else Tier.NONE, Verdict.IDLE, 'the node is being deactivated')
+            self._halt(Tier.STOP if self._drives else Tier.NONE, Verdict.IDLE, 'the node is being deactivated')
 
     def take(self, message: Image | CompressedImage) -> None:
         """Have an image observed, if it is a tick."""
@@ -321,10 +414,14 @@ class Activation:
         if observation.wants_answer:
             self._answer_timer.arm(observation.due - self.responder.settings.reserve - time.monotonic())
 
-    def set_goal(self, goal: str) -> None:
-        """Drive to another goal from the next image on; stop at once where it is empty."""
-        self.intake.goal = goal
-        if not goal:
+    @property
+    def _drives(self) -> bool:
+        return bool(self.intake.goal or self.intake.task.terms)
+
+    def set_goal(self, goal: str, task: Task) -> None:
+        """Drive to another goal, or by another task, from the next image on; stop at once where both are empty."""
+        self.intake.goal, self.intake.task = goal, task
+        if not self._drives:
             self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
 
     def settings_changed(self) -> None:
@@ -345,6 +442,10 @@ class Activation:
         """Publish a predicted future."""
         self.statistics.predicted(time.monotonic())
         self._outputs.prediction(prediction, self.intake.camera_frame)
+
+    def decided(self, decided: Decided) -> None:
+        """Publish how a command was decided."""
+        self._outputs.decided(decided)
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
         """Report a failure of the engine; it has been contained. Does not return where the GPU is lost."""
@@ -367,7 +468,7 @@ class Activation:
         first, self.missing_input = reason != self.missing_input, reason
         if first:
             self._node.get_logger().warning(f'{reason}: commanding nothing but a stop')
-        self._halt(Tier.STOP if first and self.intake.goal else Tier.NONE, Verdict.STALE_INPUT, reason)
+        self._halt(Tier.STOP if first and self._drives else Tier.NONE, Verdict.STALE_INPUT, reason)
 
     def _halt(self, tier: Tier, verdict: Verdict, reason: str) -> None:
         # The stamp of the newest observation keeps it in order with the commands before it.
@@ -403,10 +504,16 @@ class OneShot:
         self._callback()
 
 
-def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: Callable[[int | None, int], np.ndarray],
-                responder: Responder, listener: Listener) -> Worker | FailoverWorker:
-    """Return what observations go to, an engine of the robot's own or a shared one, as the parameters say."""
-    own = Worker(engine, executed, responder, listener)
+def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: Any, responder: Responder,
+                listener: 'Activation', deciding: Deciding | None = None) -> Worker | FailoverWorker:
+    """
+    Return what observations go to: an engine of the robot's own, with a forecast to decide on if there is one, or a shared
+    one, as the parameters `forecast` and `server` say. `executed`: the ExecutedActions.
+    """
+    if deciding:
+        return DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
+                              deciding.odometry.readings.at, settings['command_delay_s'])
+    own = Worker(engine, executed.mean, responder, listener)
     if not settings['server']:
         return own
     logger = node.get_logger()
@@ -419,7 +526,7 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
 
     server = server_address(*(settings[name] for name in (
         'server', 'server_token_file', 'server_ca_file', 'server_certificate_file')))
-    worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed, responder,
+    worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed.mean, responder,
                             listener, say)
     return worker
 

@@ -17,14 +17,16 @@ from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
+from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.ladder import Counts, Tier
 from worldmodel_ros.control.maneuvers import path
 from worldmodel_ros.control.responder import Answer, Observation, Prediction
 from worldmodel_ros.inputs.ticks import misfit
-from worldmodel_ros.msg import ActionChunk, DeadlineStatus, PredictedFuture, Timings
+from worldmodel_ros.msg import ActionChunk, DeadlineStatus, Decision, PredictedFuture, Timings
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN
 from worldmodel_ros.nodes.common.messages import NS, float32s, frames, header, time_message, to_jpeg
 from worldmodel_ros.nodes.common.qos import COMMAND, STATUS
+from worldmodel_ros.nodes.world_model import decisions
 from worldmodel_ros.safety.gate import Policy
 
 if TYPE_CHECKING:
@@ -55,8 +57,10 @@ class Outputs:
             make(ActionChunk, 'action_chunk', COMMAND), make(DeadlineStatus, 'deadline_status', STATUS),
             make(PredictedFuture, 'predicted_future', STATUS),
             make(CompressedImage, 'predicted_image/compressed', STATUS),
-            make(MarkerArray, 'predicted_path', STATUS)]
-        self._command, self._status, self._future, self._image, self._path = self._publishers
+            make(MarkerArray, 'predicted_path', STATUS), make(Decision, 'decision', STATUS),
+            make(MarkerArray, 'decision_paths', STATUS)]
+        (self._command, self._status, self._future, self._image, self._path, self._decision,
+         self._decision_paths) = self._publishers
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self.skipped = 0
@@ -87,6 +91,14 @@ class Outputs:
     def status(self, answer: Answer, age: float, camera_frame: str) -> None:
         """Publish how a tick stood; `age` as in `deadline_status`."""
         self._later(lambda: self._status.publish(deadline_status(answer, age, camera_frame)))
+
+    def decided(self, decided: Decided) -> None:
+        """Publish how a command was decided."""
+        def publish() -> None:
+            self._decision.publish(decisions.decision(decided, self._base_frame))
+            if self._decision_paths.get_subscription_count():
+                self._decision_paths.publish(decisions.markers(decided, self._base_frame))
+        self._later(publish)
 
     def prediction(self, prediction: Prediction, camera_frame: str) -> None:
         """Publish a predicted future and its images."""
@@ -297,4 +309,5 @@ def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
         warnings.append(f'degraded to {activation.responder.best.name.lower()}')
     if warnings:
         return WARN, '; '.join(warnings)
-    return OK, f'driving to {activation.intake.goal}' if activation.intake.goal else 'no goal'
+    aim = activation.intake.goal or activation.intake.task.name
+    return OK, f'driving to {aim}' if aim else 'no goal'

@@ -14,6 +14,7 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 
+from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.maneuvers import path
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
@@ -139,6 +140,8 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str) 
         names=list(spec.action_names), values=float32s(future.actions))
     if tuple(spec.action_names) == BASE:
         branch.x, branch.y, branch.yaw = map(float32s, path(future.actions, spec.step_period).T)
+    decides = isinstance(context.worker, DecidingWorker)
+    branch.score = context.worker.score(context.intake.task, future.actions, stamp) if decides else math.nan
     return branch
 
 

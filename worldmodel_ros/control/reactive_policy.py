@@ -1,7 +1,8 @@
 """The reactive policy: drives to a place by the present state alone, for many robots at once.
 
 The rules are those of `sim.expert`: steer at the place, pass what is in the way at its side, slow down before what is ahead.
-It is the reference without imagination, and what a candidate of the planner goes on with after its manoeuvre.
+It is what decides without imagination, and what a candidate of the planner goes on with after its manoeuvre. Of so few rows,
+numpy's calls take longer than their work: hence ufuncs where methods would read better.
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worldmodel_ros.control.terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
+from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
 
 SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
@@ -33,7 +34,7 @@ class Aim:
 
     @classmethod
     def of(cls, terms: Sequence[Term]) -> Aim:
-        """The aim of the first term that has a target. Raises ValueError where none has."""
+        """Return the aim of the first term that has a target. Raises ValueError where none has."""
         wide = {term.what: max(term.clearance, 0.05) for term in terms if isinstance(term, Avoid)}
         for term in terms:
             match term:
@@ -48,42 +49,61 @@ class Aim:
 
 def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray
           ) -> np.ndarray:
-    """Commands (C, 2), m/s and rad/s, for robots at `poses` (C, 3) and their `target` (C, 2).
+    """Return commands (C, 2), m/s and rad/s, for robots at `poses` (C, 3) and their `target` (C, 2).
 
     `obstacles` (N, 2) are all other things, with their `radii` (N,); `walls` as in `Outcome`.
     """
     cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
-    distance, bearing = _polar(target - poses[:, :2], cos, sin)
-    heading = bearing.copy()
-    free = free_way(poses, obstacles, radii, walls)
-    if len(obstacles):
-        x, y = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None])
-        heading = _round_obstacles(poses, distance, bearing, np.hypot(x, y), np.arctan2(y, x),
+    x, y = _in_base(target - poses[:, :2], cos, sin)
+    distance, bearing = np.hypot(x, y), np.arctan2(y, x)
+    heading = bearing
+    seen = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None]) if len(obstacles) else None
+    free = _free(poses, cos, sin, seen, radii, walls)
+    if seen is not None:
+        heading = _round_obstacles(poses, distance, bearing, np.hypot(*seen), np.arctan2(seen[1], seen[0]),
                                    radii + ROBOT_RADIUS + _MARGIN, walls)
     if aim.apart:
-        heading = np.clip(heading, bearing - _KEEP_VIEW, bearing + _KEEP_VIEW)
+        heading = np.minimum(np.maximum(heading, bearing - _KEEP_VIEW), bearing + _KEEP_VIEW)
         speed = _approach(aim, distance)
     else:
         speed = np.full(len(poses), _RUSH)
     facing = np.maximum(0.0, 1.0 - np.abs(heading) / _FULL_TURN)
-    speed = np.where(speed > 0.0, speed * facing, speed)
-    speed = np.where(free < 0.04, np.minimum(speed, -0.15), np.minimum(speed, _BRAKE * free))
-    return np.stack([speed, np.clip(_STEER * heading, -_TURN, _TURN)], 1)
+    np.multiply(speed, facing, out=speed, where=speed > 0.0)
+    most = _BRAKE * free
+    most[free < 0.04] = -0.15
+    commands = np.empty((len(poses), 2))
+    np.minimum(speed, most, out=commands[:, 0])
+    commands[:, 1] = np.minimum(np.maximum(_STEER * heading, -_TURN), _TURN)
+    return commands
 
 
 def free_way(poses: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Metres (C,) that robots at `poses` (C, 3) can drive straight on before they touch an obstacle or a wall."""
+    """Return the metres (C,) that robots at `poses` (C, 3) can drive straight on before they touch an obstacle or a wall."""
     cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
+    seen = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None]) if len(obstacles) else None
+    return _free(poses, cos, sin, seen, radii, walls)
+
+
+def _free(poses: np.ndarray, cos: np.ndarray, sin: np.ndarray, seen: tuple[np.ndarray, np.ndarray] | None,
+          radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
+    """`free_way`, given the obstacles' x and y (C, N) in each robot's base."""
     free = np.full(len(poses), np.inf)
     if len(walls):
-        rate = np.stack([cos, sin], 1) @ walls[:, :2].T
+        ahead = np.empty((len(poses), 2))
+        ahead[:, 0], ahead[:, 1] = cos, sin
+        rate = ahead @ walls[:, :2].T
         gap = walls[:, 2] - poses[:, :2] @ walls[:, :2].T - ROBOT_RADIUS
-        free = np.where(rate > 1e-6, gap / np.maximum(rate, 1e-6), np.inf).min(1)
-    if len(obstacles):
-        x, y = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None])
+        ways = gap / np.maximum(rate, 1e-6)
+        ways[rate <= 1e-6] = np.inf
+        free = np.minimum.reduce(ways, 1)
+    if seen is not None:
+        x, y = seen
         reach = radii + ROBOT_RADIUS + 0.01
-        ahead = (x > 0.0) & (np.abs(y) < reach)
-        free = np.minimum(free, np.where(ahead, x - np.sqrt(np.maximum(reach * reach - y * y, 0.0)), np.inf).min(1))
+        blocks = (x > 0.0) & (np.abs(y) < reach)
+        if np.count_nonzero(blocks):
+            ways = x - np.sqrt(np.maximum(reach * reach - y * y, 0.0))
+            ways[~blocks] = np.inf
+            free = np.minimum(free, np.minimum.reduce(ways, 1))
     return free
 
 
@@ -105,7 +125,7 @@ class Search:
 
     def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float
                 ) -> np.ndarray:
-        """Command (2,) of a robot at `pose` (3,) that is asked every `period` s; the rest as for `drive`."""
+        """Return the command (2,) of a robot at `pose` (3,) that is asked every `period` s; the rest as for `drive`."""
         spent = self._ticks * period
         self._ticks += 1
         if spent < self.SPIN_S:
@@ -129,7 +149,7 @@ class Search:
 def _approach(aim: Aim, distance: np.ndarray) -> np.ndarray:
     left = distance - aim.apart
     if aim.apart > _STOP:  # a distance to keep, from both sides
-        return np.clip(1.5 * left, -0.3, _RUSH)
+        return np.minimum(np.maximum(1.5 * left, -0.3), _RUSH)
     return np.where(left <= 0.0, 0.0, np.minimum(_CRUISE, 0.1 + 0.9 * left))
 
 
@@ -139,25 +159,30 @@ def _round_obstacles(poses: np.ndarray, distance: np.ndarray, bearing: np.ndarra
     offset = np.remainder(bearing[:, None] - direction + np.pi, 2 * np.pi) - np.pi
     tangent = np.arcsin(np.minimum(1.0, reach / np.maximum(away, 1e-6)))
     blocks = (away < distance[:, None]) & (np.abs(offset) < tangent)
-    nearest = np.where(blocks, away, np.inf).argmin(1)
-    rows = np.arange(len(poses))
+    if not np.count_nonzero(blocks):
+        return bearing
+    # Only of those whose way is blocked.
+    rows = np.flatnonzero(np.logical_or.reduce(blocks, 1))
+    poses, ahead = poses[rows], away[rows]
+    ahead[~blocks[rows]] = np.inf
+    nearest = ahead.argmin(1)
+    way, off = direction[rows, nearest], tangent[rows, nearest]
     side = np.where(offset[rows, nearest] >= 0.0, 1.0, -1.0)
-    wide = reach[nearest]
-    angle = poses[:, 2] + direction[rows, nearest]
-    past = poses[:, :2] + away[rows, nearest, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
-    past += (side * wide)[:, None] * np.stack([-np.sin(angle), np.cos(angle)], 1)
     if len(walls):
+        angle, far, wide = poses[:, 2] + way, away[rows, nearest], side * reach[nearest]
+        cos, sin = np.cos(angle), np.sin(angle)
+        past = poses[:, :2].copy()
+        past[:, 0] += far * cos
+        past[:, 1] += far * sin
+        past[:, 0] += wide * -sin
+        past[:, 1] += wide * cos
         narrow = (walls[:, 2] - past @ walls[:, :2].T).min(1) < ROBOT_RADIUS + _WALL_MARGIN
         side = np.where(narrow, -side, side)
-    heading = direction[rows, nearest] + side * tangent[rows, nearest]
-    heading = np.remainder(heading + np.pi, 2 * np.pi) - np.pi
-    return np.where(blocks.any(1), heading, bearing)
+    heading = bearing.copy()
+    heading[rows] = np.remainder(way + side * off + np.pi, 2 * np.pi) - np.pi
+    return heading
 
 
 def _in_base(way: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return cos * way[..., 0] + sin * way[..., 1], cos * way[..., 1] - sin * way[..., 0]
-
-
-def _polar(way: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = _in_base(way, cos, sin)
-    return np.hypot(x, y), np.arctan2(y, x)
+    x, y = way[..., 0], way[..., 1]
+    return cos * x + sin * y, cos * y - sin * x

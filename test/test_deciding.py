@@ -1,0 +1,423 @@
+"""Decisions on a forecast of the scene: rungs, vetoes, delay, and that the command leaves before the images are made."""
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_engine import FakeClock, FakeEngine
+
+from worldmodel_ros.control import pilot
+from worldmodel_ros.control.deciding_worker import DecidingWorker
+from worldmodel_ros.control.deliberation import CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth
+from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
+from worldmodel_ros.control.motion import LIMITS, PERIOD
+from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, deciding_times
+from worldmodel_ros.control.responder import Observation, Responder
+from worldmodel_ros.control.scene_view import Seen, View
+from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal
+from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch
+from worldmodel_ros.inputs.odometry import Reading, WheelReadings
+from worldmodel_ros.inputs.ticks import ExecutedActions
+from worldmodel_ros.parameters.command_gate import PARAMETERS as GATE_PARAMETERS
+from worldmodel_ros.sim import world as sim
+from worldmodel_ros.sim.scene import COLOURS
+
+DEADLINE = 0.05
+THINGS = {slot.name: slot.colour for slot in SLOTS}
+NOWHERE = np.zeros((0, 3))
+SLOT = {slot.name: number for number, slot in enumerate(SLOTS)}
+
+
+def view_of(planner, delay, **things):
+    """A view from the origin, of things by name: (x, y, vx, vy)."""
+    times = planner.times(delay)
+    return View(np.zeros(3), np.zeros(2), {
+        name: Thing(np.array([x, y]) + times[:, None] * np.array([vx, vy]), 0.15, 'violet', True)
+        for name, (x, y, vx, vy) in things.items()}, NOWHERE)
+
+
+def test_the_robot_plans_within_the_limits_of_the_gate_and_of_the_simulator():
+    axes = sim.LIMITS.axes()
+    assert (axes.low, axes.high, axes.rate) == (LIMITS.low, LIMITS.high, LIMITS.rate)
+    gate = {param.name: param.default for param in GATE_PARAMETERS}
+    assert (gate['linear.x.min_velocity'], -gate['angular.z.max_velocity']) == LIMITS.low
+    assert (gate['linear.x.max_acceleration'], gate['angular.z.max_acceleration']) == LIMITS.rate
+
+
+def test_slots_begin_with_the_goal_objects_and_names_differ():
+    assert tuple(slot.name for slot in SLOTS[:len(COLOURS)]) == COLOURS
+    assert len(THINGS) == len(SLOTS)
+
+
+def test_a_contact_that_is_foreseen_vetoes_candidates_and_a_stop_is_what_is_left():
+    reach = (Reach('goal'),)
+    planner = Deliberation(Settings(veto=Veto()))
+    moving, sent = np.array([0.5, 0.0]), [(0.03, np.array([0.5, 0.0]))]
+    # 0.16 m and 0.15 m are the radii: something that comes across, too near for whoever goes on.
+    view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.55, 0.0, 0.0, 0.0))
+    view = View(view.pose, moving, view.things, view.walls)
+    decision = planner.choose(reach, view, sent, moving)
+    assert 'ahead 0.8 s' in decision.vetoed and decision.name not in decision.vetoed
+    unbound = Deliberation(Settings()).choose(reach, view, sent, moving)
+    assert unbound.vetoed == () and unbound.scores == decision.scores
+    # A ball that will roll into the robot whatever it does.
+    view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.45, 0.0, -1.5, 0.0))
+    decision = Deliberation(Settings(veto=Veto())).choose(reach, view, [(0.03, moving)], moving)
+    assert decision.name == 'veto' and len(decision.vetoed) == len(CANDIDATES)
+    assert decision.command[0] == pytest.approx(0.5 - LIMITS.rate[0] * PERIOD) and decision.commands[-1].tolist() == [0.0, 0.0]
+
+
+def test_what_is_wanted_touched_and_what_is_hardly_there_vetoes_nothing():
+    veto = Veto()
+    planner = Deliberation(Settings(veto=veto))
+    moving, sent = np.array([0.6, 0.0]), [(0.03, np.array([0.6, 0.0]))]
+    view = view_of(planner, 0.03, ball=(0.5, 0.0, 0.0, 0.0))
+    assert planner.choose((Touch('ball'),), view, sent, moving).vetoed == ()
+    ghost = Thing(view.things['ball'].path, 0.15, 'violet', True, presence=0.6)
+    goal = Thing(np.tile((2.0, 0.0), (len(ghost.path), 1)), 0.1, 'red')
+    view = View(view.pose, moving, {'goal': goal, 'ghost': ghost}, NOWHERE)
+    assert planner.choose((Reach('goal'),), view, sent, moving).vetoed == ()
+
+
+def test_a_robot_that_touches_something_may_leave_it():
+    planner = Deliberation(Settings(veto=Veto()))
+    view = view_of(planner, 0.03, goal=(-2.0, 0.0, 0.0, 0.0), mover=(0.22, 0.0, 0.0, 0.0))
+    assert 'back 0.8 s' not in planner.choose((Reach('goal'),), view, [(0.03, np.zeros(2))], np.zeros(2)).vetoed
+
+
+def test_few_candidates_are_of_all_kinds():
+    few = candidates_by_worth(FEWEST)
+    assert len(few) == FEWEST and {c.name.split()[0] for c in few} == {'policy', 'lead', 'stop', 'back'}
+    assert candidates_by_worth(100) == candidates_by_worth(len(CANDIDATES)) == CANDIDATES
+
+
+def test_a_reaction_takes_things_to_stay_where_they_are_and_goes_on_for_as_many_steps():
+    planner = Deliberation()
+    crossing = view_of(planner, 0.0, ball=(1.0, 1.0, 0.0, -0.8))
+    standing = view_of(planner, 0.0, ball=(1.0, 1.0, 0.0, 0.0))
+    reaction = planner.react((Touch('ball'),), crossing, np.zeros(2), 4)
+    assert reaction.commands.shape == (4, 2) and reaction.scores == {}
+    np.testing.assert_array_equal(reaction.commands, planner.react((Touch('ball'),), standing, np.zeros(2), 4).commands)
+    assert reaction.command[1] == pytest.approx(LIMITS.rate[1] * PERIOD)
+
+
+class FakeForecast:
+    """A stream whose passes take what they cost, and that sees `places` by name: (x, y, vx, vy) in base_link."""
+
+    times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
+
+    def __init__(self, rig):
+        self.rig, self.told, self.rehearsed = rig, [], 0
+
+    def observe(self, image, executed, measured, passes):
+        self.told.append((float(image.mean()), executed.tolist(), np.asarray(measured).tolist(), passes))
+        self.rig.clock.sleep(self.rig.costs[passes])
+        presence, places = np.zeros(len(SLOTS)), np.zeros((len(self.times), len(SLOTS), 2))
+        for name, (x, y, vx, vy) in self.rig.places.items():
+            presence[SLOT[name]] = 1.0
+            places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
+        return presence * self.rig.nan, places, np.array([1.0, 0.0, 5.0, 5.0, 5.0, 5.0])
+
+    def rehearse(self):
+        self.rehearsed += 1
+        self.rig.clock.sleep(self.rig.costs[1])
+
+
+class Rig:
+    """A deciding worker that is driven by hand."""
+
+    def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0):
+        self.clock, self.costs, self.nan = FakeClock(), list(costs), 1.0
+        self.engine = FakeEngine(self.clock.sleep, encode=0.002, commit=0.005, denoise=0.006, decode=0.005)
+        self.places = {'red': (2.0, 0.0, 0.0, 0.0)}
+        self.answers, self.predictions, self.failures, self.decisions, self.streams = [], [], [], [], []
+        self.responder = Responder(self, LadderSettings(), 0.1, self.clock)
+        self.executed, self.times, self.reading = ExecutedActions(2, 0.1), deciding_times(), None
+        if warm:
+            for passes, part in enumerate(pilot.SEEING):
+                self.times.record(part, costs[passes])
+            for part in ('react', *(f'compare {count}' for count in COUNTS)):
+                self.times.record(part, 0.0)
+        self.worker = DecidingWorker(self.engine, self.executed, self.responder, self, self.open, self.times,
+                                     lambda stamp: self.reading, delay, self.clock)
+        self.worker._thread.running = True
+        self.sequence = 0
+
+    def open(self):
+        self.streams.append(FakeForecast(self))
+        return self.streams[-1]
+
+    def answered(self, answer):
+        self.answers.append((answer, self.clock()))
+
+    def predicted(self, prediction):
+        self.predictions.append((prediction, self.clock()))
+
+    def decided(self, decided):
+        self.decisions.append((decided, self.clock()))
+
+    def failed(self, reason, error, restarted):
+        self.failures.append(reason)
+
+    def frame(self, task=to_goal('red'), episode=1, age=0.004):
+        self.sequence += 1
+        now = self.clock()
+        self.worker.submit(Observation(np.full((64, 64, 3), self.sequence % 256, np.uint8), round((now - age) * NS), now,
+                                       now - age + DEADLINE, episode, self.sequence, '', '', task, age))
+
+    def run(self):
+        while self.worker.step() == 0.0:
+            pass
+
+    def tick(self, **kwargs):
+        start = self.clock()
+        self.frame(**kwargs)
+        self.run()
+        self.clock.now = max(self.clock.now, start + 0.1)
+        return self.answers[-1][0]
+
+
+def test_the_command_is_out_before_the_world_model_sees_the_frame_and_images_come_after_it():
+    rig = Rig()
+    answer = rig.tick()
+    assert (answer.tier, answer.verdict) == (Tier.TWO_STEP, Verdict.ON_TIME)
+    assert answer.latency == pytest.approx(rig.costs[2])  # neither encoding nor imagining is in it
+    (decided, _), (prediction, shown_at) = rig.decisions[0], rig.predictions[0]
+    assert shown_at > rig.answers[0][1] and prediction.future.frames.shape == (4, 64, 64, 3)
+    np.testing.assert_array_equal(prediction.future.actions, answer.actions)
+    assert decided.passes == 2 and len(decided.choice.scores) == len(CANDIDATES)
+    np.testing.assert_allclose(answer.actions, decided.choice.commands[:4], atol=1e-6)
+    assert answer.actions[0, 0] > 0.1  # the goal is ahead
+
+
+def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
+    rig = Rig()
+    assert rig.tick().tier is Tier.TWO_STEP
+    rig.costs[:] = 0.004, 0.025, 0.060
+    for _ in range(80):
+        rig.tick()
+    assert rig.tick().tier is Tier.ONE_STEP
+    rig.costs[:] = 0.004, 0.060, 0.060
+    for _ in range(80):
+        rig.tick()
+    answer = rig.tick()
+    assert answer.tier is Tier.PLAN_ONLY and answer.latency == pytest.approx(0.004)
+    assert rig.streams[-1].told[-1][-1] == 0 and rig.streams[-1].rehearsed  # measured all the same, after the command
+    assert rig.decisions[-1][0].passes == 0 and rig.decisions[-1][0].choice.scores == {}
+    rig.costs[:] = 0.004, 0.010, 0.016
+    tiers = [rig.tick().tier for _ in range(150)]
+    assert tiers[-1] is Tier.ONE_STEP or tiers[-1] is Tier.TWO_STEP
+
+
+def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():
+    rig = Rig()
+    first = rig.tick()
+    rig.costs[2] = 0.2
+    rig.frame()
+    limit = rig.clock() - 0.004 + DEADLINE - rig.responder.settings.reserve
+    sleep, rig.clock.sleep = rig.clock.sleep, None
+
+    def slowly(seconds):
+        before = rig.clock()
+        sleep(seconds)
+        if before < limit <= rig.clock():
+            after, rig.clock.now = rig.clock.now, limit
+            rig.responder.overdue()
+            rig.clock.now = after
+    rig.clock.sleep = slowly
+    rig.run()
+    answer = rig.answers[-1][0]
+    assert answer.tier is Tier.LAST_PLAN
+    np.testing.assert_array_equal(answer.actions, first.actions[1:])
+
+
+def test_candidates_adapt_to_the_time_that_comparing_takes():
+    rig = Rig()
+    for count, seconds in zip(COUNTS, (0.002, 0.015, 0.060)):
+        for _ in range(100):
+            rig.times.record(f'compare {count}', seconds)
+    rig.costs[:] = 0.004, 0.010, 0.012
+    rig.tick()
+    assert len(rig.decisions[-1][0].choice.scores) == 8
+    for _ in range(100):
+        rig.times.record('compare 8', 0.050)
+    rig.tick()
+    assert len([name for name in rig.decisions[-1][0].choice.scores if name != 'followed']) == FEWEST
+
+
+def test_robot_and_scene_are_rolled_forward_by_the_expected_delay_under_what_was_sent():
+    rig = Rig(delay=0.2)
+    now = round(rig.clock() * NS)
+    rig.executed.add(now - round(0.5 * NS), (0.2, 0.0))
+    rig.executed.add(now - round(0.05 * NS), (0.4, 0.0))
+    rig.reading = np.array([1.0, 2.0, 0.0]), np.array([0.2, 0.0])
+    rig.tick()
+    choice = rig.decisions[0][0].choice
+    # From the observation, 4 ms ago, 16 ms of forecasting, 2 ms of the gate, 200 ms of the base.
+    delay = 0.004 + rig.costs[2] + 0.002 + 0.2
+    assert rig.decisions[0][0].delay == pytest.approx(delay)
+    assert choice.times[1] == pytest.approx(delay)
+    start, at_effect = choice.poses[0, 0], choice.poses[0, 1]
+    assert start.tolist() == [1.0, 2.0, 0.0]
+    # 0.2 m/s until 150 ms after the newer command was heard took 0.4 m/s into force.
+    in_force = 0.2 - 0.05 + 0.004
+    assert at_effect[0] - 1.0 == pytest.approx(0.2 * in_force + 0.4 * (delay - in_force), abs=0.01)
+    assert choice.command[0] >= 0.4 - LIMITS.rate[0] * PERIOD - 1e-6
+
+
+def test_the_wheels_are_heard_and_executed_commands_stand_in_where_they_are_not():
+    rig = Rig()
+    rig.executed.add(round((rig.clock() - 0.2) * NS), (0.3, 0.5))
+    rig.tick()
+    assert rig.streams[-1].told[0][1] == [0.3, 0.5]
+    assert rig.streams[-1].told[0][2] == pytest.approx([0.3, 0.5]) and not rig.worker.measures_odometry
+    rig.reading = np.array([1.0, 2.0, 3.0]), np.array([0.25, 0.45])
+    rig.tick()
+    assert rig.streams[-1].told[1][2] == [0.25, 0.45] and rig.worker.measures_odometry
+    assert rig.worker._pilot.odometry.pose.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_executed_commands_are_integrated_along_their_arc():
+    odometry = Odometry()
+    for _ in range(10):
+        odometry.executed(np.array([0.5, math.pi / 2]), 0.1)
+    radius = 0.5 / (math.pi / 2)
+    assert odometry.pose == pytest.approx([radius, radius, math.pi / 2])
+
+
+def test_without_a_task_nothing_is_commanded_and_images_are_made_all_the_same():
+    rig = Rig()
+    rig.tick(task=Task())
+    assert rig.answers[-1][0].verdict is Verdict.IDLE and not rig.decisions
+    assert len(rig.predictions) == 1 and not rig.predictions[0][0].future.actions.any()
+
+
+def test_another_episode_begins_with_a_stream_that_knows_nothing():
+    rig = Rig()
+    rig.tick()
+    before = len(rig.streams)
+    rig.tick(episode=2)
+    assert len(rig.streams) == before + 1 and len(rig.streams[-1].told) == 1
+
+
+def test_a_forecast_that_is_not_finite_stops_the_robot_and_begins_again():
+    rig = Rig()
+    rig.tick()
+    rig.places = {'red': (math.nan, 0.0, 0.0, 0.0)}
+    answer = rig.tick()
+    assert answer.tier is Tier.STOP and 'not finite' in rig.failures[0]
+    rig.places = {'red': (2.0, 0.0, 0.0, 0.0)}
+    for _ in range(4):
+        rig.tick()
+    assert rig.answers[-1][0].tier in (Tier.ONE_STEP, Tier.TWO_STEP)
+
+
+def test_a_target_that_is_not_seen_is_looked_for():
+    rig = Rig()
+    rig.places = {}
+    rig.tick()
+    assert rig.decisions[0][0].choice.name == 'search' and rig.answers[-1][0].actions[0].tolist() == [0.0, 1.0]
+
+
+def test_actions_are_scored_by_the_terms_from_the_frame_that_they_begin_at():
+    rig = Rig()
+    rig.frame()
+    stamp = rig.worker._slot.stamp
+    rig.run()
+    ahead, away = np.tile((0.5, 0.0), (16, 1)), np.tile((-0.2, 0.0), (16, 1))
+    scores = [rig.worker.score(to_goal('red'), actions, stamp) for actions in (ahead, away)]
+    assert scores[0] > scores[1] + 0.5
+    assert math.isnan(rig.worker.score(to_goal('red'), ahead, stamp + 1))
+    assert math.isnan(rig.worker.score(Task(), ahead, stamp))
+
+
+def test_all_rungs_are_measured_at_warm_up():
+    times, opened = deciding_times(), []
+    rig = SimpleNamespace(clock=FakeClock(), costs=[0.0] * 3, nan=1.0, places={})
+
+    def stream():
+        opened.append(FakeForecast(rig))
+        return opened[-1]
+    pilot.warm_up(stream, (64, 64), times, ticks=2)
+    assert all(times.typical(part) > 0.0 for part in (*pilot.SEEING, 'react', *(f'compare {count}' for count in COUNTS)))
+    assert {told[-1] for told in opened[-1].told} == {0, 1, 2}
+
+
+def test_things_that_look_alike_are_named_by_how_near_they_are():
+    presence, places = np.zeros(len(SLOTS)), np.zeros((2, len(SLOTS), 2))
+    for slot, x in (('mover', 3.0), ('mover 3', 1.0), ('red', 2.0)):
+        presence[SLOT[slot]], places[:, SLOT[slot], 0] = 1.0, x
+    seen = Seen(presence, places, np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0]), np.array([0.0, 1.0]))
+    things = seen.view(SLOTS, np.array([5.0, 0.0, 0.0]), np.zeros(2), np.zeros(1)).things
+    assert {name: thing.path[0, 0] for name, thing in things.items()} == {'mover': 6.0, 'mover 2': 8.0, 'red': 7.0}
+
+
+def test_a_forecast_of_a_still_scene_leaves_everything_where_it_is():
+    rig = SimpleNamespace(clock=FakeClock(), costs=[0.0] * 3, nan=1.0, places={'red': (1.0, 0.0, 0.5, 0.0)})
+    decider = Pilot(FakeForecast(rig))
+    decider.observe(np.zeros((64, 64, 3), np.uint8), np.zeros(2), 1)
+    times = np.array([0.0, 1.0])
+    assert decider.known.view(times).things['red'].path[1].tolist() == pytest.approx([1.5, 0.0])
+    assert decider.known.view(times, still=True).things['red'].path[1].tolist() == pytest.approx([1.0, 0.0])
+
+
+@pytest.mark.parametrize('told, term', [
+    (Told('touch', 'magenta ball'), Touch('magenta ball')), (Told('reach', 'red', 2.0), Reach('red', 2.0)),
+    (Told('keep_distance', 'mover', distance=1.0), KeepDistance('mover', 1.0)), (Told('time', 'red'), Time('red')),
+    (Told('pass_behind', 'mover', 3.0), PassBehind('mover', 3.0)),
+    (Told('avoid', 'violet', distance=0.3), Avoid('violet', 0.3)), (Told('avoid', 'red ball'), Avoid('red ball')),
+    (Told('clearance', distance=0.12, but=('red',)), Clearance(0.12, but=('red',))),
+    (Told('stay_in', region=(-1.0, 1.0, -2.0, 2.0)), StayIn(-1.0, 1.0, -2.0, 2.0))])
+def test_terms_are_told_by_plain_names_and_numbers(told, term):
+    task = task_of('', (told, Told('reach', 'red')), THINGS)
+    assert task.terms == (term, Reach('red'))
+    assert in_words(task)
+
+
+@pytest.mark.parametrize('told, complaint', [
+    (Told('fly'), 'unknown kind'), (Told(''), 'unknown kind'), (Told('reach', 'purple'), 'unknown thing'),
+    (Told('avoid', 'purple'), 'unknown thing'), (Told('reach', 'red', -1.0), 'weight'),
+    (Told('reach', 'red', math.nan), 'weight'), (Told('reach', 'red', 101.0), 'weight'),
+    (Told('keep_distance', 'red', distance=0.1), 'distance'),
+    (Told('keep_distance', 'red', distance=math.inf), 'distance'), (Told('clearance', distance=-0.1), 'distance'),
+    (Told('clearance', but=('nothing',)), 'unknown thing'), (Told('stay_in'), 'region'),
+    (Told('stay_in', region=(1.0, 0.0, 0.0, 1.0)), 'below'), (Told('stay_in', region=(0.0, 1.0, 0.0, math.nan)), 'region')])
+def test_a_term_that_cannot_be_driven_is_refused_with_what_to_do(told, complaint):
+    with pytest.raises(TaskError, match=rf'term 2 of 2.*{complaint}'):
+        task_of('', (Told('reach', 'red'), told), THINGS)
+
+
+def test_a_task_needs_something_to_drive_to_and_has_bounds():
+    with pytest.raises(TaskError, match='drive to'):
+        task_of('', (Told('clearance', distance=0.1),), THINGS)
+    with pytest.raises(TaskError, match='at most 16'):
+        task_of('', (Told('reach', 'red'),) * 17, THINGS)
+    assert task_of('', (), THINGS).terms == ()
+
+
+def test_commands_that_hold_are_told_with_their_times_and_end_with_the_time_out():
+    executed = ExecutedActions(2, 0.1, timeout=0.5)
+    executed.add(1 * NS, (0.1, 0.0))
+    executed.add(int(1.3 * NS), (0.2, 0.0))
+
+    def held(start, end):
+        return [(round(seconds, 6), action.tolist()) for seconds, action in executed.held(round(start * NS), round(end * NS))]
+    assert held(1.1, 1.4) == [(0.2, [0.1, 0.0]), (0.1, [0.2, 0.0])]
+    assert held(0.9, 1.1) == [(0.1, [0.0, 0.0]), (0.1, [0.1, 0.0])]
+    assert held(1.7, 2.0) == [(0.1, [0.2, 0.0]), (0.2, [0.0, 0.0])]
+    assert held(5.0, 5.1) == [(0.1, [0.0, 0.0])]
+    (seconds, action), = ExecutedActions(2, 0.1).held(0, NS)
+    assert seconds == 1.0 and not action.any()
+
+
+def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
+    readings = WheelReadings(0.1)
+    assert readings.at(NS) is None
+    for k in range(5):
+        assert readings.add(Reading(round((1.0 + 0.05 * k) * NS), (0.02 * k, 0.0, 0.0), (0.4 + 0.1 * (k % 2), 0.0)))
+    pose, twist = readings.at(round(1.23 * NS))
+    assert pose == pytest.approx([0.08 + 0.4 * 0.03, 0.0, 0.0]) and twist == pytest.approx([0.45, 0.0])
+    pose, twist = readings.at(round(1.1 * NS))  # later ones are of another moment
+    assert pose[0] == pytest.approx(0.04)
+    assert readings.at(round(1.6 * NS)) is None
+    assert not readings.add(Reading(2 * NS, (math.nan, 0.0, 0.0), (0.0, 0.0)))

@@ -1,0 +1,78 @@
+"""The scene forecast through ONNX Runtime: what PyTorch gives, frame by frame, also when rungs change between frames."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from worldmodel_ros.engine.forecast.loading import load_forecast
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.presets import PRESETS
+from worldmodel_ros.model.scene_forecast import SceneForecast
+from worldmodel_ros.model.world_model import WorldModel
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+PRESET = replace(PRESETS['tiny'], name='narrow', width=64, depth=2, heads=2, vae_width=8, head_features=8, window_frames=4,
+                 sink_frames=0, sink_statistics=0.0)
+FRAMES = 36  # more than two windows, and so many that a stream sets its time back
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    net = SceneForecast.from_world_model(WorldModel(PRESET))
+    for parameter in net.parameters():  # what begins at zero would hide what it multiplies
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.05)
+    target = tmp_path_factory.mktemp('models') / 'narrow'
+    checkpoint.save(net, target, {}, torch.float32)
+    return target
+
+
+@pytest.fixture(scope='module')
+def forecasts(folder, tmp_path_factory):
+    """Forecasts by back end; graphs are exported once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('WORLDMODEL_CACHE', str(tmp_path_factory.mktemp('cache')))
+        return {backend: load_forecast(str(folder), backend) for backend in ('torch', 'onnx', 'onnx-int8')}
+
+
+def drive(forecast, passes):
+    """What a new stream gives for frames of noise, with passes that change from frame to frame where there are several."""
+    rng, stream = np.random.default_rng(0), forecast.open()
+    return [stream.observe(rng.integers(0, 256, (64, 64, 3), np.uint8), *rng.uniform(-0.3, 0.5, (2, 2)),
+                           passes[t % len(passes)]) for t in range(FRAMES)]
+
+
+@pytest.mark.parametrize('backend, tolerance', [('onnx', 2e-5), ('onnx-int8', 0.05)])
+@pytest.mark.parametrize('passes', [(0,), (1,), (2,), (2, 0, 1, 1)])
+def test_onnx_gives_what_torch_does(forecasts, backend, tolerance, passes):
+    largest = 0.0
+    for expected, given in zip(drive(forecasts['torch'], passes), drive(forecasts[backend], passes), strict=True):
+        for wanted, got in zip(expected, given, strict=True):
+            assert wanted.shape == got.shape
+            np.testing.assert_allclose(got, wanted, atol=tolerance)
+            largest = max(largest, np.abs(wanted).max())
+    assert largest > 0.2  # it is not nothing that agrees
+
+
+def test_streams_of_one_network_do_not_see_each_other(forecasts):
+    alone = drive(forecasts['onnx'], (1,))
+    rng, stream, other = np.random.default_rng(0), forecasts['onnx'].open(), forecasts['onnx'].open()
+    for expected in alone:
+        given = stream.observe(rng.integers(0, 256, (64, 64, 3), np.uint8), *rng.uniform(-0.3, 0.5, (2, 2)), 1)
+        other.observe(np.full((64, 64, 3), 7, np.uint8), np.zeros(2), np.zeros(2), 2)
+        for wanted, got in zip(expected, given, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_forecast_that_is_missing_is_said_with_what_there_is(tmp_path):
+    with pytest.raises(ModelError, match='no scene forecast'):
+        load_forecast(str(tmp_path / 'nothing'))
+
+
+def test_times_are_those_of_the_places(forecasts):
+    for forecast in forecasts.values():
+        stream = forecast.open()
+        assert stream.times.tolist() == pytest.approx([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])

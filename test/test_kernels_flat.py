@@ -1,0 +1,130 @@
+"""The kernels of networks whose pages are flat against their definitions, in Triton's interpreter on the CPU."""
+import copy
+
+import pytest
+import torch
+from kernel_inputs import random_pool, random_tensor, relative_error
+from torch.nn import functional as F
+
+from worldmodel_ros.kernels import rows
+from worldmodel_ros.kernels.cross_attention import cross_attention
+from worldmodel_ros.kernels.flat_write import padded, write_flat
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.kernels.quantise import read_pages
+from worldmodel_ros.kernels.splits import merge, splits_for
+
+pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
+
+from worldmodel_ros.kernels import rows_triton
+from worldmodel_ros.kernels.cross_attention_triton import cross_attention_triton
+from worldmodel_ros.kernels.flat_write_triton import write_flat_triton
+from worldmodel_ros.kernels.norm_silu_triton import norm_silu_triton
+from worldmodel_ros.kernels.splits_triton import merge_triton
+
+TOKENS, HEADS, DIM, SLABS = 2 * 21, 3, 32, 2  # a slab is a page of 16 tokens and one of 5
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def written(precision, quantise_q=False):
+    """Pools, queries and scales by the definition and by the kernel."""
+    pool = random_pool(generator(1), precision, 6, HEADS, 16, DIM)
+    qkv = random_tensor(generator(2), TOKENS, 3, HEADS, DIM, dtype=torch.bfloat16) * 3
+    rms = rows.inverse_rms(qkv.flatten(2)[:, :2])
+    angle = torch.rand((TOKENS, DIM // 2), generator=generator(3)) * 6.3
+    arguments = (torch.tensor([5, 0, 3, 1], dtype=torch.int32), SLABS, qkv, rms, torch.stack([angle.cos(), angle.sin()]),
+                 *random_tensor(generator(4), 2, HEADS * DIM), quantise_q)
+    pools = pool, copy.deepcopy(pool)
+    return pools, [function(each, *arguments) for function, each in zip((write_flat, write_flat_triton), pools)], arguments
+
+
+@pytest.mark.parametrize('precision', [Precision.BF16, Precision.FP8])
+def test_written_pages_and_queries_are_the_definition_s(precision):
+    pools, ((q, scale), (found, found_scale)), _ = written(precision, precision is Precision.FP8)
+    assert q.shape == (padded(TOKENS), HEADS, DIM) and found.dtype == q.dtype and not found[TOKENS:].float().any()
+    assert (found.float() != q.float()).double().mean() < 0.01 and relative_error(found.float(), q.float()) < 0.003
+    if scale is not None:
+        torch.testing.assert_close(found_scale, scale, rtol=1e-6, atol=0.0)
+    for one, other in zip(*(read_pages(pool, torch.arange(6)) for pool in pools)):
+        assert relative_error(other, one) < 0.003 and torch.equal(other[[2, 4]], one[[2, 4]])  # which nobody wrote
+        assert not one[[0, 1], :, 5:].any() and not other[[0, 1], :, 5:].any()  # beyond the slabs' tokens
+
+
+def test_keys_are_normalised_over_all_heads_and_lie_in_their_slabs_places():
+    (pool, _), _, (pages, _, qkv, _, rotary, _, weight, _) = written(Precision.FP32)
+    normal = F.rms_norm(qkv[:, 1].float().flatten(1), (HEADS * DIM,), weight, 1e-6).unflatten(1, (HEADS, DIM))
+    a, b = normal.chunk(2, -1)
+    cos, sin = rotary[:, :, None]
+    k, v = (x[pages.long()].transpose(1, 2).reshape(SLABS, 32, HEADS, DIM)[:, :21].flatten(0, 1)
+            for x in read_pages(pool, torch.arange(6)))
+    torch.testing.assert_close(k, torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
+    assert torch.equal(v, qkv[:, 2].float())
+
+
+def test_writing_refuses_pages_that_do_not_hold_the_tokens():
+    pools, _, arguments = written(Precision.BF16)
+    for function in (write_flat, write_flat_triton):
+        with pytest.raises(ValueError, match='do not fill 3 pages'):
+            function(pools[0], arguments[0][:3], *arguments[1:])
+
+
+@pytest.mark.parametrize('text', [5, 80])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_attention_to_a_prompt_is_the_definition_s(text, dtype):
+    q = random_tensor(generator(5), 130, HEADS * DIM, dtype=dtype) * 2
+    keys, values = (random_tensor(generator(seed), HEADS, text, DIM, dtype=dtype) for seed in (6, 7))
+    bias = random_tensor(generator(8), text)
+    bias[-2:] = -float('inf')
+    arguments = q, random_tensor(generator(9), HEADS * DIM), keys, values, bias, 1e-6
+    limit = 1e-5 if dtype is torch.float32 else 0.006
+    assert relative_error(cross_attention_triton(*arguments).float(), cross_attention(*arguments).float()) < limit
+
+
+def test_parts_of_a_softmax_are_merged_to_the_whole():
+    q, k, v = (random_tensor(generator(seed), count, HEADS, DIM).double() for seed, count in ((1, 32), (2, 50), (3, 50)))
+    logits = torch.einsum('qhd,khd->hqk', q, k)
+    whole = torch.einsum('hqk,khd->qhd', logits.softmax(-1), v)[:20].flatten(1)
+    parts, lse = [], []
+    for part in (slice(0, 7), slice(7, 31), slice(31, 50)):
+        parts.append(torch.einsum('hqk,khd->qhd', logits[..., part].softmax(-1), v[part]))
+        lse.append(logits[..., part].logsumexp(-1) / torch.tensor(2.0).log())
+    arguments = torch.cat(parts).float(), torch.cat(lse, 1).float(), 3, 20
+    for function in (merge, merge_triton):
+        assert relative_error(function(*arguments), whole) < 1e-6
+
+
+def test_keys_are_split_where_processors_would_idle():
+    assert [splits_for(items, 132) for items in (444, 1480, 132, 264, 3072)] == [2, 3, 1, 1, 1]
+    assert splits_for(133, 132) > 1
+
+
+@pytest.mark.parametrize('film', [False, True])
+@pytest.mark.parametrize('added', [False, True])
+def test_rows_take_a_scale_and_shift_of_each_value_and_come_in_another_type(added, film):
+    x, y, scale, shift = random_tensor(generator(1), 4, 10, 48)
+    gate, *modulation = random_tensor(generator(2), 3, 1, 48)
+    options = {'film': (scale.bfloat16(), shift.bfloat16()) if film else None, 'fp8': False, 'dtype': torch.bfloat16}
+    results = [module.modulate_rows(x, *modulation, (y.bfloat16(), gate) if added else None, **options)
+               for module in (rows_triton, rows)]
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert results[0][1].dtype is torch.bfloat16
+    torch.testing.assert_close(results[0][1].float(), results[1][1].float(), rtol=2.0 ** -7, atol=1e-3)
+    expected = x + gate * y.bfloat16().float() if added else x
+    expected = (1.0 + scale.bfloat16().float()) * expected + shift.bfloat16().float() if film else expected
+    torch.testing.assert_close(results[1][0], expected)
+    parts = torch.stack([x, y], 1)
+    torch.testing.assert_close(rows_triton.inverse_rms(parts), rows.inverse_rms(parts))
+    torch.testing.assert_close(rows.inverse_rms(parts)[1], (y.square().mean(-1) + 1e-6).rsqrt())
+
+
+@pytest.mark.parametrize('form', [torch.contiguous_format, torch.channels_last_3d])
+def test_norm_and_silu_are_those_of_the_decoder_in_either_order_of_the_axes(form):
+    x, weight = random_tensor(generator(1), 1, 12, 3, 5, 7).contiguous(memory_format=form) * 2, random_tensor(generator(2), 12)
+    x[0, :, 1, 2, 3] = 0.0
+    found = norm_silu_triton(x, weight)
+    assert found.stride() == x.stride()
+    torch.testing.assert_close(found, F.silu(F.normalize(x, dim=1) * 12 ** 0.5 * weight[:, None, None, None]))
+    with pytest.raises(ValueError, match='must be one video'):
+        norm_silu_triton(x.transpose(2, 4), weight)

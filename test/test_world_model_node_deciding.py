@@ -1,0 +1,170 @@
+"""The world model node with a forecast of the scene: tasks, odometry, and what it tells of its decisions."""
+import math
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from nav_msgs.msg import Odometry
+from world_model_rig import MOTION, active, rig, stamp_of, wait_for
+
+from worldmodel_ros.control.pilot import SLOTS
+from worldmodel_ros.msg import Decision, Task, Term
+from worldmodel_ros.nodes.common.messages import time_message
+from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
+from worldmodel_ros.srv import SetTask, WhatIf
+
+pytestmark = pytest.mark.ros
+SLOT = {slot.name: number for number, slot in enumerate(SLOTS)}
+PLACES = {'red': (2.0, 0.3, 0.0, 0.0), 'magenta ball': (1.2, 0.8, 0.0, -0.4)}  # x, y, m, and their change, m/s
+
+
+class Stream:
+    """Sees PLACES in base_link, whatever the image shows."""
+
+    times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
+    measured: ClassVar[list] = []
+
+    def observe(self, image, executed, measured, passes):
+        self.measured.append(measured.tolist())
+        presence, places = np.zeros(len(SLOTS)), np.zeros((len(self.times), len(SLOTS), 2))
+        for name, (x, y, vx, vy) in PLACES.items():
+            presence[SLOT[name]] = 0.9
+            places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
+        return presence, places, np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0])
+
+    def rehearse(self):
+        """Takes no time."""
+
+
+def forecasts(name, backend, threads):
+    assert (name, threads) == ('some forecast', 1)
+    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, open=Stream)
+
+
+@pytest.fixture(scope='module')
+def node():
+    with active(goal='red', load_forecast=forecasts, forecast='some forecast', deadline_s=0.3) as subject:
+        subject.decisions = []
+        subject.tester.create_subscription(Decision, 'decision', subject.decisions.append, STATUS)
+        subject.tasks = subject.tester.create_publisher(Task, 'task', LATCHED)
+        subject.odometry = subject.tester.create_publisher(Odometry, 'odom', ODOMETRY)
+        subject.film(0.5)
+        wait_for(lambda: subject.decisions, 'a decision')
+        yield subject
+
+
+def set_task(node, *terms, name='test'):
+    return node.call(SetTask, 'set_task', SetTask.Request(task=Task(name=name, terms=terms)))
+
+
+def test_commands_are_those_of_the_candidate_that_was_chosen_and_all_others_are_told(node):
+    node.film(0.5)
+    decision = node.decisions[-1]
+    chunk = next(each for each in reversed(node.messages()) if each.sequence == decision.sequence)
+    assert chunk.tier in MOTION and decision.tier == chunk.tier and stamp_of(chunk) == stamp_of(decision)
+    assert decision.task == 'red' and {thing.name for thing in decision.things} == set(PLACES)
+    compared = next(each for each in reversed(node.decisions) if each.candidates)
+    names = [candidate.name for candidate in compared.candidates]
+    assert compared.chosen in names and len(names) >= 4 and compared.passes in (1, 2)
+    best = max(c.score for c in compared.candidates if not c.vetoed)
+    chosen = compared.candidates[names.index(compared.chosen)]
+    assert chosen.score >= best - 0.0201  # what is followed is kept for a little less
+    for candidate in compared.candidates:
+        assert len(candidate.x) == len(candidate.y) == len(compared.times)
+        assert (candidate.x[0], candidate.y[0]) == pytest.approx((0.0, 0.0), abs=1e-5)
+    ball = next(thing for thing in compared.things if thing.name == 'magenta ball')
+    assert (ball.x[0], ball.y[0]) == pytest.approx((1.2, 0.8), abs=1e-5)
+    assert ball.y[-1] == pytest.approx(0.8 - 0.4 * compared.times[-1], abs=1e-4) and ball.colour == 'magenta'
+    assert 0.0 < compared.delay < 0.3 and compared.decision_time > 0.0
+
+
+def test_pictures_of_what_was_chosen_come_all_the_same(node):
+    node.film(1.0)
+    futures = node.messages('predicted_future')
+    assert futures
+    chunks = {each.sequence: each for each in node.messages()}
+    future = next(each for each in reversed(futures) if each.sequence in chunks)
+    assert list(future.actions.values) == list(chunks[future.sequence].values)
+
+
+def test_a_task_is_told_by_service_and_answered_in_words(node):
+    answer = set_task(node, Term(kind=Term.TOUCH, target='magenta ball'), Term(kind=Term.AVOID, target='red', distance=0.3))
+    assert answer.success and answer.message == \
+        'touch magenta ball (weight 1); keep 0.3 m to red (weight 1)'
+    node.film(0.4)
+    assert node.decisions[-1].task == 'test' and 'touch magenta ball' in node.report()[2]['task']
+    assert node.report()[2]['goal'] == ''
+    assert set_task(node, Term(kind=Term.REACH, target='red')).success
+    assert node.report()[2]['goal'] == 'red'
+
+
+@pytest.mark.parametrize('terms, complaint', [
+    ([Term(kind='fly')], 'unknown kind'), ([Term(kind='reach', target='purple')], "unknown thing 'purple'"),
+    ([Term(kind='reach', target='red', weight=math.nan)], 'weight'), ([Term(kind='clearance', distance=0.1)], 'drive to'),
+    ([Term(kind='stay_in', region=[1.0])], 'region'), ([Term(kind='reach', target='red')] * 17, 'at most 16')])
+def test_a_task_that_cannot_be_driven_is_refused_and_nothing_changes(node, terms, complaint):
+    assert set_task(node, Term(kind=Term.REACH, target='red'), name='before').success
+    answer = set_task(node, *terms)
+    assert not answer.success and complaint in answer.message
+    node.film(0.3)
+    assert node.decisions[-1].task == 'before'
+
+
+def test_a_task_comes_by_topic_too_and_an_empty_one_stops(node):
+    node.tasks.publish(Task(name='by topic', terms=[Term(kind=Term.KEEP_DISTANCE, target='magenta ball', distance=1.0)]))
+    wait_for(lambda: 'stay 1 m' in node.report()[2]['task'], 'the task')
+    node.film(0.3)
+    assert node.decisions[-1].task == 'by topic'
+    assert set_task(node).success
+    before = len(node.decisions)
+    node.film(0.4)
+    assert len(node.decisions) <= before + 1 and 'stand still' in node.report()[2]['task']
+    node.set_goal('red')
+    node.film(0.3)
+    assert node.decisions[-1].task == 'red'
+
+
+def test_answers_of_what_if_carry_the_score_of_the_task(node):
+    assert set_task(node, Term(kind=Term.REACH, target='red')).success
+    node.film(0.3)
+    answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['forward', 'backward'], horizon=0.8))
+    forward, backward = answer.branches
+    assert forward.score > backward.score + 0.3
+    assert set_task(node).success
+    node.film(0.3)
+    answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['forward'], horizon=0.8))
+    assert math.isnan(answer.branches[0].score)
+
+
+def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
+    node.film(0.3)
+    assert 'stand in' in node.report()[2]['odometry']
+
+    def publish():
+        message = Odometry()
+        message.header.stamp = time_message(node.now())
+        message.twist.twist.linear.x, message.twist.twist.angular.z = 0.25, -0.5
+        message.pose.pose.orientation.w = 1.0
+        node.odometry.publish(message)
+    for _ in range(6):
+        publish()
+        node.film(0.1)
+    assert [0.25, -0.5] in [pytest.approx(each) for each in Stream.measured[-6:]]
+    wait_for(lambda: node.report()[2]['odometry'] == 'measured' or (publish(), node.film(0.1)), 'the wheels to be reported')
+
+
+def test_without_a_forecast_tasks_are_refused_with_the_remedy():
+    with active() as subject:
+        answer = subject.call(SetTask, 'set_task', SetTask.Request(task=Task(terms=[Term(kind='reach', target='red')])))
+        assert not answer.success and 'parameter forecast' in answer.message
+
+
+def test_forecast_and_server_exclude_each_other_and_so_do_sizes_that_differ():
+    def small(name, backend, threads):
+        return SimpleNamespace(name='small', backend=backend, image_size=(32, 32), step_period=0.1, open=Stream)
+    with rig(load_forecast=small, forecast='small') as subject:
+        assert not subject.change('configure')
+    with pytest.raises(ValueError, match='exclude each other'):
+        with rig(load_forecast=forecasts, forecast='some forecast', server='auto'):
+            pass

@@ -1,0 +1,176 @@
+"""The worker whose commands are decided on a forecast of the scene; its world model shows what was decided."""
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from worldmodel_ros.engine.network_calls import StepTimes
+from .deliberation import Decision as Choice
+from .ladder import NS, STEPS, Decision, Tier
+from .pilot import Forecast, Known, Pilot
+from .responder import Listener, Observation, Prediction, Responder, require_finite
+from .scene_view import View
+from .task import Task
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.engine import Engine
+
+GATE = 0.002        # s, from a command that is published to one that is executed, besides the base's own delay
+_REMEMBERED = 100   # frames that a what-if question may have begun from
+
+Reading = tuple[np.ndarray, np.ndarray]  # pose (3,), m and rad, and twist (2,), m/s and rad/s
+
+
+class Executed(Protocol):
+    """The commands that the robot was given, over time; stamps in ns."""
+
+    def mean(self, start: int | None, end: int) -> np.ndarray:
+        """Return the mean action (A,) between two stamps."""
+
+    def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
+        """Return the actions (A,) in force from `start` to `end`, with the seconds that each is."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """How an observation's command was decided: by so many `passes` of the forecast, on `view`, to take effect `delay` s
+    after the observation; `timings` [s] by part."""
+
+    observation: Observation
+    tier: Tier
+    passes: int
+    choice: Choice
+    view: View
+    delay: float
+    timings: dict[str, float]
+
+
+class DecidingListener(Listener, Protocol):
+    """Where results go."""
+
+    def decided(self, decided: Decided) -> None:
+        """How a command was decided, after it is out."""
+
+
+class DecidingWorker(Worker):
+    """
+    As `Worker`, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
+    publishes the command, and only then has the world model take the frame in and imagine the images.
+
+    The tiers are TWO_STEP and ONE_STEP: candidates on a forecast of two passes or one; PLAN_ONLY: the reactive policy on
+    what the frame alone shows; LAST_PLAN and STOP as everywhere.
+    """
+
+    def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
+                 forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
+                 command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`forecast` opens a stream; `times`: of decisions, which are measured and kept here; `odometry` gives pose and
+        twist at a stamp [ns], None where nobody measured them; `command_delay`: of the base [s]."""
+        super().__init__(engine, executed.mean, responder, listener, clock)
+        self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
+        self._base_delay = command_delay
+        self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
+        self.measures_odometry = False  # whether the newest frame had a reading
+        self._pilot = self._new_pilot()
+
+    def score(self, task: Task, actions: np.ndarray, stamp: int) -> float:
+        """What a task's terms give `actions` (T, A) from the observation `stamp` [ns] on; NaN without terms, and where that
+        is too long ago. From any thread."""
+        known = next((known for at, known in list(self._known) if at == stamp), None)
+        return known.score(task.terms, actions) if known and task.terms else float('nan')
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._pilot = self._new_pilot()
+
+    def _new_pilot(self) -> Pilot:
+        return Pilot(self._open(), times=self.times, clock=self._clock)
+
+    def _tick(self, observation: Observation) -> None:
+        """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
+        begun = self._clock()
+        self._begin(observation)
+        decision = self._responder.decide(observation, begun, self.times.predict)
+        executed = self._executed(self._committed, observation.stamp)
+        self._feel(observation, executed)
+        # A robot that is kept standing is measured by a forecast, like one that nothing is asked of.
+        passes = STEPS.get(decision.tier, int(decision.tier is Tier.STOP)) if decision else 0
+        # The forecast was trained with the command in force, the world model with the mean over the period.
+        _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
+        self._pilot.observe(observation.image, in_force, passes)
+        self._known.append((observation.stamp, self._pilot.known))
+        plan = self._still()
+        if decision and observation.task.terms and self._slot is None:
+            plan = self._answer(observation, decision, passes, begun)
+        answered = self._clock()
+        self._session.observe(observation.image, executed)
+        self._committed = observation.stamp
+        if decision is None:
+            return
+        if passes == 0 and self._slot is None:
+            self._pilot.rehearse()
+        self._show(observation, plan, decision, begun, answered)
+
+    def _feel(self, observation: Observation, executed: np.ndarray) -> None:
+        """Set the odometry to the moment of the observation."""
+        reading = self._odometry(observation.stamp)
+        self.measures_odometry = reading is not None
+        if reading:
+            self._pilot.odometry.measured(*reading)
+        else:
+            period = self._engine.spec.step_period
+            since = period if self._committed is None else (observation.stamp - self._committed) / NS
+            self._pilot.odometry.executed(executed, since)
+
+    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> np.ndarray:
+        """Decide and answer; return the plan (T, A)."""
+        steps = self._engine.spec.chunk_frames
+        delay = begun - observation.received + observation.age + self.times.typical_tick(passes) + GATE
+        # What was commanded up to now takes effect as much later as the new command does.
+        behind = round(self._base_delay * NS)
+        sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
+        previous = sent[-1][1]
+        if passes:
+            left = decision.limit - self._clock()
+            choice = self._pilot.decide(observation.task.terms, sent, previous, self._pilot.fitting(left))
+        else:
+            choice = self._pilot.react(observation.task.terms, previous, steps)
+        plan = require_finite(np.asarray(choice.commands[:steps], np.float32), 'the plan')
+        self._responder.planned(observation, decision, plan)
+        self._responder.finished(observation, decision, plan)
+        self.times.record_tick(self._clock() - begun, passes)
+        self._listener.decided(Decided(
+            observation, self._responder.served(observation) or Tier.NONE, passes, choice, self._pilot.view,
+            delay + self._base_delay, dict(self._pilot.last)))
+        return plan
+
+    def _show(self, observation: Observation, plan: np.ndarray, decision: Decision, begun: float, answered: float) -> None:
+        """Imagine what the plan leads to, where that is over before the next observation, or images are long missing."""
+        model = self._engine.step_times
+        step = model.quantile('denoise')
+        steps = 2 if self._background.fits(2 * step, self._expected) else 1
+        if not self._background.starved and (self._slot is not None or not self._background.fits(step, self._expected)):
+            return
+        start = self._clock()
+        future = self._session.imagine(plan, steps)
+        require_finite(future.collision_risk, 'the collision risk')
+        measured = self._session.timings
+        tier = next(tier for tier, count in STEPS.items() if count == steps)
+        self._background.show(Prediction(observation, tier, self._responder.served(observation) or Tier.NONE, future, {
+            'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
+            'commit': measured.get('commit', 0.0), 'policy': answered - begun, 'denoise': self._clock() - start,
+            'total': answered - observation.received, 'predicted': decision.finish - observation.received}))
+
+    def _still(self) -> np.ndarray:
+        spec = self._engine.spec
+        return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+
+    def _fail(self, observation: Observation, error: Exception) -> None:
+        super()._fail(observation, error)
+        self._pilot = self._new_pilot()

@@ -1,0 +1,219 @@
+"""Chooses a command by what it would lead to: candidates are a short manoeuvre, then the policy, in a forecast scene.
+
+Constant actions to the horizon make every future of a moving scene look like a collision, and a robot that sees only those
+stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/tasks.md).
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import reactive_policy as policy
+from .motion import LIMITS, PERIOD, Limits, limited, move, under_way
+from .scene_view import View
+from .terms import Outcome, Term, Thing, Touch, score
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`hold`: command (m/s, rad/s) of the first `steps` steps; then the policy drives to where its target will be `lead`
+    s later."""
+
+    name: str
+    lead: float = 0.0
+    hold: tuple[float, float] = (0.0, 0.0)
+    steps: int = 0
+
+
+def _held(name: str, v: float, w: float, steps: int) -> Candidate:
+    return Candidate(f'{name} {steps * PERIOD:.1f} s', 0.0, (v, w), steps)
+
+
+CANDIDATES = (
+    Candidate('policy'), *(Candidate(f'lead {lead:.1f} s', lead) for lead in (0.4, 0.8, 1.2, 1.6)),
+    _held('stop', 0.0, 0.0, 4), _held('stop', 0.0, 0.0, 8), _held('back', -0.3, 0.0, 4), _held('back', -0.3, 0.0, 8),
+    _held('ahead', 0.6, 0.0, 4), _held('ahead', 0.6, 0.0, 8), _held('left', 0.4, 1.2, 4), _held('left', 0.4, 1.2, 8),
+    _held('right', 0.4, -1.2, 4), _held('right', 0.4, -1.2, 8), _held('slow', 0.2, 0.0, 8))
+
+
+FEWEST = 4  # candidates of a decision on the slowest machine
+_BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
+             'ahead 0.8 s', 'lead 0.4 s', 'left 0.8 s', 'right 0.8 s', 'lead 1.2 s', 'slow 0.8 s', 'back 0.4 s',
+             'ahead 0.4 s')
+
+
+def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
+    """Return so many of CANDIDATES, all kinds before a second one of a kind, in the order of CANDIDATES."""
+    chosen = set(_BY_WORTH[:max(1, count)])
+    return tuple(candidate for candidate in CANDIDATES if candidate.name in chosen)
+
+
+@dataclass(frozen=True)
+class Veto:
+    """A contact that is foreseen with confidence: within so many s from when the command takes effect, by so many m of
+    `overlap`, nearer than it is then by as much as `approach` in m, with a thing that is there by a probability of
+    `presence`, or a wall. `within` is about the time that the robot takes to stop."""
+
+    within: float = 0.6
+    overlap: float = 0.05
+    approach: float = 0.02
+    presence: float = 0.8
+
+    def of(self, terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
+        """Return which candidates have such a contact, bool (C,), with what the terms do not want touched. Times from the
+        second one on are those after the command takes effect."""
+        wanted = {term.target for term in terms if isinstance(term, Touch)}
+        count = 1 + int((outcome.times[1:] <= outcome.times[1] + self.within + 1e-9).sum())
+        gaps = [outcome.wall_gap()[:, 1:count], *(outcome.gap(name)[:, 1:count] for name, thing in outcome.things.items()
+                                                  if name not in wanted and thing.presence >= self.presence)]
+        least, first = np.min(gaps, 2), np.array(gaps)[:, :, 0]
+        return ((least <= -self.overlap) & (least <= first - self.approach)).any(0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`horizon`: s of imagined future; `margin`: of score by which another candidate must beat what is followed now;
+    `veto`: what forbids a candidate, None: nothing does; `limits`: of the base."""
+
+    horizon: float = 2.0
+    margin: float = 0.02
+    candidates: tuple[Candidate, ...] = CANDIDATES
+    veto: Veto | None = None
+    limits: Limits = LIMITS
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen, and what was not.
+
+    `command` (2,), m/s and rad/s; the name of the candidate that it is of, and each candidate's score by name. `commands`
+    (T, 2): that candidate's, a PERIOD apart, of which `command` is the first. `poses` (C, T, 3): where each candidate leads,
+    in the frame of the view, at `times` (T,), s from the observation on; none where nothing was compared. `vetoed`: names of
+    the candidates that were not to be taken for a contact.
+    """
+
+    command: np.ndarray
+    name: str
+    scores: dict[str, float]
+    commands: np.ndarray
+    poses: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 3)))
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    vetoed: tuple[str, ...] = ()
+
+
+class Deliberation:
+    """Decides once a tick; one for each robot and episode."""
+
+    def __init__(self, settings: Settings = Settings()) -> None:
+        self._settings = settings
+        self._last: Candidate | None = None
+        self._search = policy.Search()
+
+    def times(self, delay: float) -> np.ndarray:
+        """Return the times (T,), s from the observation on, at which a view is needed: 0, and from `delay` on each PERIOD."""
+        return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps + 1)])
+
+    @property
+    def _steps(self) -> int:
+        return round(self._settings.horizon / PERIOD)
+
+    def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
+               candidates: Sequence[Candidate] | None = None) -> Decision:
+        """Return the best candidate that is not vetoed, else a stop.
+
+        `view`: at `times(delay)`. `sent`: commands (2,) that hold until this one takes effect, with the seconds that each
+        does. `previous` (2,): the newest of them, which the limits of acceleration count from. `candidates`: in place of
+        those of the settings.
+        """
+        aim = policy.Aim.of(terms)
+        pose, twist = under_way(view.pose, view.twist, sent)
+        if aim.target not in view.things:
+            self._last = None
+            return self._look_for_it(pose, view)
+        self._search.found()
+        followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
+        candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
+        times = self.times(sum(seconds for seconds, _ in sent))
+        poses, commands = imagine(aim, candidates, view, pose, twist, previous, len(times) - 1, self._settings.limits)
+        poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
+        outcome = Outcome(times, poses, view.things, view.walls)
+        scores = score(terms, outcome)
+        named = {candidate.name: float(value) for candidate, value in zip(candidates, scores, strict=True)}
+        vetoed: tuple[str, ...] = ()
+        if self._settings.veto and (forbidden := self._settings.veto.of(terms, outcome)).any():
+            vetoed = tuple(candidate.name for candidate, no in zip(candidates, forbidden, strict=True) if no)
+            if forbidden.all():
+                self._last = None
+                stop = self._stop(previous)
+                return Decision(stop[0], 'veto', named, stop, poses, times, vetoed)
+            scores = np.where(forbidden, -np.inf, scores)
+        best = int(scores.argmax())
+        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
+        if scores[0] >= scores[best] - self._settings.margin:
+            best = 0
+        self._last = candidates[best]
+        return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed)
+
+    def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
+        """Return what the policy does for `steps` periods, without a forecast: all stays where `view`, whose first time is
+        the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
+        aim = policy.Aim.of(terms)
+        self._last = None
+        if aim.target not in view.things:
+            return self._look_for_it(view.pose, view)
+        self._search.found()
+        still = {name: Thing(np.tile(thing.path[0], (steps + 2, 1)), thing.radius, thing.colour, thing.moves, thing.presence)
+                 for name, thing in view.things.items()}
+        _, commands = imagine(aim, CANDIDATES[:1], View(view.pose, view.twist, still, view.walls), view.pose, view.twist,
+                              previous, steps + 1, self._settings.limits)
+        return Decision(commands[0, 0], CANDIDATES[0].name, {}, commands[0])
+
+    def _look_for_it(self, pose: np.ndarray, view: View) -> Decision:
+        places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
+        radii = np.array([thing.radius for thing in view.things.values()])
+        command = self._search.command(pose, places, radii, view.walls, PERIOD)
+        return Decision(command, 'search', {}, np.tile(command, (self._steps, 1)))
+
+    def _stop(self, previous: np.ndarray) -> np.ndarray:
+        commands = [previous[None]]
+        for _ in range(self._steps):
+            commands.append(limited(np.zeros((1, 2)), commands[-1], self._settings.limits))
+        return np.concatenate(commands[1:])
+
+
+def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: np.ndarray, twist: np.ndarray,
+            previous: np.ndarray, steps: int, limits: Limits = LIMITS) -> tuple[np.ndarray, np.ndarray]:
+    """Return poses (C, steps, 3) of the robot from `pose` on, at the view's times after the first, and the commands
+    (C, steps - 1, 2) between them."""
+    count = len(candidates)
+    leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
+    holds = np.array([candidate.hold for candidate in candidates], float)
+    held = np.array([candidate.steps for candidate in candidates])
+    longest = int(held.max())
+    path, others, radii = scene_of(aim, view)
+    poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
+    targets = path[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
+    found, given = [poses], []
+    for step in range(steps - 1):
+        reaction = policy.drive(aim, poses, targets[step], others[:, step + 1], radii, view.walls)
+        if step < longest:
+            np.copyto(reaction, holds, where=(step < held)[:, None])
+        commands = limited(reaction, commands, limits)
+        given.append(commands)
+        poses, twists = move(poses, twists, commands, PERIOD)
+        found.append(poses)
+    return np.stack(found, 1), np.stack(given, 1)
+
+
+def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the path (T, 2) of the target, and of all else paths (N, T, 2) and radii (N,), wider where the task wants it."""
+    others = {name: thing for name, thing in view.things.items() if name != aim.target}
+    path = view.things[aim.target].path
+    paths = np.array([thing.path for thing in others.values()]).reshape(len(others), len(path), 2)
+    return path, paths, np.array([thing.radius + _wider(aim, name, thing) for name, thing in others.items()])
+
+
+def _wider(aim: policy.Aim, name: str, thing: Thing) -> float:
+    return max((margin for what, margin in aim.wide.items() if what in (name, thing.colour)), default=0.0)

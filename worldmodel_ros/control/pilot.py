@@ -1,0 +1,185 @@
+"""One robot's decisions on a forecast of the scene: what it sees goes in, and commands by what they would lead to come out.
+
+The rungs that the robot can feel: candidates compared on a forecast of two passes or of one; the reactive policy
+on what the newest frame alone tells. What comes below, the last plan and a stop, is `ladder`'s.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from worldmodel_ros.engine.network_calls import StepTimes
+from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
+from .motion import PERIOD, move
+from .responder import require_finite
+from .scene_view import Seen, Slot, View
+from .task import to_goal
+from .terms import Outcome, Term, score
+
+COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
+DECIDING = Settings(veto=Veto())
+SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blue', 'yellow')),
+         *(Slot(f'{colour} ball', colour, 0.10, True) for colour in ('magenta', 'cyan', 'red')),
+         *(Slot('mover' if k == 1 else f'mover {k}', 'violet', 0.135, True, alike=True) for k in range(1, 6)))
+
+
+class Forecast(Protocol):
+    """A robot's forecasts, frame by frame; a new one knows nothing. `times`: s ahead of the places that it gives, from 0 on."""
+
+    times: np.ndarray
+
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the velocities (2,) that the wheels measured
+        over the period before it, m/s and rad/s; `passes` is 0, 1 or 2. Return presence, places and walls as in `Seen`."""
+
+    def rehearse(self) -> None:
+        """Repeat the newest frame's work with one pass, and change nothing."""
+
+
+class Odometry:
+    """The robot's pose and velocities by its wheels; where none are measured, by the commands that it executed."""
+
+    def __init__(self) -> None:
+        self.pose, self.twist = np.zeros(3), np.zeros(2)
+
+    def measured(self, pose: np.ndarray, twist: np.ndarray) -> None:
+        """Take a pose (3,), m and rad, and velocities (2,), m/s and rad/s, as measured at the observation."""
+        self.pose, self.twist = np.asarray(pose, float), np.asarray(twist, float)
+
+    def executed(self, twist: np.ndarray, seconds: float) -> None:
+        """Have velocities (2,) stand in for what nobody measured, since so many seconds."""
+        v, w = (float(value) for value in twist)
+        heading = self.pose[2] + w * seconds / 2
+        way = v * seconds * float(np.sinc(w * seconds / math.tau))
+        yaw = math.remainder(self.pose[2] + w * seconds, math.tau)
+        self.pose = np.array([self.pose[0] + way * math.cos(heading), self.pose[1] + way * math.sin(heading), yaw])
+        self.twist = np.array([v, w])
+
+
+SEEING = ('see', 'forecast', 'forecast twice')  # parts of a tick that forecast, by passes
+
+
+def deciding_times() -> StepTimes:
+    """Return times whose `predict` is that of a decision with so many passes, with the fewest candidates; 0: of a reaction."""
+    return StepTimes(lambda passes: {SEEING[passes]: 1, 'react' if passes == 0 else _comparing(FEWEST): 1})
+
+
+def _comparing(count: int) -> str:
+    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS."""
+    return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}'
+
+
+class Pilot:
+    """Decides for one robot: `observe` each frame, then `decide` or `react`. Not thread-safe.
+
+    `times` takes what that takes: SEEING, 'react', and 'compare N' for each of COUNTS.
+    """
+
+    def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
+                 times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._forecast, self._slots, self._clock = forecast, slots, clock
+        self._deliberation = Deliberation(settings)
+        self._times = times or deciding_times()
+        self.known: Known | None = None  # at the newest frame
+        self.view: View | None = None  # that was decided on last
+        self.odometry = Odometry()
+        self.last: dict[str, float] = {}  # s, of the parts of the newest tick
+
+    def observe(self, image: np.ndarray, executed: np.ndarray, passes: int) -> None:
+        """Take a frame, with the odometry of that moment set; what is seen is forecast by so many passes. Raises OutputError
+        for a forecast that is not finite."""
+        self.last = {}
+        with self._measure(SEEING[passes]):
+            seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
+        for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
+            require_finite(values, f'the forecast of {what}')
+        self.known = Known(seen, self._slots, self.odometry.pose, self.odometry.twist)
+
+    def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
+               candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
+        """Return the best of the candidates on the newest forecast: arguments as of `Deliberation.choose`. `still`: as if
+        everything stayed where it is."""
+        with self._measure(_comparing(len(candidates) if candidates else COUNTS[-1])):
+            self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
+            return self._deliberation.choose(terms, self.view, sent, previous, candidates)
+
+    def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
+        """Return what the policy does for so many steps on what the newest frame shows, without a forecast."""
+        with self._measure('react'):
+            self.view = self.known.view(np.zeros(1))
+            return self._deliberation.react(terms, self.view, previous, steps)
+
+    def fitting(self, seconds: float) -> tuple[Candidate, ...]:
+        """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least."""
+        fit = [count for count in COUNTS[1:] if self._times.quantile(_comparing(count)) <= seconds]
+        return candidates_by_worth(fit[-1] if fit else FEWEST)
+
+    def rehearse(self) -> None:
+        """Measure a forecast of one pass, which nothing is decided on: a rung that is not served could not be found fast
+        enough again otherwise."""
+        with self._measure(SEEING[1]):
+            self._forecast.rehearse()
+
+    @contextmanager
+    def _measure(self, part: str) -> Iterator[None]:
+        start = self._clock()
+        yield
+        self.last[part] = self._clock() - start
+        self._times.record(part, self.last[part])
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known at one frame: what was seen, by slots, and the robot's pose (3,) and twist (2,)."""
+
+    seen: Seen
+    slots: Sequence[Slot | None]
+    pose: np.ndarray
+    twist: np.ndarray
+
+    def view(self, times: np.ndarray, still: bool = False) -> View:
+        """Return what will be at `times` (T,), s from the frame on; `still`: as if everything stayed where it is."""
+        seen = self.seen.at_present() if still else self.seen
+        return seen.view(self.slots, self.pose, self.twist, times)
+
+    def score(self, terms: Sequence[Term], actions: np.ndarray) -> float:
+        """Return what the terms give the robot for `actions` (T, 2), each for a PERIOD from the frame on."""
+        poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
+        for action in np.asarray(actions, float):
+            poses, twists = move(poses, twists, action[None], PERIOD)
+            found.append(poses)
+        times = PERIOD * np.arange(len(found))
+        view = self.view(times)
+        return float(score(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[0])
+
+
+def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], times: StepTimes, ticks: int = 12) -> None:
+    """Run all rungs on noise, so that first calls are over and their times are measured."""
+    rng = np.random.default_rng(0)
+    terms = to_goal(SLOTS[0].name).terms
+    still, sent = np.zeros(2), [(0.03, np.zeros(2))]
+    for kept, count in ((deciding_times(), 2), (times, ticks)):
+        forecast = open_stream()
+        pilot = Pilot(forecast, times=kept)
+        for _ in range(count):
+            for passes in range(len(SEEING)):
+                pilot.observe(rng.integers(0, 256, (*image_size, 3), dtype=np.uint8), still, passes)
+                # As much as can be there: an empty scene is decided on in no time.
+                pilot.known = replace(pilot.known, seen=_full(pilot.known.seen))
+                pilot.react(terms, still, 4)
+                for candidates in COUNTS:
+                    pilot.decide(terms, sent, still, candidates_by_worth(candidates))
+
+
+def _full(seen: Seen) -> Seen:
+    """With a thing in each slot, all ahead of the robot."""
+    count, angles = len(seen.presence), np.linspace(-0.7, 0.7, len(seen.presence))
+    places = np.stack([np.cos(angles), np.sin(angles)], 1) * np.linspace(1.0, 2.5, count)[:, None]
+    return Seen(np.ones(count), np.tile(places, (len(seen.times), 1, 1)), np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0]), seen.times)

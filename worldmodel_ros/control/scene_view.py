@@ -1,0 +1,82 @@
+"""What is known of the scene at an observation, and how a forecast by slots becomes that.
+
+A forecast gives places by slot, in base_link of the moment; terms speak of things by name, and of one frame that the robot
+moves in, that of its odometry.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .terms import Thing
+
+_LIKELY = 0.5  # probability from which on a thing counts as there
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in `Outcome`, and the things
+    that are known, along the times that were asked for."""
+
+    pose: np.ndarray
+    twist: np.ndarray
+    things: Mapping[str, Thing]
+    walls: np.ndarray
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The thing that a slot of a forecast is about: its name and colour, and its radius in m, which no forecast tells.
+    Things that are `alike` come in any order: the nearest one is called by the first of their names."""
+
+    name: str
+    colour: str
+    radius: float
+    moves: bool
+    alike: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a forecast tells: the probability that the thing of each slot is there (S,), where it is at `times` (T,), s from
+    the observation on, as places (T, S, 2) in m in base_link, and the walls (6,): cosine and sine of four times the first
+    one's direction, and metres to each of four."""
+
+    presence: np.ndarray
+    places: np.ndarray
+    walls: np.ndarray
+    times: np.ndarray
+
+    def at_present(self) -> Seen:
+        """Return the same, as if everything stayed where it is."""
+        return Seen(self.presence, np.broadcast_to(self.places[:1], self.places.shape), self.walls, self.times)
+
+    def view(self, slots: Sequence[Slot | None], pose: np.ndarray, twist: np.ndarray, times: np.ndarray) -> View:
+        """Return the things of `slots` that are there, in the frame of the robot's `pose` (3,), forecast for `times` (T,)."""
+        places, things = _from_base(self.places, pose), {}
+        likely = np.flatnonzero(self.presence > _LIKELY).tolist()
+        alike = sorted((number for number in likely if slots[number] and slots[number].alike),
+                       key=lambda number: float(np.hypot(*self.places[0, number])))
+        meant = {number: slots[number] for number in likely}
+        meant |= zip(alike, (slot for slot in slots if slot and slot.alike))
+        for number, slot in meant.items():
+            if slot:
+                path = np.stack([np.interp(times, self.times, places[:, number, axis]) for axis in range(2)], 1)
+                things[slot.name] = Thing(path, slot.radius, slot.colour, slot.moves, float(self.presence[number]))
+        return View(pose, twist, things, planes(self.walls, pose))
+
+
+def _from_base(places: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """Places (..., 2) in base_link to the frame of the pose (3,)."""
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    return places @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]
+
+
+def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """Walls as a forecast gives them, (6,), to rows of unit normal and offset, (4, 3), in the frame of the pose."""
+    angles = math.atan2(walls[1], walls[0]) / 4.0 + np.arange(4) * math.pi / 2 + pose[2]
+    normals = np.stack([np.cos(angles), np.sin(angles)], 1)
+    return np.column_stack([normals, walls[2:] + normals @ pose[:2]])

@@ -1,0 +1,126 @@
+"""A task as it is told at run time: terms of plain names and numbers, checked before anything is driven by them."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Term, Time, Touch
+
+MAX_TERMS = 16
+MAX_WEIGHT = 100.0
+FARTHEST = 100.0  # m, of a region
+LEAST_APART, MOST_APART = 0.2, 5.0  # m, between centres, of a distance to keep
+WIDEST = 2.0  # m, of a clearance
+KINDS = ('touch', 'reach', 'keep_distance', 'pass_behind', 'avoid', 'clearance', 'time', 'stay_in')
+
+
+class TaskError(ValueError):
+    """A task cannot be driven; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Terms that a robot is driven by, and what a person calls them. Without terms it stands still."""
+
+    name: str = ''
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True)
+class Told:
+    """A term as it comes from outside; see msg/Term.msg."""
+
+    kind: str
+    target: str = ''
+    weight: float = 0.0
+    distance: float = 0.0
+    but: tuple[str, ...] = ()
+    region: tuple[float, ...] = ()
+
+
+def to_goal(goal: str) -> Task:
+    """Return what a goal without more words asks for: to reach it soon, and to touch nothing on the way."""
+    return Task(goal, (Reach(goal), Clearance(0.12, weight=2.0, but=(goal,)), Time(goal))) if goal else Task()
+
+
+def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
+    """Return the task of some terms. `things`: colour of each thing that the robot knows, by name. Raises TaskError."""
+    if len(told) > MAX_TERMS:
+        raise TaskError(f'a task has at most {MAX_TERMS} terms, not {len(told)}')
+    terms = []
+    for number, term in enumerate(told, 1):
+        try:
+            terms.append(_term(term, things))
+        except TaskError as error:
+            raise TaskError(f'term {number} of {len(told)} ({term.kind or "without a kind"}): {error}') from None
+    if terms and not any(isinstance(term, Touch | Reach | KeepDistance) for term in terms):
+        raise TaskError('nothing says what to drive to: add a term touch, reach or keep_distance')
+    return Task(name, tuple(terms))
+
+
+def in_words(task: Task) -> str:
+    """Return the terms as one line of text."""
+    return '; '.join(_in_words(term) for term in task.terms) or 'nothing: stand still'
+
+
+def _term(told: Told, things: Mapping[str, str]) -> Term:
+    if told.kind not in KINDS:
+        raise TaskError(f'unknown kind {told.kind!r}: choose from {", ".join(KINDS)}')
+    if not 0.0 <= told.weight <= MAX_WEIGHT:  # false for a NaN, too
+        raise TaskError(f'weight is {told.weight}: it must be above 0 and at most {MAX_WEIGHT:g}, or 0 for the default')
+    weight = {'weight': told.weight} if told.weight else {}
+    by_target: dict[str, Callable[..., Term]] = {'touch': Touch, 'reach': Reach, 'pass_behind': PassBehind, 'time': Time}
+    if told.kind in by_target:
+        return by_target[told.kind](_known(told.target, things), **weight)
+    match told.kind:
+        case 'keep_distance':
+            return KeepDistance(_known(told.target, things), _between(told.distance, LEAST_APART, MOST_APART), **weight)
+        case 'avoid':
+            if told.target not in things.values():
+                _known(told.target, things)
+            return Avoid(told.target, _between(told.distance, 0.0, WIDEST), **weight)
+        case 'clearance':
+            but = tuple(_known(name, things) for name in told.but)
+            return Clearance(_between(told.distance, 0.0, WIDEST), but=but, **weight)
+    if len(told.region) != 4 or not all(abs(side) <= FARTHEST for side in told.region):
+        raise TaskError(f'region is {list(told.region)}: it must be least x, greatest x, least y and greatest y in m, '
+                        f'within {FARTHEST:g} m')
+    x_min, x_max, y_min, y_max = told.region
+    if not (x_min < x_max and y_min < y_max):
+        raise TaskError(f'region is {list(told.region)}: the least x and y must be below the greatest ones')
+    return StayIn(x_min, x_max, y_min, y_max, **weight)
+
+
+def _known(name: str, things: Mapping[str, str]) -> str:
+    if name not in things:
+        raise TaskError(f'unknown thing {name!r}: choose from {", ".join(things)}')
+    return name
+
+
+def _between(value: float, low: float, high: float) -> float:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise TaskError(f'distance is {value}: it must be between {low:g} and {high:g} m')
+    return value
+
+
+def _in_words(term: Term) -> str:
+    match term:
+        case Touch():
+            text = f'touch {term.target}'
+        case Reach():
+            text = f'reach {term.target}'
+        case KeepDistance():
+            text = f'stay {term.distance:g} m from {term.target}'
+        case PassBehind():
+            text = f'pass behind {term.target}'
+        case Avoid():
+            text = f'keep {term.clearance:g} m to {term.what}' if term.clearance else f'do not touch {term.what}'
+        case Clearance():
+            but = f' but {", ".join(term.but)}' if term.but else ''
+            text = f'keep {term.margin:g} m to everything{but}'
+        case Time():
+            text = f'be soon at {term.target}'
+        case StayIn():
+            text = f'stay within x {term.x_min:g} to {term.x_max:g} m, y {term.y_min:g} to {term.y_max:g} m'
+    return f'{text} (weight {term.weight:g})'

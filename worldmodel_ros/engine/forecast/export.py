@@ -1,0 +1,107 @@
+"""
+Export a scene forecast as ONNX graphs of fixed shapes: the pass over a frame, and a second pass over its slots.
+
+A window is a ring of frames: keys and values lie in the odometry's frame, so that attention does not ask where in the ring a
+frame is. What a stream has to know of the network besides is written into the graphs' metadata.
+"""
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from worldmodel_ros.engine.backends.export import export_graph, quantise
+from worldmodel_ros.model.scene_forecast import (
+    _EARLIER, _LATEST, _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _points, _rates)
+
+
+def _places(pose: Tensor, turn: Tensor, count: int) -> Places:
+    """Return the places of `count` tokens of one frame, at pose (3,), m and rad, and turned by time by turn (2, pairs)."""
+    x, y, yaw = (pose[k].expand(1, count) for k in range(3))
+    return Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, count, -1))
+
+
+def _pairs(keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(keys.unbind(), values.unbind(), strict=True))
+
+
+class _See(nn.Module):
+    """The pass over a frame and its window."""
+
+    def __init__(self, net: SceneForecast) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, image: Tensor, previous: Tensor, started: Tensor, executed: Tensor, measured: Tensor, pose: Tensor,
+                turn: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if `started` (1,); executed and measured
+        (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
+        and those of the window and the frame; keys and values (L, 1, H, W * N, d). Returns presence, places at present and
+        walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the slots; the encoder's features; the
+        frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
+        net, tokens = self.net, self.net.preset.tokens
+        features = net.encoder.down(image)
+        mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
+        looks = net.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + net.at
+        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], _places(pose, turn, net.per_frame), bias,
+                               _pairs(keys, values))
+        image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
+        places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
+        return (image_alone.presence.sigmoid(), image_alone.now[..., :2] * SCALE, image_alone.walls,
+                slots.presence.sigmoid(), places, slots.walls, features,
+                *(torch.stack(part) for part in zip(*added, strict=True)), x[:, tokens:])
+
+
+class _Again(nn.Module):
+    """A second pass over the slots of a frame, which sees what the first one said."""
+
+    def __init__(self, net: SceneForecast) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, keys: Tensor, values: Tensor,
+                own_keys: Tensor, own_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the others as above; returns presence,
+        places and walls."""
+        net = self.net
+        tokens, said = net.doubt(slots)
+        window = _pairs(torch.cat([keys, own_keys], 3), torch.cat([values, own_values], 3))
+        x, _ = net.through(tokens, _places(pose, turn, QUERIES), bias, window)
+        found = net.read_again(x[0], said[0])
+        return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
+
+
+def export(folder: Path, target: Path, quantised: bool) -> None:
+    """Write the graphs `see` and `again` of the forecast in ``folder`` into ``target``."""
+    net = SceneForecast.load(folder)
+    preset, own, seen = net.preset, net.per_frame, net.preset.window_frames * net.per_frame
+    h, w = preset.latent_size
+
+    def kept(count: int) -> tuple[Tensor, Tensor]:
+        shape = preset.depth, 1, preset.heads, count, preset.head_dim
+        return torch.randn(shape), torch.randn(shape)
+
+    pose, turn = torch.randn(3), torch.randn(2, net.pairs)
+    see = (torch.zeros(1, 3, *preset.image_size), torch.zeros(1, 4 * preset.vae_width, h, w), torch.ones(1, dtype=torch.bool),
+           torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *kept(seen))
+    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), *kept(seen),
+             *kept(own))
+    known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'points': _points(preset.head_dim),
+             'latest': _LATEST, 'earlier': _EARLIER, 'per_frame': own, 'queries': QUERIES}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        logging.getLogger('torch.onnx').setLevel(logging.ERROR)
+        for name, module, inputs in (('see', _See(net), see), ('again', _Again(net), again)):
+            file = target / f'{name}.onnx'
+            export_graph(module, inputs, file, None)
+            if quantised:
+                quantise(file, ('MatMul',))
+            graph = onnx.load(str(file))
+            onnx.helper.set_model_props(graph, {key: json.dumps(value) for key, value in known.items()})
+            onnx.save(graph, str(file))

@@ -1,0 +1,62 @@
+"""What the wheels have measured, as it comes from a topic, at the moment of a frame."""
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from .ticks import NS
+
+_KEPT = 64        # readings
+_OLDEST = 0.25    # s, of a reading that counts for a frame
+
+
+class Reading(NamedTuple):
+    """`stamp` [ns, ROS time]; pose x, y [m] and yaw [rad]; twist [m/s, rad/s]."""
+
+    stamp: int
+    pose: tuple[float, float, float]
+    twist: tuple[float, float]
+
+
+class WheelReadings:
+    """
+    The newest readings of an odometry. Written by one thread and read by another.
+
+    A frame is given the mean velocities over the period before it, which is what a model was trained with, and the pose at
+    its stamp, carried on from the reading before it.
+    """
+
+    def __init__(self, step_period: float) -> None:
+        self._period = round(step_period * NS)
+        self._lock = threading.Lock()
+        self._kept: deque[Reading] = deque(maxlen=_KEPT)
+
+    def add(self, reading: Reading) -> bool:
+        """Take a reading; return whether it is finite, and was taken."""
+        if not all(map(math.isfinite, (*reading.pose, *reading.twist))):
+            return False
+        with self._lock:
+            if self._kept and reading.stamp <= self._kept[-1].stamp:
+                self._kept.clear()  # time was set back, or the odometry has begun again
+            self._kept.append(reading)
+        return True
+
+    def at(self, stamp: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the pose (3,) at a frame's stamp [ns] and the velocities (2,) of the period before it; None where there is
+        no reading from before it that is new enough."""
+        with self._lock:
+            before = [reading for reading in self._kept if reading.stamp <= stamp]
+        if not before or stamp - before[-1].stamp > _OLDEST * NS:
+            return None
+        newest = before[-1]
+        lately = [reading.twist for reading in before if reading.stamp > newest.stamp - self._period]
+        v, w = newest.twist
+        since = (stamp - newest.stamp) / NS
+        x, y, yaw = newest.pose
+        heading = yaw + w * since / 2
+        pose = x + v * since * math.cos(heading), y + v * since * math.sin(heading), yaw + w * since
+        return np.array(pose), np.mean(lately, 0)

@@ -1,0 +1,15 @@
+"""Attention of all tokens to the few keys of a prompt, from queries that are not normalised yet: the definition, in PyTorch."""
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """RMSNorm of q (N, H * D) over all heads, by ``weight`` (H * D,); then attention to keys and values (H, S, D) under
+    ``bias`` (S,), which is added to the logits. Returns (N, H * D) in q's type."""
+    heads = len(keys)
+    rows = F.rms_norm(q.float(), q.shape[-1:], weight.float(), eps).to(q.dtype)
+    rows = rows.unflatten(-1, (heads, -1)).transpose(0, 1)[None]
+    out = F.scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=bias.to(q.dtype).expand(len(q), -1))
+    return out[0].transpose(0, 1).flatten(1)

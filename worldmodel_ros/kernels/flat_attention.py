@@ -1,0 +1,81 @@
+"""Attention of a chunk's tokens to flat pages, all to all: one list of pages for all queries.
+
+On Hopper, where programs take whole blocks of queries, the list is split into parts whose results are merged: else most
+processors would wait for the few that have a block more.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import cross_attention as cross, flat_write, reference
+from .flat_write import QUERY_BLOCK, padded
+from .pages import Pool, Precision, TileLists
+from .splits import splits_for
+
+
+@dataclass(frozen=True)
+class FlatPlan:
+    """How a device attends: by the kernel for Hopper or another one, in how many parts, to which queries."""
+
+    hopper: bool
+    splits: int
+    quantise_q: bool
+
+    @classmethod
+    def of(cls, pool: Pool, tokens: int) -> FlatPlan:
+        """For so many queries."""
+        device = pool.k.device
+        if device.type != 'cuda' or torch.cuda.get_device_capability(device) != (9, 0) or pool.head_dim != 128 \
+                or pool.precision not in (Precision.BF16, Precision.FP8) or pool.page_tokens % QUERY_BLOCK:
+            return cls(False, 1, False)
+        items = padded(tokens) // QUERY_BLOCK * pool.heads
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(True, splits_for(items, processors), pool.precision is Precision.FP8)
+
+    def lists(self, entries: list[tuple[int, int]], page_tokens: int, device: torch.device) -> TileLists:
+        """Of pages and how many tokens they hold."""
+        parts = TileLists.from_rows([entries[at::self.splits] for at in range(self.splits)], page_tokens)
+        return TileLists(*(to_device(x, device) for x in (parts.starts, parts.pages, parts.lengths, parts.full)))
+
+
+def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
+               k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
+    """`flat_write.write_flat`."""
+    if qkv.is_cuda:  # Triton is not there on every machine without a GPU
+        from .flat_write_triton import write_flat_triton as write
+    else:
+        write = flat_write.write_flat
+    return write(pool, pages, slabs, qkv, rms, rotary, q_weight, k_weight, quantise_q)
+
+
+def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int) -> Tensor:
+    """Queries as `write_flat` gives them to the results (tokens, H * D)."""
+    if not plan.hopper:
+        if q.is_cuda:
+            from .attention_triton import paged_attention_triton as attention
+        else:
+            attention = reference.paged_attention
+        return attention(q, [pool], [lists])[:tokens].flatten(1)
+    from .attention_hopper import paged_attention_hopper
+    from .splits_triton import merge_triton
+    lse = torch.empty((pool.heads, plan.splits * len(q)), dtype=torch.float32, device=q.device)
+    out = paged_attention_hopper(q, [pool], [lists], quantised_q=None if q_scale is None else (q, q_scale),
+                                 repeats=plan.splits, lse=lse)
+    return out[:tokens].flatten(1) if plan.splits == 1 else merge_triton(out, lse, plan.splits, tokens)
+
+
+def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """`cross_attention.cross_attention`."""
+    if q.is_cuda:
+        from .cross_attention_triton import cross_attention_triton as attention
+    else:
+        attention = cross.cross_attention
+    return attention(q, weight, keys, values, bias, eps)
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the host's, from pinned memory, so that the host does not wait for all that the device has to do."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == 'cuda' else x.to(device)

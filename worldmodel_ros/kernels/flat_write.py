@@ -1,0 +1,62 @@
+"""From a layer's qkv projection to rotated queries and written pages, where slabs are flat: the definition, in plain PyTorch.
+
+As `page_write`, for networks that normalise queries and keys over all heads of a token: what RMSNorm multiplies a token by is
+found first (`rows.inverse_rms`), and weights are a number for each channel of each head.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .pages import Pool
+from .quantise import to_e4m3, write_pages
+
+QUERY_BLOCK = 128  # the attention kernels take blocks of queries
+
+
+def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
+               k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Normalise and rotate queries and keys, and fill ``pages`` (int32, those of a slab after the other, none twice).
+
+    qkv (N, 3, H, D), in ``slabs`` equal parts, each in the places of its pages from the first on; the rest of its last page
+    becomes zero. rms (2, N) of queries and keys, rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
+
+    Returns queries (`padded` rows, H, D), zero beyond N, in qkv's type and None; with ``quantise_q`` in e4m3, and their scales,
+    float32 (rows, H). Raises ValueError for shapes that do not fit one another.
+    """
+    check(pool, pages, slabs, qkv, rms, rotary)
+    heads, dim, tokens = pool.heads, pool.head_dim, pool.page_tokens
+    cos, sin = rotary[:, :, None]
+    q, k, v = qkv.float().unbind(1)
+    turned = []
+    for x, scale, weight in ((q, rms[0], q_weight), (k, rms[1], k_weight)):
+        a, b = (x * (scale[:, None, None] * weight.float().view(heads, dim))).chunk(2, -1)
+        turned.append(torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
+    q, k = turned
+
+    def in_pages(x: Tensor) -> Tensor:
+        x = x.unflatten(0, (slabs, -1))
+        x = F.pad(x, (0, 0, 0, 0, 0, len(pages) // slabs * tokens - x.shape[1]))
+        return x.reshape(len(pages), tokens, heads, dim).transpose(1, 2)
+    write_pages(pool, pages.long(), in_pages(k), in_pages(v))
+    q = F.pad(q, (0, 0, 0, 0, 0, padded(len(q)) - len(q)))
+    if not quantise_q:
+        return q.to(qkv.dtype), None
+    q8, scale = to_e4m3(q[:, :, None])
+    return q8[:, :, 0], scale
+
+
+def padded(tokens: int) -> int:
+    """Rows of queries, in whole blocks."""
+    return -(-tokens // QUERY_BLOCK) * QUERY_BLOCK
+
+
+def check(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor) -> None:
+    """Raise ValueError for shapes that do not fit one another."""
+    if qkv.shape[1:] != (3, pool.heads, pool.head_dim) or rms.shape != (2, len(qkv)) \
+            or rotary.shape != (2, len(qkv), pool.head_dim // 2):
+        raise ValueError(f'qkv {tuple(qkv.shape)}, rms {tuple(rms.shape)} and rotary {tuple(rotary.shape)} must be '
+                         f'(N, 3, {pool.heads}, {pool.head_dim}), (2, N) and (2, N, {pool.head_dim // 2})')
+    if slabs < 1 or len(qkv) % slabs or len(pages) != slabs * -(-len(qkv) // slabs // pool.page_tokens):
+        raise ValueError(f'{len(qkv)} tokens in {slabs} slabs do not fill {len(pages)} pages of {pool.page_tokens}')
