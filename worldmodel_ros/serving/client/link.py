@@ -52,8 +52,8 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
               patience: float = HANDSHAKE_TIMEOUT) -> Link:
     """
     Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
-    `own`; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of `session`,
-    unless that has an older owner than that of `generation`.
+    `own`; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
+    `session`; one whose generation of it is below `generation` is not believed.
 
     Raises Unavailable.
     """
