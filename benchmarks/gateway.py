@@ -86,9 +86,9 @@ class Bench:
 
     def clients(self) -> None:
         """So many robots on one engine, with phases of their own."""
-        for count in self.options.clients:
-            with self.engine(sessions=count), self.gateway(False) as url:
-                size = self.image_size(url)
+        with self.engine(sessions=max(self.options.clients)), self.gateway(False) as url:
+            size = self.image_size(url)
+            for count in self.options.clients:
                 self.row(url, False, [(1, *size, 3)] * count, rate=self.options.rate)
         rows = [row for row in self.result['rows'] if 'in_time' in row and row.get('part') == 'clients']
         alone = next((row for row in rows if row['clients'] == 1), None)
@@ -233,6 +233,8 @@ async def robot(url: str, trust: ssl.SSLContext, name: str, shape: tuple[int, ..
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     trips, costs, refused, tiers, offered = [], [], [], [], 0
     async with _connected(url, trust) as connection:
+        await connection.recv()
+        await connection.send(_encode({'endpoint': 'reset', 'session_id': name}))  # steps begin again
         await connection.recv()
         count = round(seconds * rate)
         for step in range(-WARM_UP, count):

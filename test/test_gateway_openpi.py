@@ -221,7 +221,12 @@ def test_pings_are_answered_and_others_served_while_the_engine_computes(running)
         waiting = threading.Thread(target=lambda: replies.append(heard(connection)))
         waiting.start()
         wait_for(lambda: running.service.ticks)
-        assert connection.ping().wait(TIMEOUT) and not replies
+        pings = []
+        for _ in range(9):
+            begun = time.monotonic()
+            assert connection.ping().wait(TIMEOUT) and not replies
+            pings.append(time.monotonic() - begun)
+        assert sorted(pings)[4] < 0.05
         waiting.join()
     assert replies[0]['valid_steps'] == 4
 
