@@ -35,10 +35,12 @@ THIRD_PARTY = {
     'mujoco': ('mujoco', None),
     'numpy': ('numpy', 'python3-numpy'),
     'msgspec': ('msgspec', None),
+    'obstore': ('obstore', None),
     'onnx': ('onnx', None),
     'onnxruntime': ('onnxruntime', None),
     'onnxscript': ('onnxscript', None),
     'pyarrow': ('pyarrow', None),
+    'ray': ('ray', None),
     'rosbags': ('rosbags', None),
     'safetensors': ('safetensors', None),
     'tensorboard': ('tensorboard', None),
@@ -52,9 +54,9 @@ THIRD_PARTY = {
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
 # What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
-# gateway, and the VAE of open world models.
+# gateway, object stores and Ray for fleets, and the VAE of open world models.
 EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
-          'diffusers': 'wan'}
+          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan'}
 
 
 def requirements(lines):
