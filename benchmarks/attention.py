@@ -4,7 +4,7 @@
 
 The queries are one chunk, 16,384 tokens of 24 heads of width 128 (16 frames of 32x32 tokens, 4 slabs of 16 tiles), over
 a cache of 7 slabs whose pages lie in random order. Useful operations are those of the pairs that the mask lets through.
-`contiguous` is the same kernel with the pages in the order of their use. `cudnn contiguous` is cuDNN on as many keys,
+``contiguous`` is the same kernel with the pages in the order of their use. ``cudnn contiguous`` is cuDNN on as many keys,
 dense and without a mask: what no mask could beat.
 """
 from __future__ import annotations

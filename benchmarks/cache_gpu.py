@@ -4,7 +4,7 @@
 
 One layer of 24 heads of width 128, frames of 32x32 tokens, slabs of 4 frames. A step inserts one slab (4,096 tokens)
 into a context of 30 s at 10 Hz (75 slabs, 307,200 tokens) and attends from it to a window of 3x3x3 tiles and the first
-slab. Others attend to the same mask by FlexAttention; `clone, dense` by cuDNN to all of it, as causal video models do.
+slab. Others attend to the same mask by FlexAttention; ``clone, dense`` by cuDNN to all of it, as causal video models do.
 """
 from __future__ import annotations
 

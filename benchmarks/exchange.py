@@ -6,7 +6,7 @@ For every message, the time of one in a CUDA graph of several (median and 99th p
 GPU's), and the bytes that a GPU sends to others per second. All in one run:
 
 * nccl: all-to-all in bfloat16; nccl-fp8: rounded on the way, with rounding and restoring in the time
-  (`parallel.rounding`);
+  (``parallel.rounding``);
 * symmetric: each GPU writes into its peers' memory (symmetric memory, no multicast), in bfloat16: what could be
   gained over NCCL, without the safety that a lost peer can be given up;
 * all-reduce: what tensor parallelism sends instead, twice in every layer.

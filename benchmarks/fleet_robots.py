@@ -21,7 +21,7 @@ GOAL = 'red'
 
 
 class ServerProcess:
-    """`worldmodel serve` as a process of its own. `path`: of its socket."""
+    """``worldmodel serve`` as a process of its own. ``path``: of its socket."""
 
     def __init__(self, path: Path, store: Path | str, sessions: int = 8, options: tuple[str, ...] = ()) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class ServerProcess:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """`seconds` from the frame to its answer; `moves` that came between."""
+    """``seconds`` from the frame to its answer; ``moves`` that came between."""
 
     number: int
     tier: Tier
@@ -77,7 +77,7 @@ class Answer:
 
 
 class Robot:
-    """A robot that ticks. `twin`: a session of a local engine that sees the same, and is never moved."""
+    """A robot that ticks. ``twin``: a session of a local engine that sees the same, and is never moved."""
 
     def __init__(self, seed: int, server: Path, twin: Engine | None = None, session: str = '') -> None:
         self._rng = np.random.default_rng(seed)
@@ -103,12 +103,12 @@ class Robot:
             self.link = None
 
     def tick(self, due: float = 5.0, shown: bool = False, patience: float = 30.0) -> Answer:
-        """Send a frame and wait for its answer; `shown`: for the pictures, too."""
+        """Send a frame and wait for its answer; ``shown``: for the pictures, too."""
         start = self.send(due)
         return self.answer(start, shown, patience)
 
     def send(self, due: float = 5.0) -> float:
-        """Send a frame that is to be answered within `due` s; return when."""
+        """Send a frame that is to be answered within ``due`` s; return when."""
         spec = self.link.spec
         self._number += 1
         self.image = self._rng.integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
@@ -127,7 +127,7 @@ class Robot:
             pass  # what it has said before, such as where the session is now, is still to be read
 
     def answer(self, start: float, shown: bool = False, patience: float = 30.0) -> Answer:
-        """Wait for the answer to the frame that was sent at `start`; follows the session where it moves."""
+        """Wait for the answer to the frame that was sent at ``start``; follows the session where it moves."""
         found, before = None, self._moves
         end = time.monotonic() + patience
         while time.monotonic() < end:

@@ -2,12 +2,12 @@
 
     python benchmarks/fp8.py --folder benchmarks/results          # writes fp8_<gpu>.json there, part by part
 
-`correct`: every kernel against its definition. `layers`: a layer whose frames attend within themselves, in
+``correct``: every kernel against its definition. ``layers``: a layer whose frames attend within themselves, in
 bfloat16, as it is and compiled by torch, and in FP8, the MLP's product apart from GELU or fused with it, by a
-bound or a calibrated scale; its error is that of what the layer adds, against float32. `products`: TFLOP/s of the
-four products of a layer at the numbers of tokens that occur, random data. `between`: GB/s of the kernels between
-them, counting each byte that must be read or written once, compared with a copy. `specialised`: one more form of the
-product, apart. A part that fails is named in `failed`, and costs the others nothing. Without a GPU all of it runs
+bound or a calibrated scale; its error is that of what the layer adds, against float32. ``products``: TFLOP/s of the
+four products of a layer at the numbers of tokens that occur, random data. ``between``: GB/s of the kernels between
+them, counting each byte that must be read or written once, compared with a copy. ``specialised``: one more form of the
+product, apart. A part that fails is named in ``failed``, and costs the others nothing. Without a GPU all of it runs
 at a small size in Triton's interpreter (TRITON_INTERPRET=1), which tries the code and measures nothing.
 """
 from __future__ import annotations

@@ -58,5 +58,5 @@ class Linear:
 
     @property
     def fp8(self) -> tuple[Rounded, Tensor, Tensor, Tensor]:
-        """Arguments of `linear.fp8_linear`."""
+        """Arguments of ``linear.fp8_linear``."""
         return self.x8, self.weight8, self.weight_scale, self.bias

@@ -55,7 +55,7 @@ def layers() -> Iterator[dict]:
 
 
 def layer(block: Block, rotary: Tensor) -> Layer:
-    """As `DiT.over_tiles` runs a block that attends within frames."""
+    """As ``DiT.over_tiles`` runs a block that attends within frames."""
     def run(x: Tensor | Unsummed, cond: Tensor) -> Tensor | Unsummed:
         qkv, state = block.enter(x, cond, rotary)
         return block.leave(x, attend_within_frames(qkv), state)

@@ -4,10 +4,10 @@
 
 Freshly simulated drives. From a warm window two steps a chunk predict 0.4, 1 and 2 s under the executed actions,
 by the float32 network and by others of the same weights: bfloat16; FP8, with all that is no linear layer in
-bfloat16; FP8 with the MLP's middle rounded by a bound (`fused`) or by calibrated scales (from other drives); FP8
-with some linear layers left in bfloat16, as modulation is where nothing else is said. `psnr_db` is against the
-true images, `change_db` its difference to float32, paired, with a bootstrap interval over drives;
-`to_float32_db` is the PSNR between the two predictions, and `plan_error` the mean difference between their
+bfloat16; FP8 with the MLP's middle rounded by a bound (``fused``) or by calibrated scales (from other drives); FP8
+with some linear layers left in bfloat16, as modulation is where nothing else is said. ``psnr_db`` is against the
+true images, ``change_db`` its difference to float32, paired, with a bootstrap interval over drives;
+``to_float32_db`` is the PSNR between the two predictions, and ``plan_error`` the mean difference between their
 commands for all goals, in m/s and rad/s.
 """
 from __future__ import annotations
@@ -42,7 +42,7 @@ HORIZONS = (0.4, 1.0, 2.0)  # s
 @dataclass(frozen=True)
 class Variant:
     """``keep``: linear layers that stay in bfloat16; ``static``: those that get a calibrated scale; ``fused`` as in
-    `precision.Fp8Block`."""
+    ``precision.Fp8Block``."""
 
     name: str
     fp8: bool = True
@@ -67,7 +67,7 @@ class Converted(nn.Module):
 
     def __init__(self, dit: DiT, dtype: torch.dtype):
         super().__init__()
-        for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as `TorchBackend` does
+        for part in (dit.embed, dit.blocks, dit.modulation, dit.out):  # as ``TorchBackend`` does
             part.to(dtype)
         self.dit = dit
 

@@ -5,7 +5,7 @@
 
 The targets are in test/fuzzing. Each runs in a process of its own, by atheris (pip install -e '.[fuzz]') where it is
 installed, which follows what inputs reach, else by mutations alone. What crashes a target is kept in out/fuzz/TARGET;
-`--reproduce FILE` runs such a file again. The exit code is 1 if there is any.
+``--reproduce FILE`` runs such a file again. The exit code is 1 if there is any.
 """
 from __future__ import annotations
 

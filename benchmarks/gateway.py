@@ -4,10 +4,10 @@
     python benchmarks/gateway.py --model small --backend torch-bf16 --json benchmarks/results/gateway_small_<gpu>.json
     python benchmarks/gateway.py --parts cost --seconds 5                  # some of it
 
-Engine (`worldmodel serve`), gateway and clients are processes of their own on one machine. A preset without shipped weights
-gets random ones: as fast, and knowing nothing. Rows: `round_trip_ms` at the client; `gateway_ms` of it, all that is not the
-engine's answer over the Unix socket; `refused` requests; of `clients` robots at --rate each, `in_time`, the share of all that
-were due which were answered within --deadline ms. TLS needs the program openssl.
+Engine (``worldmodel serve``), gateway and clients are processes of their own on one machine. A preset without shipped weights
+gets random ones: as fast, and knowing nothing. Rows: ``round_trip_ms`` at the client; ``gateway_ms`` of it, all that is not the
+engine's answer over the Unix socket; ``refused`` requests; of ``clients`` robots at --rate each, ``in_time``, the share of all
+that were due which were answered within --deadline ms. TLS needs the program openssl.
 """
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 class Bench:
-    """One method for each part; `result` grows."""
+    """One method for each part; ``result`` grows."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
@@ -161,7 +161,7 @@ class Bench:
 
     @contextmanager
     def engine(self, sessions: int = 8) -> Iterator[None]:
-        """Run `worldmodel serve` to the end of the block."""
+        """Run ``worldmodel serve`` to the end of the block."""
         process = _start('serve', '--model', self.model, '--backend', self.options.backend, '--sessions', sessions, '--socket',
                          self.socket, '--ticks', 0, '--questions', 0, '--session-directory', self.folder / 'sessions')
         try:
@@ -182,7 +182,7 @@ class Bench:
 
     @contextmanager
     def gateway(self, tls: bool, connects: float = 0.0, accounts: bool = False) -> Iterator[str]:
-        """Run `worldmodel gateway` to the end of the block; its URL."""
+        """Run ``worldmodel gateway`` to the end of the block; its URL."""
         arguments = ['--socket', self.socket, '--port', 0, '--connects', connects]
         arguments += ['--certificate', self.certificate, '--key', self.key] if tls else []
         if accounts:
@@ -450,7 +450,7 @@ def _start(*arguments: object, **options: object) -> subprocess.Popen:
 
 
 def _model(name: str, folder: Path) -> str:
-    """A model that `worldmodel serve` takes: of a preset without shipped weights, a folder with random ones."""
+    """A model that ``worldmodel serve`` takes: of a preset without shipped weights, a folder with random ones."""
     from worldmodel_ros.model.presets import PRESETS
     if name not in PRESETS or (ROOT / 'worldmodel_ros' / 'weights' / name).is_dir():
         return name

@@ -3,9 +3,9 @@ Moves sessions between two servers while their robots drive, a thousand times, a
 
     python benchmarks/migration.py --moves 1000 --robots 4 --period 0.1 --json FILE
 
-Two processes of `worldmodel serve` with one store; robots that tick with real frames over the real protocol. Each robot has
+Two processes of ``worldmodel serve`` with one store; robots that tick with real frames over the real protocol. Each robot has
 a twin in this process: a session of the same model that sees the same frames and is never moved. What a robot is answered
-must be what its twin would do, bit for bit. Every `--abort`-th move goes to a server that is not there, and must leave the
+must be what its twin would do, bit for bit. Every ``--abort``-th move goes to a server that is not there, and must leave the
 session where it is.
 """
 from __future__ import annotations
@@ -40,7 +40,7 @@ def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
 
 
 class Driver(threading.Thread):
-    """A robot that ticks every `period` s, and what became of its ticks."""
+    """A robot that ticks every ``period`` s, and what became of its ticks."""
 
     def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event) -> None:
         super().__init__(daemon=True)

@@ -26,7 +26,7 @@ LAST_REPLIES = 0.4  # s that are waited after the last tick: what has not come b
 
 @dataclass(frozen=True)
 class Times:
-    """`budget`: camera stamp to robot; `allowance`: what of it is not the service's; `jitter`: standard deviation of
+    """``budget``: camera stamp to robot; ``allowance``: what of it is not the service's; ``jitter``: standard deviation of
     the time of a tick, of which no more than three are drawn. All in s."""
 
     budget: float = 0.050
@@ -36,7 +36,7 @@ class Times:
 
 @dataclass
 class Offered:
-    """One tick, and what became of it: `due` and `finish` are steady times."""
+    """One tick, and what became of it: ``due`` and ``finish`` are steady times."""
 
     arrival: float
     due: float
@@ -94,7 +94,7 @@ class Load:
             self.sessions.append(self.service.open(self.robots[-1], seed=index))
 
     def run(self, seconds: float, seed: int, meanwhile=None) -> None:
-        """Offers ticks for so long, after WARM_UP. `meanwhile` is called between ticks, and must return at once."""
+        """Offers ticks for so long, after WARM_UP. ``meanwhile`` is called between ticks, and must return at once."""
         apply(logging.getLogger(__name__), self.priority)
         rng, spec = np.random.default_rng(seed), self.service.spec
         begin = time.monotonic() + 0.05

@@ -1,4 +1,4 @@
-"""GB/s of what stands before attention, at the shapes of `robot_3b`: pages written from a projection, queries rotated.
+"""GB/s of what stands before attention, at the shapes of ``robot_3b``: pages written from a projection, queries rotated.
 
     python benchmarks/page_write.py --json benchmarks/results/page_write_<gpu>.json
 

@@ -6,7 +6,7 @@ Random weights. One row for each way to divide the model: the distance of plans 
 one GPU, relative to their root mean square, next to the distance of one GPU's bfloat16 answer from its FP8 one, as a
 measure of what rounding does; the time to start. Then, on the first way, a process is killed and another one
 stopped while a robot ticks: from the fault to the first tick that says so, to all processes being back, and how
-long the tick took that restored the session. `benchmarks/tick.py --gpus` has the times of ticks.
+long the tick took that restored the session. ``benchmarks/tick.py --gpus`` has the times of ticks.
 """
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ How long it takes until a robot that reconnects has its first chunk, from each t
 
 Real sessions of a real model: 20 frames are observed, stored, and read back into another session, which then takes in a frame
 and imagines a chunk in two steps. In turn with that, a session that never left does the same tick: what a resume costs is the
-difference. `resident`: another session of the engine still has the pages. Files are read from the disk: their pages in the
-system's cache are dropped before. Times are of the wall clock; `cpu_ms` and `tick_cpu_ms` are processor times of the process,
-which a busy machine changes less.
+difference. ``resident``: another session of the engine still has the pages. Files are read from the disk: their pages in the
+system's cache are dropped before. Times are of the wall clock; ``cpu_ms`` and ``tick_cpu_ms`` are processor times of the
+process, which a busy machine changes less.
 """
 from __future__ import annotations
 

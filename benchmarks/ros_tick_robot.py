@@ -23,7 +23,7 @@ FIRST_COMMAND = 30.0  # s
 
 
 class Robot:
-    """Publishes images from `begin` on; `taken` has what came back since `clear`."""
+    """Publishes images from ``begin`` on; ``taken`` has what came back since ``clear``."""
 
     def __init__(self, size: tuple[int, int], rate: float, domain: int):
         self._period = 1.0 / rate
@@ -75,7 +75,7 @@ class Robot:
             self._images, self._commands, self._statuses = 0, [], []
 
     def taken(self) -> tuple[int, list[float], list[DeadlineStatus]]:
-        """Images published, the age of each command's image when it came (s), and statuses, since `clear`."""
+        """Images published, the age of each command's image when it came (s), and statuses, since ``clear``."""
         with self._lock:
             return self._images, list(self._commands), list(self._statuses)
 

@@ -3,8 +3,8 @@ How long the fleet's router takes for a decision, with many sessions on many ser
 
     python benchmarks/router.py --json benchmarks/results/router_<machine>.json
 
-`route_new`: a session that has no server gets one; `route_known`: one that has is told which; `renew`: a server says that it
-still runs one. Processor time of the thread, since a busy machine would add the others' turns; `wall` has them in it.
+``route_new``: a session that has no server gets one; ``route_known``: one that has is told which; ``renew``: a server says that
+it still runs one. Processor time of the thread, since a busy machine would add the others' turns; ``wall`` has them in it.
 """
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 
 
 class Dense:
-    """A network whose cache layers attend to all of a window; its passes are `dense`."""
+    """A network whose cache layers attend to all of a window; its passes are ``dense``."""
 
     def __init__(self, dit: DiT, preset: Preset, device: torch.device):
         self.dit, self.preset, self.device = dit, preset, device

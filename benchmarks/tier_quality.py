@@ -2,7 +2,7 @@
 
     python benchmarks/tier_quality.py --json benchmarks/results/tier_quality_tiny.json
 
-Freshly simulated drives. After each frame its page is rounded as the GPU's pages are (`kernels.quantise`), with one scale
+Freshly simulated drives. After each frame its page is rounded as the GPU's pages are (``kernels.quantise``), with one scale
 for each layer, head and page, and rounded again when it grows old. Quality is the PSNR of predicted chunks of two steps
 while the robot moves, and how far predicted latents and plans are from those of the unrounded, whole window. Differences
 are taken chunk by chunk, with a bootstrap interval over drives.

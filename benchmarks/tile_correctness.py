@@ -2,7 +2,7 @@
 
     python benchmarks/tile_correctness.py --json benchmarks/results/tile_correctness_<gpu>.json
 
-The tiles, heads and patterns are those of `robot_3b`, and so the kernels; width and depth are smaller, and the weights
+The tiles, heads and patterns are those of ``robot_3b``, and so the kernels; width and depth are smaller, and the weights
 random. The definitions, in plain PyTorch, run on the same GPU. Each back end sees the same images, with and without
 CUDA graphs: in one window that is not full yet and in one from which slabs were dropped. Errors are root mean squares,
 relative, of the imagined latents and of a branch's second chunk. Ends with 1 if one is beyond its limit. Without a GPU,

@@ -5,17 +5,18 @@
     python benchmarks/wan.py --tiny --folder /tmp/wan                 # tries the code on a CPU, measures nothing
 
 480x832 (30x52 tokens a latent frame), chunks of 3 latent frames (12 images), a window of 18 frames that is full, five passes.
-Every line is written as it is measured (`wan_<gpu>.jsonl`), and all of a run at its end (`wan_<gpu>.json`). A part that takes
-longer than its share of ``--seconds`` is cut short, and says of how many chunks its numbers are.
+Every line is written as it is measured (``wan_<gpu>.jsonl``), and all of a run at its end (``wan_<gpu>.json``). A part that
+takes longer than its share of ``--seconds`` is cut short, and says of how many chunks its numbers are.
 
 * correct: the kernels, and a network of two layers at the full width, compared with their definitions in PyTorch.
-* vae: the decoder as diffusers has it and with the layers of `vae_layers`; the models' rows have the fastest.
+* vae: the decoder as diffusers has it and with the layers of ``vae_layers``; the models' rows have the fastest.
 * kernels: products, attention in parts and what lies between, each by itself.
-* small, large: V2 1.3B and LingBot-World-Fast 14B, bf16 and FP8. `chunk_ms`: time between chunks whose images are there, each
-  decoded while the passes of the next one run. `dit_ms`, `vae_ms`: one after the other. `submit_ms`: of the host, for passes.
+* small, large: V2 1.3B and LingBot-World-Fast 14B, bf16 and FP8. ``chunk_ms``: time between chunks whose images are there, each
+  decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after the other. ``submit_ms``: of the host, for
+  passes.
 * branches: four futures of a moment. long: a run of many chunks.
-* peers_small, peers_large: with the same weights, the published loop, compiled (`wan_published.py`), and diffusers'
-  `WanTransformer3DModel`, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
+* peers_small, peers_large: with the same weights, the published loop, compiled (``wan_published.py``), and diffusers'
+  ``WanTransformer3DModel``, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
   chunk alone is told, too. Without diffusers, VAE and this peer are absent.
 """
 from __future__ import annotations

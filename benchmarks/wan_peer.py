@@ -1,12 +1,12 @@
-"""One denoising step of diffusers' Wan transformer at the size of `robot_3b`: what an open video model costs.
+"""One denoising step of diffusers' Wan transformer at the size of ``robot_3b``: what an open video model costs.
 
     pip install diffusers          # for this alone: the package does not need it
     python benchmarks/wan_peer.py --json benchmarks/results/wan_peer_h100.json
 
-bf16, random weights, blocks compiled as diffusers does it (`compile_repeated_blocks`), by each attention of PyTorch
-in turn; the row is of the faster one. The width, heads, layers, MLP and tokens are those of `robot_3b`, but not the
-network (`differs`), so the row says how much of each there is to compute (`tflop`), and times of the two are no ratio
-of implementations. `python benchmarks/tick.py --presets robot_3b --dtypes bf16 --steps 1` measures ours. Without a GPU
+bf16, random weights, blocks compiled as diffusers does it (``compile_repeated_blocks``), by each attention of PyTorch
+in turn; the row is of the faster one. The width, heads, layers, MLP and tokens are those of ``robot_3b``, but not the
+network (``differs``), so the row says how much of each there is to compute (``tflop``), and times of the two are no ratio
+of implementations. ``python benchmarks/tick.py --presets robot_3b --dtypes bf16 --steps 1`` measures ours. Without a GPU
 it runs at a small size, which tries the code and measures nothing.
 """
 from __future__ import annotations
@@ -114,7 +114,7 @@ def latent_shape() -> tuple[int, ...]:
 
 
 def peer_flops(config: dict, tokens: int) -> dict[str, float]:
-    """As `tick_work.chunk_flops`: q, k, v and out of a token, q and out of its attention to the text, and the MLP."""
+    """As ``tick_work.chunk_flops``: q, k, v and out of a token, q and out of its attention to the text, and the MLP."""
     width = config['num_attention_heads'] * config['attention_head_dim']
     linear = tokens * (6 * width ** 2 + 2 * width * config['ffn_dim']) + TEXT * 2 * width ** 2
     return {'linear': 2.0 * linear * config['num_layers'],

@@ -53,14 +53,14 @@ def leave(x: Tensor, attended: Tensor, modulation: Tensor, scale: Tensor, shift:
 
 
 def weights_of(block: WanBlock) -> list[Tensor]:
-    """Those that `leave` takes."""
+    """Those that ``leave`` takes."""
     return [block.proj.weight, block.proj.bias, block.cross_norm.weight, block.cross_norm.bias, block.cross_q.weight,
             block.cross_q.bias, block.cross_q_norm, block.cross_proj.weight, block.cross_proj.bias, block.ffn[0].weight,
             block.ffn[0].bias, block.ffn[2].weight, block.ffn[2].bias]
 
 
 class PublishedPass:
-    """In place of a `WanDiT` in a `Sampler`."""
+    """In place of a ``WanDiT`` in a ``Sampler``."""
 
     def __init__(self, dit: WanDiT, rays: Tensor, compiled: bool):
         self.dit, self.rays = dit, rays

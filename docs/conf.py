@@ -12,7 +12,7 @@ release = version = tomllib.loads((ROOT / 'pyproject.toml').read_text())['projec
 extensions = ['myst_parser', 'sphinx_external_toc', 'sphinx_copybutton']
 myst_enable_extensions = ['attrs_block', 'colon_fence']
 myst_heading_anchors = 6  # GitHub's, so that links work on both
-# Prose has `...` and quotes as code has them; and 3 x 4 is no abbreviation.
+# Prose has ``...`` and quotes as code has them; and 3 x 4 is no abbreviation.
 smartquotes = False
 suppress_warnings = [
     'ref.python',        # two modules may have a class of one name

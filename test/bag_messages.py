@@ -1,4 +1,4 @@
-"""The messages of the bags that the tests make, built by `rosbags`, so that no ROS is needed."""
+"""The messages of the bags that the tests make, built by ``rosbags``, so that no ROS is needed."""
 from __future__ import annotations
 
 from collections.abc import Callable

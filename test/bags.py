@@ -33,9 +33,9 @@ COMMAND_DELAY = 30_000_000  # ns, from a frame's stamp to the receipt of the com
 @dataclass(frozen=True)
 class Drive:
     """
-    What a recorder of a drive gets. `frames[k]`, uint8 (H, W, 3) RGB, has `stamps[k]` and was received at
-    `received[k]`. `commands` and `goals` are (time of receipt, value). From `clock_step[0]` on, all clocks are off by
-    `clock_step[1]`. All times in ns.
+    What a recorder of a drive gets. ``frames[k]``, uint8 (H, W, 3) RGB, has ``stamps[k]`` and was received at
+    ``received[k]``. ``commands`` and ``goals`` are (time of receipt, value). From ``clock_step[0]`` on, all clocks are off by
+    ``clock_step[1]``. All times in ns.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -54,8 +54,8 @@ class Drive:
 def simulated_drive(seconds: float = 4.0, seed: int = SEED, size: tuple[int, int] = (64, 64), rate: float = 10.0,
                     teleport_at: float | None = None) -> Drive:
     """
-    The expert drives to one goal after another, commanding 10 times a second, seen by a camera of `rate` Hz
-    (200 must be a multiple of it). `teleport_at` s: the robot is in another room from there on.
+    The expert drives to one goal after another, commanding 10 times a second, seen by a camera of ``rate`` Hz
+    (200 must be a multiple of it). ``teleport_at`` s: the robot is in another room from there on.
     """
     world, limiter = World(seed, size), TwistLimiter(LIMITS)
     frames, stamps, commands = [], [], []
@@ -91,27 +91,27 @@ def at_rate(drive: Drive, rate: float) -> Drive:
 
 
 def gap(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera is away from `at` s on, for `seconds`."""
+    """The camera is away from ``at`` s on, for ``seconds``."""
     start, end = drive.index(at), drive.index(at + seconds)
     return _select(drive, [k for k in range(len(drive.frames)) if not start <= k < end])
 
 
 def frozen(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera repeats the picture of `at` s, with new stamps, for `seconds`."""
+    """The camera repeats the picture of ``at`` s, with new stamps, for ``seconds``."""
     start, end = drive.index(at), drive.index(at + seconds)
     frames = [drive.frames[start if start <= k < end else k] for k in range(len(drive.frames))]
     return replace(drive, frames=tuple(frames))
 
 
 def shift_stamps(drive: Drive, at: float, seconds: float) -> Drive:
-    """The camera's clock, not the recorder's, is set by `seconds` at `at` s: ahead, or back if negative."""
+    """The camera's clock, not the recorder's, is set by ``seconds`` at ``at`` s: ahead, or back if negative."""
     start = drive.index(at)
     stamps = [s + round(seconds * NS) * (k >= start) for k, s in enumerate(drive.stamps)]
     return replace(drive, stamps=tuple(stamps))
 
 
 def shift_time(drive: Drive, at: float, seconds: float) -> Drive:
-    """All clocks are set by `seconds` at `at` s, as when a simulation is reset while it is recorded."""
+    """All clocks are set by ``seconds`` at ``at`` s, as when a simulation is reset while it is recorded."""
     return replace(drive, clock_step=(drive.stamps[drive.index(at)], round(seconds * NS)))
 
 
@@ -126,7 +126,7 @@ def late(drive: Drive, seconds: float) -> Drive:
 
 
 def mixed_sizes(drive: Drive, at: float) -> Drive:
-    """From `at` s on, the camera's pictures are twice as wide and high."""
+    """From ``at`` s on, the camera's pictures are twice as wide and high."""
     start = drive.index(at)
     return replace(drive, frames=tuple(
         np.repeat(np.repeat(f, 2, 0), 2, 1) if k >= start else f for k, f in enumerate(drive.frames)))
@@ -153,11 +153,11 @@ def write_bag(path: Path, drive: Drive, *, storage: str = 'mcap', encoding: str 
               action: str = 'TwistStamped', image_topic: str = '/camera/image_raw', action_topic: str = '/cmd_vel',
               goal_topic: str | None = '/goal', compression: str = 'none', extra: tuple = ()) -> Path:
     """
-    Write a rosbag2 folder at `path` and return it.
+    Write a rosbag2 folder at ``path`` and return it.
 
-    `encoding`: 'jpeg', 'png', one of sensor_msgs/Image's, or '16UC1' for depth; compressed ones go to
-    `image_topic`/compressed. `action`: a key of bag_messages.ACTIONS. `compression`: none, message, file or
-    storage (chunks of an MCAP), by zstd. `extra`: more messages, (topic, type, time of receipt, message).
+    ``encoding``: 'jpeg', 'png', one of sensor_msgs/Image's, or '16UC1' for depth; compressed ones go to
+    ``image_topic``/compressed. ``action``: a key of bag_messages.ACTIONS. ``compression``: none, message, file or
+    storage (chunks of an MCAP), by zstd. ``extra``: more messages, (topic, type, time of receipt, message).
     """
     compressed = encoding in ('jpeg', 'png')
     topic, kind = (f'{image_topic}/compressed', 'CompressedImage') if compressed else (image_topic, 'Image')

@@ -24,7 +24,7 @@ _RESULT = re.compile(r'<title>(.*?)</title>', re.DOTALL)
 
 @dataclass(frozen=True)
 class Browser:
-    """`folder`: for its profile and what it draws."""
+    """``folder``: for its profile and what it draws."""
 
     program: str
     folder: Path

@@ -44,7 +44,7 @@ class Ways:
             self.open = frame.f_code.co_name == ANSWERS[0]
 
     def note(self, begin, *threads):
-        """Return the files that ran, in some threads or all, from a call of `begin` to the end of what it has begun."""
+        """Return the files that ran, in some threads or all, from a call of ``begin`` to the end of what it has begun."""
         self.codes, self.ended, self.threads, self.open = set(), set(), threads, True
         begin()
         wait_for(lambda: not self.open, 'the end of the way', 30.0)

@@ -34,7 +34,7 @@ DEADLINE = 20.0  # s, for anything to happen on a busy machine
 
 class Rig:
     """
-    `commands`, `statuses` and `diagnostics` are [(time of arrival, message)]. `measured`: name to position of the
+    ``commands``, ``statuses`` and ``diagnostics`` are [(time of arrival, message)]. ``measured``: name to position of the
     joints, which are heard at 50 Hz while there are any.
     """
 
@@ -87,7 +87,7 @@ class Rig:
         rclpy.shutdown(context=self.context)
 
     def send(self, v=0.1, w=0.0, *, age=0.005, **fields) -> ActionChunk:
-        """Send a chunk of four equal rows that answers an observation `age` seconds old."""
+        """Send a chunk of four equal rows that answers an observation ``age`` seconds old."""
         self.sequence += 1
         chunk = ActionChunk(episode_id=self.episode_id, sequence=self.sequence,
                             tier=ActionChunk.TIER_TWO_STEP, step_period=0.1, names=NAMES, values=[v, w] * 4)
@@ -109,7 +109,7 @@ class Rig:
             time.sleep(0.1)
 
     def wait_for_refusal(self, text: str) -> None:
-        """Wait until the diagnostics name a refusal with `text`."""
+        """Wait until the diagnostics name a refusal with ``text``."""
         wait_for(lambda: any(pair.key == 'last refused' and text in pair.value for _, array in self.diagnostics[-3:]
                              for status in array.status for pair in status.values), f'the refusal: {text}')
 
@@ -144,7 +144,7 @@ def as_time(seconds: float) -> Time:
 
 
 def wait_for(condition, what: str):
-    """Wait for a condition; fail with `what` it was."""
+    """Wait for a condition; fail with ``what`` it was."""
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         if value := condition():

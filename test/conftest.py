@@ -1,7 +1,7 @@
 """
 Gives the tests a ROS 2 of their own: an unused domain, on this machine only, and no display.
 
-Also what tools/run_tests.py (`make test`) needs of a run: which tests belong to a phase, and a report of it, line by line, so
+Also what tools/run_tests.py (``make test``) needs of a run: which tests belong to a phase, and a report of it, line by line, so
 that it tells something of a run that dies.
 """
 import gc

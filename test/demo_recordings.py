@@ -10,7 +10,7 @@ START = 1_700_000_000 * NS
 
 
 def panorama(offset: float) -> np.ndarray:
-    """(64, 64, 3) uint8 RGB seen at `offset` pixels."""
+    """(64, 64, 3) uint8 RGB seen at ``offset`` pixels."""
     x = (np.arange(64) + offset)[None, :, None] / np.array([19.0, 13.0, 29.0])
     y = np.arange(64)[:, None, None] / np.array([23.0, 31.0, 17.0])
     return np.uint8(127 + 60 * np.sin(x * 3) + 60 * np.cos(y * 2))
@@ -36,7 +36,7 @@ def what_if(stamp: int, truth: bool = True) -> WhatIf:
 
 def drive(steps: int = 40, speed: float = 0.4, latency: float = 0.03, error: int = 4,
           moving: bool = True) -> Recording:
-    """A run at 10 Hz: every prediction is the truth plus `error` grey levels; not `moving`: it stands."""
+    """A run at 10 Hz: every prediction is the truth plus ``error`` grey levels; not ``moving``: it stands."""
     rec = Recording()
     speed = speed if moving else 0.0
     for i in range(steps):

@@ -10,7 +10,7 @@ THIS_ENVIRONMENT = ('_ROS_WHEELS_BOOTSTRAP_COMPLETE', 'LD_LIBRARY_PATH', 'AMENT_
 
 
 def clean_environment(**changes):
-    """Return os.environ without this virtual environment, with `changes`."""
+    """Return os.environ without this virtual environment, with ``changes``."""
     return {**{k: v for k, v in os.environ.items() if k not in THIS_ENVIRONMENT}, **changes}
 
 

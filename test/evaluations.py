@@ -27,7 +27,7 @@ def engine() -> Engine:
 
 
 def evaluate(bag: Path, lines: Path | None = None, seconds: float | None = None) -> Evaluation:
-    """Evaluate the shipped model on a bag; `lines`: where the windows go, if anybody wants them."""
+    """Evaluate the shipped model on a bag; ``lines``: where the windows go, if anybody wants them."""
     with tempfile.TemporaryDirectory() as folder:
         lines = lines or Path(folder) / 'windows.jsonl'
         return evaluate_bag(Task(bag, 'tiny', seconds=seconds), engine(), TIMES, lines)

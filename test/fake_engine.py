@@ -1,5 +1,5 @@
 """
-An engine without a model: the calls of `worldmodel_ros.engine`, with times and faults that a test chooses.
+An engine without a model: the calls of ``worldmodel_ros.engine``, with times and faults that a test chooses.
 """
 import functools
 from types import SimpleNamespace
@@ -31,8 +31,8 @@ class FakeClock:
 
 class FakeEngine:
     """
-    `costs` [s] by part: encode, commit, policy, denoise (a step), decode, what_if (a unit). They pass by
-    `sleep`, and are what `step_times` predicts unless `predicted` says otherwise.
+    ``costs`` [s] by part: encode, commit, policy, denoise (a step), decode, what_if (a unit). They pass by
+    ``sleep``, and are what ``step_times`` predicts unless ``predicted`` says otherwise.
     """
 
     def __init__(self, sleep=lambda seconds: None, **costs: float) -> None:

@@ -25,7 +25,7 @@ PLAN = np.float32([[0.5, 0.1], [0.5, 0.2], [0.5, 0.3], [0.5, 0.4]])
 
 
 class FakeService:
-    """`answer` says what a tick gets: 'plan', 'refusal', 'failure', 'nan' or 'nothing'; after `delay` s."""
+    """``answer`` says what a tick gets: 'plan', 'refusal', 'failure', 'nan' or 'nothing'; after ``delay`` s."""
 
     def __init__(self, spec=TINY, sessions=2):
         self.spec, self.sessions = spec, sessions
@@ -159,7 +159,7 @@ def serving(path, service=None, limits=Limits()):
 
 
 def wait_for(condition, timeout=5.0):
-    """Return what `condition` gives, once that is true."""
+    """Return what ``condition`` gives, once that is true."""
     end = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < end, 'waited in vain'

@@ -175,7 +175,7 @@ class GateMachine(RuleBasedStateMachine):
         """
         However the gate was treated: a good model drives again, without a reset, in bounded time.
 
-        `stranger`: another one goes on to publish what is refused.
+        ``stranger``: another one goes on to publish what is refused.
         """
         self.ros_time_goes_on()
         self.measures, self.stuck = True, False

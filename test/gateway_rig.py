@@ -23,7 +23,7 @@ class Running:
     """A gateway, its port, and the server behind it."""
 
     def __init__(self, path, port=0, connects=0.0, tls=None, **settings):
-        """`path`: the engine's socket; `settings`: of Gateway."""
+        """``path``: the engine's socket; ``settings``: of Gateway."""
         self.listening = LimitedSocket('127.0.0.1', port, connects)
         self.port, self.tls = self.listening.getsockname()[1], tls
         self.gateway = None
@@ -61,7 +61,7 @@ class Running:
 
 @contextlib.contextmanager
 def gateway(folder, service=None, **settings):
-    """Run a server and a gateway before it to the end of the block; `server` of it is the former."""
+    """Run a server and a gateway before it to the end of the block; ``server`` of it is the former."""
     with serving(folder / 'engine.sock', service) as server:
         server.server._hellos = TokenBuckets(0.0, 1.0)  # tests open sessions faster than robots do
         running = Running(server.path, **settings)

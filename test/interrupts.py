@@ -9,7 +9,7 @@ from worldmodel_ros.bringup.process import HOLD_INTERRUPT, signal_prefix
 
 
 def start(*command):
-    """Start a client as the launch files do; it has begun to hold an interrupt back, which takes `env` 1 ms."""
+    """Start a client as the launch files do; it has begun to hold an interrupt back, which takes ``env`` 1 ms."""
     process = subprocess.Popen([*signal_prefix(HOLD_INTERRUPT), *command], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     status = Path(f'/proc/{process.pid}/status')

@@ -22,7 +22,7 @@ FORMS = {
 
 
 def write_mcap(path: Path, bag: Path, form: str) -> Path:
-    """Write the messages of `bag` into the file `path`, in one of FORMS, and return its path."""
+    """Write the messages of ``bag`` into the file ``path``, in one of FORMS, and return its path."""
     options = {'profile': 'ros2', **FORMS[form]}
     profile = options.pop('profile')
     with open_bag(bag) as source, path.open('wb') as stream:

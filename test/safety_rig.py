@@ -32,7 +32,7 @@ class Rig:
         return command
 
     def wait(self, seconds: float) -> list:
-        """Tick through `seconds`; return what was sent in them."""
+        """Tick through ``seconds``; return what was sent in them."""
         before = len(self.sent)
         for _ in range(round(seconds / TICK)):
             self.now += TICK

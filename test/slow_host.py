@@ -6,13 +6,13 @@ Makes this machine a slower one for a while, to see what the package does there.
 A process on each core, of a higher real-time priority than all that is measured, takes a share of every millisecond, so that
 what remains is a core that is slower by the factor, for everybody alike. The machine is as before when the command has ended,
 or --at-most seconds (then the command is interrupted, and the exit code is 124, as timeout's). It needs the permission for
-SCHED_FIFO, as root and after `ulimit -r 99`.
+SCHED_FIFO, as root and after ``ulimit -r 99``.
 
 One difference to a machine that is slow: its share counts as real-time work, too, and Linux stops all real-time threads of a
-core for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; `dmesg` says so once). With a
-factor of 1.7 that is so as soon as the nodes want 54 % of a core, and a stop or a command is then late by as much.
+core for 50 ms in each second in which they want more than 95 % of it (kernel.sched_rt_runtime_us; ``dmesg`` says so once). With
+a factor of 1.7 that is so as soon as the nodes want 54 % of a core, and a stop or a command is then late by as much.
 
-`python test/slow_host.py 1.7` alone measures: the matrix product by which the suite tells how fast a machine is
+``python test/slow_host.py 1.7`` alone measures: the matrix product by which the suite tells how fast a machine is
 (scenarios/speed.py), without and with it. On two cores of an AMD EPYC: 1.24 ms, and 2.18 to 2.21 with 1.7, which is 1.76 to
 1.77 times as much, since every millisecond costs two changes of process, too; next to other programs, 1.44 ms and 2.6 to 2.9.
 """
@@ -50,7 +50,7 @@ while os.getppid() == parent and now() < end:
 
 class SlowHost:
     """
-    Makes the cores that this process may use slower by a factor, while it is entered, and for `at_most` seconds.
+    Makes the cores that this process may use slower by a factor, while it is entered, and for ``at_most`` seconds.
 
     :raises PermissionError: on entering, where SCHED_FIFO is not permitted.
     """
@@ -87,7 +87,7 @@ class SlowHost:
 
 
 def run(factor: float, command: list[str], at_most: float) -> int:
-    """Run a command on a machine slower by `factor`, for `at_most` seconds; return its exit code."""
+    """Run a command on a machine slower by ``factor``, for ``at_most`` seconds; return its exit code."""
     with SlowHost(factor, at_most + 30.0), subprocess.Popen(command) as child:
         # Ctrl-C reaches both; the command decides when it has ended.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def run(factor: float, command: list[str], at_most: float) -> int:
 
 
 def measure(factor: float) -> None:
-    """Print how long the suite's matrix product takes without and with a machine slower by `factor`."""
+    """Print how long the suite's matrix product takes without and with a machine slower by ``factor``."""
     from scenarios.speed import as_the_nodes_run, product_seconds
     with as_the_nodes_run():
         before = product_seconds()

@@ -1,4 +1,4 @@
-"""A model small enough for unit tests: the same code as `tiny`, with random weights."""
+"""A model small enough for unit tests: the same code as ``tiny``, with random weights."""
 from __future__ import annotations
 
 from dataclasses import replace

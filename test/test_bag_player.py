@@ -157,7 +157,7 @@ class Listener:
 
 @contextlib.contextmanager
 def played(path, namespace='replay', deaf_for=0.0, **parameters):
-    """Run a player and a listener in one process; the latter begins to listen after `deaf_for` seconds."""
+    """Run a player and a listener in one process; the latter begins to listen after ``deaf_for`` seconds."""
     context = Context()
     rclpy.init(context=context)
     listener, ended = Listener(context, namespace), threading.Event()

@@ -8,7 +8,7 @@ from worldmodel_ros.nodes.common import spin
 
 
 class Clocks:
-    """A wall clock 1000 s ahead of the steady one; each reading takes a microsecond, and some a `pause` [ns] besides."""
+    """A wall clock 1000 s ahead of the steady one; each reading takes a microsecond, and some a ``pause`` [ns] besides."""
 
     def __init__(self, pauses):
         self.now, self.pauses = 5_000_000_000, list(pauses)

@@ -102,7 +102,7 @@ def test_a_reaction_takes_things_to_stay_where_they_are_and_goes_on_for_as_many_
 
 
 class FakeForecast:
-    """A stream whose passes take what they cost, and that sees `places` by name: (x, y, vx, vy) in base_link."""
+    """A stream whose passes take what they cost, and that sees ``places`` by name: (x, y, vx, vy) in base_link."""
 
     times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
 

@@ -22,7 +22,7 @@ def layout():
 
 
 def values(node, key):
-    """All values of `key` anywhere below a JSON node."""
+    """All values of ``key`` anywhere below a JSON node."""
     if isinstance(node, dict):
         yield from ([node[key]] if key in node else [])
         node = list(node.values())

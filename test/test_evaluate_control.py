@@ -49,7 +49,7 @@ def begin(world, task, seed=SEED):
 
 
 def stand_at(world, name, away):
-    """Puts the robot `away` m from the centre of a thing, towards the middle of the room."""
+    """Puts the robot ``away`` m from the centre of a thing, towards the middle of the room."""
     x, y = world.position(name)
     angle = math.atan2(-y, -x)
     world.move_robot((x + away * math.cos(angle), y + away * math.sin(angle), angle))
@@ -133,7 +133,7 @@ def test_the_delay_is_rolled_forward_under_the_commands_that_hold():
 
 
 def errors_of(forecast, world, seed, seconds=1.5, ahead=1.0):
-    """Metres by which a forecast misses the ball after `ahead` s, after standing and looking on for `seconds`."""
+    """Metres by which a forecast misses the ball after ``ahead`` s, after standing and looking on for ``seconds``."""
     world.load(TASKS['intercept'].setup(seed).scene)
     odometry = WheelOdometry(world)
     for _ in range(round(seconds / 0.1)):

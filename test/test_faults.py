@@ -1,5 +1,5 @@
 """
-Rows of the fault matrix (test/faults/, docs/faults.md), one of each kind: `make faults` plays all of them.
+Rows of the fault matrix (test/faults/, docs/faults.md), one of each kind: ``make faults`` plays all of them.
 
 What holds in every row: the outcome that is expected and no other, in time; no late command; nothing lost that had been
 accepted; and all processes live on that were not to end.

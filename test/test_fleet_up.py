@@ -1,4 +1,4 @@
-"""`worldmodel fleet up`: one command, servers that come back, robots that are placed and go on, by processes and by Ray."""
+"""``worldmodel fleet up``: one command, servers that come back, robots that are placed and go on, by processes and by Ray."""
 import json
 import os
 import signal

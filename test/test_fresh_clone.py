@@ -1,8 +1,8 @@
 """
 The way of the README on a new machine: clone, one command, and everything is there.
 
-That a set-up from nothing works is what `make test` itself shows where there is no .venv; here, that it is not done twice, and
-done again where it must be.
+That a set-up from nothing works is what ``make test`` itself shows where there is no .venv; here, that it is not done twice,
+and done again where it must be.
 """
 import os
 import subprocess
@@ -33,7 +33,7 @@ def fingerprint(clone):
 
 @pytest.fixture(scope='module')
 def set_up(tmp_path_factory):
-    """A clone in the state in which a set-up leaves it, but for the built messages, and what to run `make` in."""
+    """A clone in the state in which a set-up leaves it, but for the built messages, and what to run ``make`` in."""
     if not (ROOT / '.git').exists():
         pytest.skip('not a git checkout')
     clone = tmp_path_factory.mktemp('fresh') / 'clone'
@@ -42,7 +42,7 @@ def set_up(tmp_path_factory):
     (clone / 'worldmodel_ros' / 'msg').mkdir()
     (clone / 'worldmodel_ros' / 'msg' / '__init__.py').touch()
     (clone / '.venv' / 'worldmodel_ros.stamp').write_text(fingerprint(clone))
-    # A parent `make test` must not tell this one how to run; and there is no network.
+    # A parent ``make test`` must not tell this one how to run; and there is no network.
     environment = clean_environment(PIP_NO_INDEX='1', PIP_FIND_LINKS='', PIP_CONFIG_FILE=os.devnull)
     for variable in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'ARGS'):
         environment.pop(variable, None)

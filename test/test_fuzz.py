@@ -1,4 +1,4 @@
-"""A short round of every fuzzing target, the same inputs every time; `make fuzz` runs them for long."""
+"""A short round of every fuzzing target, the same inputs every time; ``make fuzz`` runs them for long."""
 import json
 import mmap
 from pathlib import Path

@@ -63,7 +63,7 @@ print(json.dumps(out))
 
 
 # What the example client of vllm-omni's pull request 3701 does on the wire, with the codec and the library that it uses: a
-# connection for each call, the image with the first one alone, parts until `total`, errors as maps.
+# connection for each call, the image with the first one alone, parts until ``total``, errors as maps.
 CAMERA_PROGRAM = r'''
 import json, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""The gateway before `worldmodel serve` with a real model: what a client gets is what a session in process would give."""
+"""The gateway before ``worldmodel serve`` with a real model: what a client gets is what a session in process would give."""
 import signal
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 
 class Engine:
-    """`worldmodel serve`, which can be killed and started again."""
+    """``worldmodel serve``, which can be killed and started again."""
 
     def __init__(self, path, model, *arguments):
         self.path = path

@@ -144,7 +144,7 @@ def test_an_engine_that_dies_behind_the_gateway_is_told_to_the_node_at_once(tmp_
 
 
 class Elsewhere:
-    """A way to a gateway on a machine whose clock is `ahead` s ahead, `there` and `back` s long."""
+    """A way to a gateway on a machine whose clock is ``ahead`` s ahead, ``there`` and ``back`` s long."""
 
     def __init__(self, url, ahead=0.0, there=0.0, back=0.0):
         self.ahead, self.there, self.back = ahead, there, back

@@ -1,4 +1,4 @@
-"""`worldmodel gateway` as a process: it starts, is refused, restarts and ends as it says."""
+"""``worldmodel gateway`` as a process: it starts, is refused, restarts and ends as it says."""
 import json
 import os
 import re

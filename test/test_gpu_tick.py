@@ -24,7 +24,7 @@ PARTS = ('encode', 'commit', 'policy', 'denoise')
 
 
 class Mark:
-    """A device's event, on a device whose time stands at `number` marks."""
+    """A device's event, on a device whose time stands at ``number`` marks."""
 
     def __init__(self, number):
         self.number = number
@@ -164,7 +164,7 @@ def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
 
 
 class Overlapping(QueuedBackend):
-    """Units of questions are done when `done` is set; a tick that comes meanwhile overtakes them."""
+    """Units of questions are done when ``done`` is set; a tick that comes meanwhile overtakes them."""
 
     overlaps, busy = True, False
 
@@ -192,7 +192,7 @@ class Overlapping(QueuedBackend):
 
 
 def branch(session, backend, meanwhile=lambda: None):
-    """The answer to a question; `meanwhile` is called while each unit of it is under way."""
+    """The answer to a question; ``meanwhile`` is called while each unit of it is under way."""
     units = session.what_if(np.tile(ACTION, (SMALL.chunk_frames + 2, 1)))
     while True:
         try:

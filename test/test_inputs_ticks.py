@@ -21,7 +21,7 @@ def pace(stamps, tolerance=0.05, time_jump=1.0):
 
 
 def camera(rate, seconds=120.0, jitter=0.0, seed=0):
-    """Return the stamps [s] of a camera, each off by up to `jitter` s."""
+    """Return the stamps [s] of a camera, each off by up to ``jitter`` s."""
     times = np.arange(round(seconds * rate)) / rate
     return np.sort(times + np.random.default_rng(seed).uniform(-jitter, jitter, len(times)))
 
@@ -170,7 +170,7 @@ def test_a_drive_in_bursts_does_not_hide_a_dead_camera():
 
 
 def noisy_then(rest, differing=1.0, standing=45):
-    """Indices at which the camera counts as frozen, in `rest` [(image, moving)], after images that differ by noise."""
+    """Indices at which the camera counts as frozen, in ``rest`` [(image, moving)], after images that differ by noise."""
     rng, size = np.random.default_rng(0), 1000
     images = []
     for _ in range(standing):

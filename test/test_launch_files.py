@@ -191,7 +191,7 @@ def test_what_waits_for_the_model_does_not_start_when_its_activation_is_interrup
 def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):
     pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
     monkeypatch.setenv('ROS_LOG_DIR', str(tmp_path))
-    # The executables begin with `/usr/bin/env python3`, which is to be this one.
+    # The executables begin with ``/usr/bin/env python3``, which is to be this one.
     monkeypatch.setenv('PATH', f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     code = """if True:
         import sys

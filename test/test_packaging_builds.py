@@ -24,7 +24,7 @@ except ImportError:  # Python 3.10, where pytest brings it
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ('3.10', '3.11', '3.12')
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
-# Enough to talk; the rest of the dependencies take no part in the build, and `make setup` installs them all.
+# Enough to talk; the rest of the dependencies take no part in the build, and ``make setup`` installs them all.
 RUN_TIME = ['numpy', *[d for d in PROJECT['project']['dependencies'] if d.startswith('ros-')]]
 
 # What is looked at is what gets installed, not its speed: half of the time of a build is the optimiser's.

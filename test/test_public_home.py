@@ -42,7 +42,7 @@ def test_a_workflow_may_only_read_ends_in_time_and_runs_once(path):
     workflow = yaml.safe_load(path.read_text())
     assert workflow['permissions'] == {'contents': 'read'}
     assert workflow['concurrency']['group']
-    assert set(workflow[True]) >= {'push', 'pull_request'}  # `on`, which YAML 1.1 takes for a truth value
+    assert set(workflow[True]) >= {'push', 'pull_request'}  # ``on``, which YAML 1.1 takes for a truth value
     for name, job in workflow['jobs'].items():
         assert 0 < job['timeout-minutes'] <= 120, name
         assert 'latest' not in job['runs-on'], name

@@ -1,4 +1,4 @@
-"""`make test`: two phases, one table, one exit code."""
+"""``make test``: two phases, one table, one exit code."""
 import importlib.util
 import json
 import os
@@ -64,7 +64,7 @@ def run(where, tests, *arguments, folder=False):
     """
     Run tests, with what test/conftest.py adds, and return the exit code and the lines of the table.
 
-    `folder`: all that is in it, and not their file alone.
+    ``folder``: all that is in it, and not their file alone.
     """
     file = where / 'test_some.py'
     file.write_text(tests)

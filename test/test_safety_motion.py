@@ -22,7 +22,7 @@ def positions(at=(0.0, 0.0), *, whole_chunk=True, limits=LIMITS) -> PositionMoti
 
 
 class Arm:
-    """A gate with joints that go where the commands send them at once, unless `stuck`, and are measured at each tick."""
+    """A gate with joints that go where the commands send them at once, unless ``stuck``, and are measured at each tick."""
 
     def __init__(self, at=(0.0, 0.0), *, whole_chunk=True, limits=LIMITS, **policy) -> None:
         self.gate = Gate(NAMES, positions(at, whole_chunk=whole_chunk, limits=limits), Policy(**policy))

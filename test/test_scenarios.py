@@ -130,7 +130,7 @@ def test_scenarios_under_launch(system):
     environment = {
         **os.environ,
         'SCENARIO_SYSTEM': system.name,
-        # The executables begin with `/usr/bin/env python3`, which is to be this one.
+        # The executables begin with ``/usr/bin/env python3``, which is to be this one.
         'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
     }
     environments.run(

@@ -1,4 +1,4 @@
-"""`worldmodel serve` as a process with a real model: it plans as a session of one's own, and ends in good order."""
+"""``worldmodel serve`` as a process with a real model: it plans as a session of one's own, and ends in good order."""
 import json
 import os
 import signal
@@ -120,7 +120,7 @@ while True:
 
 
 def tick_along(link, path, first, count, period, budget):
-    """Tick in real time, each due after `budget` [s]; return the answers, and by how much each came too late [s]."""
+    """Tick in real time, each due after ``budget`` [s]; return the answers, and by how much each came too late [s]."""
     late, answers = [], []
     begun = time.monotonic()
     for number in range(first, first + count):

@@ -372,7 +372,7 @@ def test_a_branch_that_fails_fails_its_question_and_not_the_session():
 
 
 def test_branches_all_the_time_delay_a_tick_by_no_more_than_is_allowed():
-    """Pre-empted between units: a tick that comes when it was expected waits for `blocking` at most."""
+    """Pre-empted between units: a tick that comes when it was expected waits for ``blocking`` at most."""
     def longest(asking):
         rig = Rig(pictures=False)
         session, listener = rig.open()

@@ -11,8 +11,8 @@ SEQUENCE = st.tuples(st.integers(1, 8), st.floats(1.5, 40.0), st.floats(0.1, 1.0
 
 def play(robots, factor, seconds, every, until):
     """
-    Replies as (time since the burst was over [s], tier): `robots` at 10 Hz, of whose networks, from BEGIN on and for so
-    many seconds, each `every`-th is slower by a factor.
+    Replies as (time since the burst was over [s], tier): ``robots`` at 10 Hz, of whose networks, from BEGIN on and for so
+    many seconds, each ``every``-th is slower by a factor.
     """
     rig = Rig(pictures=False, sessions=9)
     run, calls, start = rig.backend.run, iter(range(10**6)), rig.clock.now

@@ -36,7 +36,7 @@ def place(world: World, x: float, y: float, yaw: float) -> None:
 
 
 def stand_before(world: World, goal: str, bearing: float) -> None:
-    """Puts the robot 1 m from an object that it sees at `bearing`, with no other near the view of it."""
+    """Puts the robot 1 m from an object that it sees at ``bearing``, with no other near the view of it."""
     x, y = world.position(goal)
     for angle in np.linspace(-math.pi, math.pi, 32):
         at = x - math.cos(angle), y - math.sin(angle)

@@ -53,7 +53,7 @@ def driven(engine, count=12, seed=0) -> Session:
 
 
 def finish(units, between=lambda: None):
-    """The Future of a what-if; `between` is called before each of its units."""
+    """The Future of a what-if; ``between`` is called before each of its units."""
     while True:
         try:
             next(units)

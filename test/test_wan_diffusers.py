@@ -1,4 +1,4 @@
-"""The Wan family next to diffusers' own networks, which must be installed (extra `[wan]`)."""
+"""The Wan family next to diffusers' own networks, which must be installed (extra ``[wan]``)."""
 import copy
 from importlib.util import find_spec
 

@@ -60,7 +60,7 @@ class Rig:
         return observation, self.worker.submit(observation)
 
     def run(self, until=None):
-        """Work until there is nothing to do, or until the virtual time `until`."""
+        """Work until there is nothing to do, or until the virtual time ``until``."""
         while True:
             patience = self.worker.step()
             if patience is None:
@@ -251,7 +251,7 @@ def test_an_observation_that_a_newer_one_overtook_unanswered_counts_as_late_once
     rig.tick()
     rig.frame()
     rig.clock.sleep(0.1)
-    rig.frame()  # the executor was away all the time: nobody called `overdue`
+    rig.frame()  # the executor was away all the time: nobody called ``overdue``
     answer, _ = rig.answers[-1]
     assert (answer.tier, answer.verdict, answer.sequence, answer.counts.late) == (Tier.NONE, Verdict.LATE, 2, 1)
     rig.run()

@@ -33,7 +33,7 @@ def decided(model: WorldModel) -> WorldModel:
 
 
 class DenseTiles:
-    """`TileAttention` with the keys and values of all frames in one tensor, and a mask between tokens that is made from
+    """``TileAttention`` with the keys and values of all frames in one tensor, and a mask between tokens that is made from
     what the preset says about a tile and its neighbourhood."""
 
     def __init__(self, dit: DiT):

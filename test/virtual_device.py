@@ -17,7 +17,7 @@ BRANCH = {Tier.TWO_STEP: (FIRST, SECOND, DECODE)}
 def table(tail: float = 0.0, **other: dict[int, float]) -> StepTable:
     """
     Times in ms by batch size: a pass of the big model takes 4 ms alone and 7 for four, one of the small model 1 and
-    1.6; the high quantile is `tail` ms more. `other`: instead of those, by network, with '_' for '/'.
+    1.6; the high quantile is ``tail`` ms more. ``other``: instead of those, by network, with '_' for '/'.
     """
     big, small = {1: 4.0, 2: 5.0, 4: 7.0}, {1: 1.0, 2: 1.2, 4: 1.6}
     times = {'big/observe': big, 'big/denoise': big, 'big/decode': big, 'small/observe': small, 'small/denoise': small}
@@ -28,7 +28,7 @@ def table(tail: float = 0.0, **other: dict[int, float]) -> StepTable:
 
 
 def tick(session: str, sequence: int = 1, at: float = 0.0, budget: float = 35 * MS, routes=None) -> Request:
-    """A tick that arrives at `at` and has `budget` [s]."""
+    """A tick that arrives at ``at`` and has ``budget`` [s]."""
     return Request((session, sequence), session, sequence, Kind.TICK, at, at + budget, routes or ROUTES)
 
 
@@ -39,7 +39,7 @@ def branch(name: str, at: float = 0.0, budget: float = 1.0, routes=None, kind: K
 
 class VirtualDevice:
     """
-    Runs what a scheduler tells, in virtual time. `duration(batch)` [s]: how long a batch really takes; without it,
+    Runs what a scheduler tells, in virtual time. ``duration(batch)`` [s]: how long a batch really takes; without it,
     what the step table says is typical.
     """
 

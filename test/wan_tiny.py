@@ -1,7 +1,7 @@
 """A network of the Wan family that is small enough for a test, with weights and inputs that any program can make again.
 
 All numbers come from NumPy's frozen Mersenne Twister, each tensor's by its name: what made the fixtures of
-`test/fixtures/wan` (tools/wan_reference.py) drew the same.
+``test/fixtures/wan`` (tools/wan_reference.py) drew the same.
 """
 import zlib
 
@@ -29,7 +29,7 @@ def weight(name, shape):
 
 
 class Drawn:
-    """`model.weights.Weights`, from `weight`."""
+    """``model.weights.Weights``, from ``weight``."""
 
     def take(self, name, shape, part):
         whole = weight(name, tuple(shape))

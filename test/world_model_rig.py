@@ -63,7 +63,7 @@ class Spinning:
 
 class Rig:
     """
-    Messages of the node are kept in `received[topic]`, each with the steady time of its arrival.
+    Messages of the node are kept in ``received[topic]``, each with the steady time of its arrival.
 
     Deeper queues than a robot's, so that no message can hide behind a later one.
     """
@@ -138,7 +138,7 @@ class Rig:
         wait_for(lambda: self.subject._goal == goal, f'the goal {goal}')
 
     def image(self, stamp=None, value=None, size=(64, 64), encoding='rgb8'):
-        """Return an image that differs from the last one, unless `value` says what is in it."""
+        """Return an image that differs from the last one, unless ``value`` says what is in it."""
         self.value = (self.value + 1) % 256 if value is None else value
         height, width = size
         message = Image(height=height, width=width, encoding=encoding, step=width * 3,
@@ -156,7 +156,7 @@ class Rig:
         return self.tester.get_clock().now().nanoseconds
 
     def film(self, seconds, rate=10.0, publish=None):
-        """Be a camera for so long; `publish` sends one image."""
+        """Be a camera for so long; ``publish`` sends one image."""
         publish = publish or (lambda: self.images.publish(self.image()))
         start = time.monotonic()
         for k in range(round(seconds * rate)):
@@ -181,7 +181,7 @@ class Rig:
 
 
 def wait_for(condition, what, timeout=DEADLINE):
-    """Wait for a condition; fail with `what` it was."""
+    """Wait for a condition; fail with ``what`` it was."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         if value := condition():
@@ -192,7 +192,7 @@ def wait_for(condition, what, timeout=DEADLINE):
 
 @contextlib.contextmanager
 def rig(*transitions, goal='', load_engine=None, namespace='', **parameters):
-    """Run a node to the end of the block; after `transitions`, with a goal if there is one."""
+    """Run a node to the end of the block; after ``transitions``, with a goal if there is one."""
     subject = Rig(load_engine, namespace, **parameters)
     try:
         assert subject.change(*transitions)

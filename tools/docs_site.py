@@ -1,4 +1,4 @@
-"""Builds the documentation as a web site, in build/docs: `make docs`.
+"""Builds the documentation as a web site, in build/docs: ``make docs``.
 
     .envs/docs/bin/python tools/docs_site.py [OPTIONS OF SPHINX-BUILD]
 
@@ -33,7 +33,7 @@ LANGUAGES = {'.yaml': 'yaml', '.rviz': 'yaml', '.xml': 'xml', '.json': 'json'}
 # Links
 
 def anchor(path: str) -> str:
-    """The anchor of a file's section on a page of several: `config/train/tiny.yaml` -> `config-train-tiny-yaml`."""
+    """The anchor of a file's section on a page of several: ``config/train/tiny.yaml`` -> ``config-train-tiny-yaml``."""
     return re.sub(r'\W+', '-', path).strip('-').lower()
 
 

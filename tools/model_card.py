@@ -4,7 +4,7 @@
         --pictures docs/images/quality/tiny
     .venv/bin/python tools/model_card.py
 
-What stands between `<!-- NAME -->` and `<!-- end -->` is written by this program, so that no number is typed by
+What stands between ``<!-- NAME -->`` and ``<!-- end -->`` is written by this program, so that no number is typed by
 hand; the text around it is not touched. A test keeps the two equal.
 """
 from __future__ import annotations
@@ -184,7 +184,7 @@ def pictures(name: str) -> str:
 
 
 def block(name: str) -> str:
-    """`PART MODEL`, such as `targets tiny`."""
+    """``PART MODEL``, such as ``targets tiny``."""
     part, model = name.split()
     if part in ('training', 'pictures'):
         return {'training': training, 'pictures': pictures}[part](model)

@@ -1,4 +1,4 @@
-"""Builds the source distribution and, from it, the wheel, in dist/, and checks both: `make package`.
+"""Builds the source distribution and, from it, the wheel, in dist/, and checks both: ``make package``.
 
     .envs/package/bin/python tools/package.py [--check] [--tag TAG]
 

@@ -1,4 +1,4 @@
-"""Runs all tests in two phases and sums both up in one table: `make test`.
+"""Runs all tests in two phases and sums both up in one table: ``make test``.
 
     .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
 

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def import_bare(checkout: Path) -> None:
-    """Makes `wan.modules` importable without what its packages import."""
+    """Makes ``wan.modules`` importable without what its packages import."""
     for name in ('wan', 'wan.modules', 'wan.utils', 'wan.distributed', 'utils'):
         module = types.ModuleType(name)
         module.__path__ = [str(checkout / name.replace('.', '/'))]

@@ -42,8 +42,8 @@ def refusal(arguments: Sequence[str], environment: Mapping[str, str], library: P
     """
     Return why a process that is told to be secure must not start; empty: it is not told so, or it can be.
 
-    rcl itself goes on unprotected where the strategy is not Enforce and something is missing. `library`: as `loaded_library`
-    gives it; of another middleware than Fast DDS, Enforce alone has to see to it.
+    rcl itself goes on unprotected where the strategy is not Enforce and something is missing. ``library``: as
+    ``loaded_library`` gives it; of another middleware than Fast DDS, Enforce alone has to see to it.
     """
     if not is_asked_for(environment):
         return ''

@@ -18,7 +18,7 @@ def prefixes() -> list[Path]:
 
 def find_executable(package: str, executable: str) -> Path:
     """
-    Return the path of a package's executable in lib/<package>, where `ros2 run` and launch find it too.
+    Return the path of a package's executable in lib/<package>, where ``ros2 run`` and launch find it too.
 
     :raises NotInstalledError: if no prefix has it.
     """

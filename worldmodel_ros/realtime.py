@@ -25,9 +25,9 @@ def priority_of(process: int) -> int:
 
 def apply(logger: Logger, priority: int, *, all_threads: bool = False) -> bool:
     """
-    Put the calling thread under SCHED_FIFO with `priority` (1 to 99; 0 leaves it as it is).
+    Put the calling thread under SCHED_FIFO with ``priority`` (1 to 99; 0 leaves it as it is).
 
-    `all_threads` takes every thread that the process has by now, those of DDS included: right where receiving
+    ``all_threads`` takes every thread that the process has by now, those of DDS included: right where receiving
     is as urgent as the callback, wrong where threads compute for long. Returns whether it took effect. Where
     it is not permitted, warns with the remedy and goes on: the node works without, only with more jitter on a
     busy machine.

@@ -5,8 +5,8 @@ robot a command, and by which rung of its ladder?
     python -m benchmarks.fleet_sim.availability --json benchmarks/results/fleet_availability.json
 
 Failures and repairs are events on virtual time, decided by the fleet's own router; what lies between them is not played tick
-by tick. How long a session is away is measured (`--resume`, `--server-loss`); how often things fail is assumed, and said in the
-result. The rungs add up: what one leaves open, the next one may fill.
+by tick. How long a session is away is measured (``--resume``, ``--server-loss``); how often things fail is assumed, and said in
+the result. The rungs add up: what one leaves open, the next one may fill.
 """
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """s. `resume`: reading a session and its first chunk; `takeover`: until the robot's own model drives; `anew`: to commit
-    a window again, in real time."""
+    """s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``: to
+    commit a window again, in real time."""
 
     resume: float
     takeover: float

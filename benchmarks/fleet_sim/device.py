@@ -31,7 +31,7 @@ def routes(networks: set[str]) -> dict[Tier, tuple[Unit, ...]]:
 
 
 class Device:
-    """Plays a GPU's history. `watch`, if given, is called with each batch and the time at which it ended [s]."""
+    """Plays a GPU's history. ``watch``, if given, is called with each batch and the time at which it ended [s]."""
 
     def __init__(self, history: Gpu, tables: list[dict], policy: Policy, staggered: bool, seconds: float, seed: int,
                  watch: Callable[[Batch, float], None] | None = None) -> None:

@@ -40,7 +40,7 @@ def draw_overview(report: dict, path: Path) -> None:
 
 def draw_timeline(batches: list[tuple[Batch, float]], path: Path, measured: bool, since: float = 0.5,
                   length: float = 0.1) -> None:
-    """The batches of one GPU over `length` seconds: a lane a network, the number of robots in each batch."""
+    """The batches of one GPU over ``length`` seconds: a lane a network, the number of robots in each batch."""
     networks = list(NETWORK_COLOURS)
     note = 'Each bar is one batch, with the number of requests in it. Decoding fills gaps, where there are any.'
     title = 'One overloaded GPU, 78 robots: 100 ms of its work'

@@ -17,8 +17,8 @@ COST = 0.1 / 11.3  # s of a GPU that a tick in two steps takes, in the best batc
 @dataclass(frozen=True)
 class Stay:
     """
-    A robot on a GPU from `start` to `end` [s]. Its first frame there is at `start` + `phase`; `warm_up` older ones are
-    to be committed again.
+    A robot on a GPU from ``start`` to ``end`` [s]. Its first frame there is at ``start`` + ``phase``; ``warm_up`` older ones
+    are to be committed again.
     """
 
     robot: int
@@ -30,7 +30,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one GPU lives through. From `slow_from` [s] on everything takes `slowdown` times as long; lost at `dies`."""
+    """What one GPU lives through. From ``slow_from`` [s] on everything takes ``slowdown`` times as long; lost at ``dies``."""
 
     stays: tuple[Stay, ...] = ()
     slowdown: float = 1.0
@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fleet's history over `seconds`. `staggered`: each robot takes the phase that its scheduler advises."""
+    """A fleet's history over ``seconds``. ``staggered``: each robot takes the phase that its scheduler advises."""
 
     name: str
     robots: int

@@ -13,10 +13,10 @@ BIN = 0.25  # s, of the course over time
 @dataclass
 class Tally:
     """
-    Ticks by outcome: met, late, given_up, superseded, lost, refused. `tiers`: of those met or late. `latencies` [s]:
-    from the camera's stamp to the command, of those. `promised`: by how much ticks ended after they had been expected
-    to at admission [s]. `bad` and `all`: ticks over time, by bins of BIN. `busy`: seconds of device time by kind.
-    `warm` [s]: from a move to a full window. `device_seconds`: that there were.
+    Ticks by outcome: met, late, given_up, superseded, lost, refused. ``tiers``: of those met or late. ``latencies`` [s]:
+    from the camera's stamp to the command, of those. ``promised``: by how much ticks ended after they had been expected
+    to at admission [s]. ``bad`` and ``all``: ticks over time, by bins of BIN. ``busy``: seconds of device time by kind.
+    ``warm`` [s]: from a move to a full window. ``device_seconds``: that there were.
     """
 
     outcomes: Counter = field(default_factory=Counter)

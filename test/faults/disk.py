@@ -34,7 +34,7 @@ WITHOUT_A_PART = f'{DEGRADED}a recording with a gap'
 
 
 class Recording:
-    """A recorder's process. `began`: from when on everything should be in the bag (steady, s)."""
+    """A recorder's process. ``began``: from when on everything should be in the bag (steady, s)."""
 
     def __init__(self, rig: Rig, process: subprocess.Popen, folder: Path) -> None:
         self.rig, self.process, self.folder = rig, process, folder

@@ -1,11 +1,11 @@
 """
-A network link between two network namespaces that does to packets what `tc netem` does, in user space.
+A network link between two network namespaces that does to packets what ``tc netem`` does, in user space.
 
     python link.py NAMESPACE NAMESPACE
 
 Not every kernel has netem, while tap devices are nearly everywhere. Each line on the standard input is a JSON object of
-what is to be done from then on, to each direction by itself: `loss`, `duplicate` and `corrupt` are parts of the packets,
-`delay` and `jitter` (standard deviation) are in s, `rate` in bytes/s, of which 50 packets may wait.
+what is to be done from then on, to each direction by itself: ``loss``, ``duplicate`` and ``corrupt`` are parts of the packets,
+``delay`` and ``jitter`` (standard deviation) are in s, ``rate`` in bytes/s, of which 50 packets may wait.
 """
 
 import ctypes

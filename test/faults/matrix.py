@@ -34,11 +34,11 @@ class Seen:
 @dataclass(frozen=True)
 class Case:
     """
-    One row. `play` has the fault happen to a running system and returns what was seen.
+    One row. ``play`` has the fault happen to a running system and returns what was seen.
 
-    `outcome` is what is expected to be seen, and `bound` how long the reaction may take [s]; `reaction` says from where to
-    where that is. `ends`: full names of the nodes that the fault ends; `stops`: of those that it keeps from doing what is
-    checked of them otherwise. `needs` returns why the case cannot be played on this machine, '' where it can.
+    ``outcome`` is what is expected to be seen, and ``bound`` how long the reaction may take [s]; ``reaction`` says from where
+    to where that is. ``ends``: full names of the nodes that the fault ends; ``stops``: of those that it keeps from doing what
+    is checked of them otherwise. ``needs`` returns why the case cannot be played on this machine, '' where it can.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass
 class Result:
-    """What became of a case: a row of the JSON file. Times in ms; `failures` is empty where all was as expected."""
+    """What became of a case: a row of the JSON file. Times in ms; ``failures`` is empty where all was as expected."""
 
     name: str
     outcome: str = ''
@@ -83,7 +83,7 @@ CASES: list[Case] = []
 
 def case(system: str, outcome: str, reaction: str, bound: float, *, ends: tuple[str, ...] = (),
          stops: tuple[str, ...] = (), needs: Callable[[], str] = lambda: '', name: str = '', what: str = '') -> Callable:
-    """Make a function of a `Running` system a row of the matrix; its name and docstring are the row's, unless given."""
+    """Make a function of a ``Running`` system a row of the matrix; its name and docstring are the row's, unless given."""
     def register(play: Callable[[Running], Seen]) -> Callable[[Running], Seen]:
         text = what or ' '.join((play.__doc__ or '').split())
         add(Case(name or play.__name__, system, play, text, outcome, reaction, bound, ends, stops, needs))

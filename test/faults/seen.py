@@ -27,7 +27,7 @@ def right_after_a_command(rig: Rig, speed: float = MOVING) -> None:
 
 
 def stop(rig: Rig, start: float, bound: float) -> float:
-    """Check that the robot is told to stop, comes to rest and stays so; return how long after `start` it was told [s]."""
+    """Check that the robot is told to stop, comes to rest and stays so; return how long after ``start`` it was told [s]."""
     at = stopped_within(rig, start, bound)
     comes_to_rest(rig)
     stays_stopped(rig, at)
@@ -35,7 +35,7 @@ def stop(rig: Rig, start: float, bound: float) -> float:
 
 
 def rest(rig: Rig, start: float, timeout: float) -> float:
-    """Wait until the robot stands, by the simulator's truth; return how long after `start` that began [s]."""
+    """Wait until the robot stands, by the simulator's truth; return how long after ``start`` that began [s]."""
     def standstill() -> float | None:
         truth = rig.observer.since('sim/ground_truth', start)
         standing = next((k for k, r in enumerate(reversed(truth)) if not _at_rest(r.message)), len(truth))
@@ -45,7 +45,7 @@ def rest(rig: Rig, start: float, timeout: float) -> float:
 
 
 def afterwards(rig: Rig, timeout: float = RECOVERY) -> str:
-    """Return the outcome for a robot that should be driven again within `timeout` s."""
+    """Return the outcome for a robot that should be driven again within ``timeout`` s."""
     try:
         rig.wait_until_driving('driving to go on', time.monotonic(), timeout)
     except AssertionError as error:
@@ -54,13 +54,13 @@ def afterwards(rig: Rig, timeout: float = RECOVERY) -> str:
 
 
 def longest_pause(rig: Rig, start: float) -> float:
-    """Return the longest time since `start` without a command that moves the robot [s]."""
+    """Return the longest time since ``start`` without a command that moves the robot [s]."""
     moving = [r.at for r in rig.observer.since('cmd_vel', start) if not stands(r.message)]
     return max(b - a for a, b in pairwise([start, *moving, time.monotonic()]))
 
 
 def drives_through(rig: Rig, start: float) -> float:
-    """Check that the robot has been driven all the time since `start`; return the longest pause [s]."""
+    """Check that the robot has been driven all the time since ``start``; return the longest pause [s]."""
     pause = longest_pause(rig, start)
     if pause > PAUSE:
         raise Missed(f'nothing moved the robot {rig.namespace} for {pause * 1e3:.0f} ms', pause - PAUSE, start,
@@ -70,7 +70,7 @@ def drives_through(rig: Rig, start: float) -> float:
 
 def drives_while(rig: Rig, busy: Callable[[], bool], timeout: float) -> float:
     """
-    Drive from room to room while something else goes on, for `timeout` s at most; check that the robot is driven all the
+    Drive from room to room while something else goes on, for ``timeout`` s at most; check that the robot is driven all the
     time in each of them, and return the longest pause [s].
     """
     longest, end = 0.0, time.monotonic() + timeout

@@ -23,7 +23,7 @@ def no_compiler() -> str:
 
 
 class Shim:
-    """The faults of one process, which is started with `environment`."""
+    """The faults of one process, which is started with ``environment``."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(16))

@@ -61,6 +61,6 @@ class Stage:
             self.end()
             self._started += 1
             running = Running(PLANS[system], self._directory / f'{self._started:02d}_{system}')
-            self._running = running  # also where its start fails: `end` clears it away
+            self._running = running  # also where its start fails: ``end`` clears it away
             running.start()
         return self._running

@@ -1,4 +1,4 @@
-"""A stranger's process on the robot's network: `python stranger.py KIND SECONDS`. It prints how much it has sent."""
+"""A stranger's process on the robot's network: ``python stranger.py KIND SECONDS``. It prints how much it has sent."""
 
 import math
 import os

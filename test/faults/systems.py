@@ -28,10 +28,10 @@ DISK_SIZE = 24  # MiB
 @dataclass(frozen=True)
 class Plan:
     """
-    What runs: `arguments` of the description, one robot for each namespace. `parameters` returns those by node, and may
+    What runs: ``arguments`` of the description, one robot for each namespace. ``parameters`` returns those by node, and may
     make files for them in a directory.
 
-    `shimmed`: its nodes have the shim (faults/shim.c), whose faults are then chosen while they run.
+    ``shimmed``: its nodes have the shim (faults/shim.c), whose faults are then chosen while they run.
     """
 
     name: str
@@ -67,7 +67,7 @@ PLANS = {plan.name: plan for plan in (
 
 class Running:
     """
-    A running system. `rigs` has one for each robot, `disk` is a small disk of its own, on which sessions are kept.
+    A running system. ``rigs`` has one for each robot, ``disk`` is a small disk of its own, on which sessions are kept.
 
     Nodes are named by their full names.
     """

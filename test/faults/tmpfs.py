@@ -9,7 +9,7 @@ _FILLER = 'filler'
 
 
 class SmallDisk:
-    """A folder that is a tmpfs of its own where that is permitted (`is_small`), and else just a folder."""
+    """A folder that is a tmpfs of its own where that is permitted (``is_small``), and else just a folder."""
 
     def __init__(self, path: Path, mebibytes: int) -> None:
         self.path = path

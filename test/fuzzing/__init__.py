@@ -1,7 +1,7 @@
 """
-What is fuzzed, one file a target. `benchmarks/fuzz.py` runs them all for minutes; test_fuzz.py each for a moment.
+What is fuzzed, one file a target. ``benchmarks/fuzz.py`` runs them all for minutes; test_fuzz.py each for a moment.
 
-A target's file has `TARGET`, a harness.Bytes or a harness.States. It is imported in its own process only.
+A target's file has ``TARGET``, a harness.Bytes or a harness.States. It is imported in its own process only.
 """
 from __future__ import annotations
 

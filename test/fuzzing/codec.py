@@ -1,4 +1,4 @@
-"""The server's protocol: what bytes make of `unpack`. A message that comes out goes in again, and comes out alike."""
+"""The server's protocol: what bytes make of ``unpack``. A message that comes out goes in again, and comes out alike."""
 from __future__ import annotations
 
 import struct

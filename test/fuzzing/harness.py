@@ -45,9 +45,9 @@ class Bytes:
     """
     A target that takes bytes.
 
-    `run` returns whether they were accepted, and lets any exception out that is not documented. `seeds` are made by the
-    project's own encoders. An input of n bytes may take `factor` * n + `constant` bytes at a time: of allocations that
-    Python knows, or, if `resident`, of memory that is really used, that of native libraries too.
+    ``run`` returns whether they were accepted, and lets any exception out that is not documented. ``seeds`` are made by the
+    project's own encoders. An input of n bytes may take ``factor`` * n + ``constant`` bytes at a time: of allocations that
+    Python knows, or, if ``resident``, of memory that is really used, that of native libraries too.
     """
 
     seeds: Callable[[], list[bytes]]
@@ -62,7 +62,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class States:
-    """A target that is a state machine of hypothesis; `inputs` counts its runs."""
+    """A target that is a state machine of hypothesis; ``inputs`` counts its runs."""
 
     machine: type
     inputs: int
@@ -136,7 +136,7 @@ class _Resident:
 
 
 class Runner:
-    """Feeds inputs of bytes to a target; keeps the first input of each kind of crash in `folder`."""
+    """Feeds inputs of bytes to a target; keeps the first input of each kind of crash in ``folder``."""
 
     def __init__(self, target: Bytes, state: State, folder: Path) -> None:
         self._target, self._state, self._folder = target, state, folder
@@ -241,7 +241,7 @@ _GUIDES = ['worldmodel_ros.serving.transport', 'worldmodel_ros.serving.gateway',
 
 def child(load: Callable[[], Bytes | States], inputs: int | None, seconds: float, seed: int, folder: Path,
           guided: bool) -> None:
-    """Run a target, told by its parent; leave `result.json` in the folder. Does not return."""
+    """Run a target, told by its parent; leave ``result.json`` in the folder. Does not return."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
     state = State(folder / 'state')
     if guided:
@@ -327,9 +327,9 @@ def has_atheris() -> bool:
 
 def fuzz(name: str, script: Path, inputs: int | None, seconds: float, seed: int, out: Path, guided: bool) -> dict:
     """
-    Run a target by `script`, which hands `--child` on to `child`; return its row of the result.
+    Run a target by ``script``, which hands ``--child`` on to ``child``; return its row of the result.
 
-    What it crashes of is kept in `out`/name.
+    What it crashes of is kept in ``out``/name.
     """
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)

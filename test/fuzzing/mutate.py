@@ -14,7 +14,7 @@ Mutation = Callable[[bytes, Random, Sequence[bytes]], bytes]
 
 
 def number(random: Random, size: int) -> bytes:
-    """Return an integer of `size` bytes, little-endian: an edge, one off an edge, or any."""
+    """Return an integer of ``size`` bytes, little-endian: an edge, one off an edge, or any."""
     if random.random() < 0.3:
         value = random.getrandbits(8 * size)
     else:
@@ -33,7 +33,7 @@ def real(random: Random, form: str = '<d') -> bytes:
 
 
 def havoc(data: bytes, random: Random, corpus: Sequence[bytes]) -> bytes:
-    """Return `data` after one to four faults, such as a disk, a wire or an attacker makes; `corpus`: to splice with."""
+    """Return ``data`` after one to four faults, such as a disk, a wire or an attacker makes; ``corpus``: to splice with."""
     out = bytearray(data)
     for _ in range(1 + int(random.random() ** 2 * 4)):
         _FAULTS[int(random.random() * len(_FAULTS))](out, random, corpus)

@@ -22,7 +22,7 @@ LARGEST = 320 * 2 ** 20
 
 
 class Said(NamedTuple):
-    """A message of a recording; `data` is CDR."""
+    """A message of a recording; ``data`` is CDR."""
 
     topic: str
     type: str

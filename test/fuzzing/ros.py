@@ -85,7 +85,7 @@ def _scalar(kind: str, value: Any, random: Random) -> Any:
 
 
 def target_of(kind: type, handle: Callable[[Any], bool]) -> Callable[[bytes], bool]:
-    """Return the `run` of a target that is a handler of messages."""
+    """Return the ``run`` of a target that is a handler of messages."""
     def run(data: bytes) -> bool:
         message = read(kind, data)
         return message is not None and handle(message)

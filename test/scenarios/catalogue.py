@@ -47,9 +47,9 @@ class System:
     """
     One or several simulated robots, and what is tried on them, in this order.
 
-    `arguments` are those of the launch file, and of the description that it reads. A system of several
-    robots has a namespace for each; its scenarios take as many rigs. `shared`: processes that serve all of them.
-    `slowest_tick`: where a tick of the shipped model takes longer [s], the machine has not got the cores for all that.
+    ``arguments`` are those of the launch file, and of the description that it reads. A system of several
+    robots has a namespace for each; its scenarios take as many rigs. ``shared``: processes that serve all of them.
+    ``slowest_tick``: where a tick of the shipped model takes longer [s], the machine has not got the cores for all that.
     """
 
     name: str
@@ -162,7 +162,7 @@ def play(scenario: Callable[..., None], rigs: Sequence[Rig]) -> None:
     """
     Play a scenario, undo what it has set, and check what must hold in each of them.
 
-    What must hold is checked also where the scenario has failed. Raises `InvariantViolation`, which is final, if
+    What must hold is checked also where the scenario has failed. Raises ``InvariantViolation``, which is final, if
     anything of that was violated, whatever else failed; and what the scenario failed by otherwise.
     """
     watching()

@@ -29,14 +29,14 @@ def told_to_stop(rig: Rig, start: float, timeout: float) -> float:
 
 
 def stopped_within(rig: Rig, start: float, latency: float) -> float:
-    """Check that the robot was told to stop within `latency` s of `start`; return when it was."""
+    """Check that the robot was told to stop within ``latency`` s of ``start``; return when it was."""
     stop = told_to_stop(rig, start, latency + 1.0)
     stopped_in_time(start, stop, latency)
     return stop
 
 
 def stopped_in_time(start: float, stop: float, latency: float) -> None:
-    """Check that a stop came within `latency` s of `start`."""
+    """Check that a stop came within ``latency`` s of ``start``."""
     if past(start, stop, latency, STOP_RESERVE) > 0.0:
         raise InvariantViolation(
             f'told to stop after {(stop - start) * 1e3:.0f} ms, {latency * 1e3:.0f} ms are allowed'
@@ -84,7 +84,7 @@ def always_holds() -> Iterator[None]:
 
 
 def drives_on(rig: Rig, timeout: float) -> None:
-    """Check that the robot is driven again within `timeout` s from now."""
+    """Check that the robot is driven again within ``timeout`` s from now."""
     rig.wait_until_driving('driving to go on', time.monotonic(), timeout)
 
 
@@ -99,7 +99,7 @@ class LateCommands:
     """
     Counts the commands that came late to a robot, by the robot's own reports, over restarts of its driver.
 
-    `late`: those for which no stall of the machine accounts. `in_stalls`: the others. `ages_ms`: of both.
+    ``late``: those for which no stall of the machine accounts. ``in_stalls``: the others. ``ages_ms``: of both.
     """
 
     def __init__(self, rig: Rig) -> None:
@@ -128,9 +128,9 @@ class LateCommands:
 
 class Invariants:
     """
-    What holds in every scenario, whatever it does to the robot; between the making of this and `check`.
+    What holds in every scenario, whatever it does to the robot; between the making of this and ``check``.
 
-    They are checked also where the scenario has failed, and what is violated is final. `late_commands`: as of `check`.
+    They are checked also where the scenario has failed, and what is violated is final. ``late_commands``: as of ``check``.
     """
 
     def __init__(self, rig: Rig) -> None:
@@ -143,9 +143,9 @@ class Invariants:
 
     def check(self, killed: Iterable[str] = ()) -> None:
         """
-        Raise `InvariantViolation`, which names all that was violated.
+        Raise ``InvariantViolation``, which names all that was violated.
 
-        `killed`: nodes that the scenario was to kill. They may be other processes, or still away.
+        ``killed``: nodes that the scenario was to kill. They may be other processes, or still away.
         """
         found = [
             *self._late_commands(ROBOT in killed),

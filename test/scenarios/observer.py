@@ -51,7 +51,7 @@ class Observer:
     """
     A node that listens to one robot, on a thread of its own. Times are of the steady clock [s].
 
-    `changed` is notified of every message. Only the reports of this robot are kept of /diagnostics.
+    ``changed`` is notified of every message. Only the reports of this robot are kept of /diagnostics.
     """
 
     def __init__(self, context: Context, namespace: str) -> None:

@@ -65,7 +65,7 @@ class Rig:
     # --- waiting ---
 
     def wait(self, condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
-        """Wait until a condition gives something true, and return that; fail with `what` was waited for."""
+        """Wait until a condition gives something true, and return that; fail with ``what`` was waited for."""
         end = time.monotonic() + timeout
         with self.observer.changed:
             while True:
@@ -85,7 +85,7 @@ class Rig:
         timeout: float = PATIENCE,
         since: float | None = None,
     ) -> Received:
-        """Wait for the first message of a topic that matches, and arrived after `since` (None: now)."""
+        """Wait for the first message of a topic that matches, and arrived after ``since`` (None: now)."""
         start = time.monotonic() if since is None else since
         return self.wait(
             lambda: next((r for r in self.observer.since(topic, start) if matches(r.message)), None),
@@ -111,7 +111,7 @@ class Rig:
         """
         Call a service and return its response.
 
-        Sent again, by a client that knows nothing of killed servers, when no answer comes within `attempt` s.
+        Sent again, by a client that knows nothing of killed servers, when no answer comes within ``attempt`` s.
         """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -201,7 +201,7 @@ class Rig:
         return start
 
     def wait_until_driving(self, what: str, since: float, timeout: float = PATIENCE) -> Received:
-        """Wait for the model's command that moves the robot; return the first one after `since`."""
+        """Wait for the model's command that moves the robot; return the first one after ``since``."""
         return self.wait_for('cmd_vel', lambda m: answers(m) and not stands(m), what, timeout, since)
 
     def set_goal(self, goal: str) -> None:
@@ -250,7 +250,7 @@ class Rig:
         }
 
     def wait_for_refusal(self, node: str, reason: str, before: dict[str, int]) -> None:
-        """Wait until a node's diagnostics have counted more refusals for a reason than `before`."""
+        """Wait until a node's diagnostics have counted more refusals for a reason than ``before``."""
         self.wait(
             lambda: self.refused(node).get(reason, 0) > before.get(reason, 0),
             f"'refused: {reason}' to rise in the diagnostics of {node}, which have {self.refused(node)}",

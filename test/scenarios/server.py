@@ -109,7 +109,7 @@ def _no_tick_is_missed(rig: Rig, pause: Pause) -> None:
 
 
 def _faults_of_driving(rig: Rig, start: float) -> list[str]:
-    """What is wrong with how a robot has been driven since `start`, by the server."""
+    """What is wrong with how a robot has been driven since ``start``, by the server."""
     faults = []
     backend = rig.next_report(MODEL)['backend']
     if 'of the server' not in backend:

@@ -2,7 +2,7 @@
 How fast this machine is, asked before anything starts, and the budget that what wants predictions in time gets for it.
 
 A tick of the shipped model takes 21 to 25 ms on two cores of an AMD EPYC, and the configured deadline leaves it 35. Where
-it takes longer, the scenarios in `catalogue.SCALED` run with a longer deadline, and if need be with slower cameras, so
+it takes longer, the scenarios in ``catalogue.SCALED`` run with a longer deadline, and if need be with slower cameras, so
 that their logic is tested on every machine. All else runs as configured, and no bound for safety goes with the speed. The
 measurement is made again before each system of processes, since a shared host has other hours; next to a simulator the node's
 own times say more.
@@ -48,7 +48,8 @@ class Speed(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What a robot has for a command, and between two images [s], where a `tick` takes so long; the defaults are config/'s."""
+    """What a robot has for a command, and between two images [s], where a ``tick`` takes so long; the defaults are
+    config/'s."""
 
     deadline: float = 0.05
     period: float = 0.1
@@ -93,9 +94,9 @@ def question_time(tick: float) -> int:
 
 def budget(robots: int = 1, questions: bool = False, own: float = 0.0) -> Budget:
     """
-    Return what robots that share this machine are given to get predictions in time, and answers to what-if `questions`.
+    Return what robots that share this machine are given to get predictions in time, and answers to what-if ``questions``.
 
-    `own`: the longest tick that their nodes expect of themselves [s], with all that runs beside them. What is longer than
+    ``own``: the longest tick that their nodes expect of themselves [s], with all that runs beside them. What is longer than
     OWN ticks of a machine that has nothing else to do is no slow machine, and not believed.
     """
     alone = measured().tick_s

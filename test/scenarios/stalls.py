@@ -6,8 +6,8 @@ milliseconds. One process for each core looks at the clock every 2 ms and writes
 for which it waited for other processes of this machine (the kernel's run-queue delay): load is no stall, and neither is
 this interpreter's lock.
 
-A bound is therefore judged by `past`: the time that was taken, less the stalls that overlap its end. A failure is final
-unless it is a `Missed` by less than one single stall that overlaps it.
+A bound is therefore judged by ``past``: the time that was taken, less the stalls that overlap its end. A failure is final
+unless it is a ``Missed`` by less than one single stall that overlaps it.
 """
 
 import atexit
@@ -37,7 +37,7 @@ class InvariantViolation(AssertionError):
 
 
 class Missed(AssertionError):
-    """A bound of quality was missed by `by` seconds, somewhere between two steady times [s]."""
+    """A bound of quality was missed by ``by`` seconds, somewhere between two steady times [s]."""
 
     def __init__(self, what: str, by: float, start: float, end: float) -> None:
         super().__init__(what)
@@ -56,7 +56,7 @@ class Stall(NamedTuple):
 
 
 class Watch:
-    """Watches the cores that this process may use, from `start` to `stop`, or while it is entered."""
+    """Watches the cores that this process may use, from ``start`` to ``stop``, or while it is entered."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen] = []
@@ -88,7 +88,7 @@ class Watch:
         self.stop()
 
     def stalls(self, start: float, end: float) -> list[Stall]:
-        """Return the stalls of any core that overlap the time from `start` to `end` [s, steady], oldest first."""
+        """Return the stalls of any core that overlap the time from ``start`` to ``end`` [s, steady], oldest first."""
         self._wait_until_after(end, PATIENCE)
         found = []
         for memory in self._memories:
@@ -101,7 +101,7 @@ class Watch:
         return sorted(found)
 
     def stood_still(self, start: float, end: float) -> float:
-        """Return for how much of the time from `start` to `end` a core stood still [s]."""
+        """Return for how much of the time from ``start`` to ``end`` a core stood still [s]."""
         total, last = 0.0, start
         for stall in self.stalls(start, end):
             total += max(0.0, min(stall.end, end) - max(stall.start, last))
@@ -109,7 +109,7 @@ class Watch:
         return total
 
     def longest(self, start: float, end: float) -> float:
-        """Return the length of the longest stall that overlaps the time from `start` to `end` [s]; 0: there was none."""
+        """Return the length of the longest stall that overlaps the time from ``start`` to ``end`` [s]; 0: there was none."""
         return max((stall.end - stall.start for stall in self.stalls(start, end)), default=0.0)
 
     def _wait_until_after(self, instant: float, patience: float) -> None:
@@ -135,10 +135,10 @@ def watching() -> Watch:
 
 def past(start: float, end: float, bound: float, reserve: float) -> float:
     """
-    Return by how much what took from `start` to `end` was longer than `bound`, not counting stalls [s]; at most 0: kept.
+    Return by how much what took from ``start`` to ``end`` was longer than ``bound``, not counting stalls [s]; at most 0: kept.
 
-    What was to be done `reserve` before the bound, or sooner, cannot have been delayed by a stall before that. So the
-    stalls that count are those between then and `end`. Without a watch (`watching`) none count.
+    What was to be done ``reserve`` before the bound, or sooner, cannot have been delayed by a stall before that. So the
+    stalls that count are those between then and ``end``. Without a watch (``watching``) none count.
     """
     over = end - start - bound
     if over <= 0.0 or _running is None:
@@ -160,9 +160,9 @@ def play_out(play: Callable[[], Any], name: str, prepare: Callable[[], Any] = la
     """
     Play, and raise what it fails by.
 
-    It is played again only where it missed a bound of quality (`Missed`) by less than the length of one stall that
-    overlaps the time in question, or where the machine was found slower than its bounds were made for (`Slowed`), three
-    times at most in all. `prepare()` goes before each play.
+    It is played again only where it missed a bound of quality (``Missed``) by less than the length of one stall that
+    overlaps the time in question, or where the machine was found slower than its bounds were made for (``Slowed``), three
+    times at most in all. ``prepare()`` goes before each play.
     """
     watch = watching()
     for number in range(1, PLAYS + 1):

@@ -31,7 +31,7 @@ class SupervisedProcesses:
 
 
 class SupervisedSystem:
-    """A system with its logs in a directory; `rigs` has one for each robot."""
+    """A system with its logs in a directory; ``rigs`` has one for each robot."""
 
     def __init__(self, system: System, directory: Path) -> None:
         description = load()

@@ -44,7 +44,7 @@ SCENARIOS = [scenario for scenario in SYSTEM.scenarios if not CHOSEN or scenario
 
 
 class LaunchedProcesses:
-    """The processes of a launch, as scenarios see them; `handlers` tell it of their starts and ends."""
+    """The processes of a launch, as scenarios see them; ``handlers`` tell it of their starts and ends."""
 
     def __init__(self) -> None:
         self.kills: dict[str, int] = {}  # by the full name of the node

@@ -13,7 +13,7 @@ _PATIENCE = 0.1  # s, between two looks whether anybody still waits
 
 def ahead(iterator: Iterator[T], items: int) -> Iterator[T]:
     """
-    Yield what `iterator` yields, computed in a thread of its own up to `items` ahead; an exception is raised where it
+    Yield what ``iterator`` yields, computed in a thread of its own up to ``items`` ahead; an exception is raised where it
     belongs. The thread ends with the last item, or when the generator is closed.
     """
     ready: queue.Queue = queue.Queue(items)

@@ -16,7 +16,7 @@ _IDL_SEPARATOR = '=' * 80 + '\n'
 @lru_cache(maxsize=256)
 def decoder(name: str, definition: MessageDefinition) -> Callable[[bytes], Any]:
     """
-    Return what reads a message of type `name` ('sensor_msgs/msg/Image') from its CDR bytes.
+    Return what reads a message of type ``name`` ('sensor_msgs/msg/Image') from its CDR bytes.
 
     Each type has a store of its own, so that two definitions of one type in a bag do no harm. Raises
     MessageError for a type without a definition, or whose definition cannot be read.

@@ -2,7 +2,7 @@
 Makes of a bag what the live world model node would have been given: ticks with their executed actions.
 
 The same functions judge, read and average here and there (worldmodel_ros.inputs); the receipt of a message is its
-time in the bag. Unlike the node, an image whose stamp is off from its receipt is used, and noted in `Drive.health`.
+time in the bag. Unlike the node, an image whose stamp is off from its receipt is used, and noted in ``Drive.health``.
 """
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Tick:
     """
     A frame of the model, with the actions around it.
 
-    `index` counts ticks from 0 and `episode` episodes; each begins a new session. `stamp_ns` is the image's,
-    `log_ns` its receipt. `image`: uint8 (H, W, 3) RGB at the model's size. `executed`, float32 (A,): the
+    ``index`` counts ticks from 0 and ``episode`` episodes; each begins a new session. ``stamp_ns`` is the image's,
+    ``log_ns`` its receipt. ``image``: uint8 (H, W, 3) RGB at the model's size. ``executed``, float32 (A,): the
     time-weighted mean action since the tick before (over one step period, for the first of an episode), as the node
-    has it. `recorded`, float32 (A,): the first action received within a step period from the stamp on, else the one in
-    force; None before the first one. `goal`: '' where it is unknown.
+    has it. ``recorded``, float32 (A,): the first action received within a step period from the stamp on, else the one in
+    force; None before the first one. ``goal``: '' where it is unknown.
     """
 
     index: int
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
 
 class Drive:
     """
-    The ticks of a bag, each time it is iterated over; `health` is that of the newest iteration.
+    The ticks of a bag, each time it is iterated over; ``health`` is that of the newest iteration.
 
     Reading and decoding run ahead of the caller in a thread, a bounded number of ticks.
     """
@@ -74,7 +74,7 @@ class Drive:
 
     @property
     def images(self) -> int:
-        """How many images the bag has, as far as it knows: `health.images` comes up to it."""
+        """How many images the bag has, as far as it knows: ``health.images`` comes up to it."""
         return self.bag.topics[self.mapping.image_topic].count
 
     def __iter__(self) -> Iterator[Tick]:
@@ -85,10 +85,10 @@ class Drive:
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),
                seconds: float | None = None, skip: float = 0.0) -> Drive:
     """
-    Return the ticks of a bag, to be iterated over. `settings` are those of the live node.
+    Return the ticks of a bag, to be iterated over. ``settings`` are those of the live node.
 
-    `skip` and `seconds`: images earlier and later than this after the first one are left, and have no part in
-    `Drive.health` (a caller that ends the iteration early finds in it what was read ahead).
+    ``skip`` and ``seconds``: images earlier and later than this after the first one are left, and have no part in
+    ``Drive.health`` (a caller that ends the iteration early finds in it what was read ahead).
     """
     return Drive(bag, mapping, preset, settings, seconds, skip)
 
@@ -172,7 +172,7 @@ class _Reading:
             self._goal = goal
 
     def _finish(self, now: int | None) -> Iterator[Tick]:
-        """Yield the ticks of which all actions are known at the time `now` [ns]; None: all there are."""
+        """Yield the ticks of which all actions are known at the time ``now`` [ns]; None: all there are."""
         while self._seen and (now is None or self._is_complete(self._seen[0], now)):
             seen = self._seen.popleft()
             self._index += 1

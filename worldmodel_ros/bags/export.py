@@ -16,7 +16,7 @@ from .drive import Tick
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and the `dropped` ticks that stood alone or have no recorded action."""
+    """What was written, and the ``dropped`` ticks that stood alone or have no recorded action."""
 
     folder: Path
     episodes: int
@@ -28,8 +28,8 @@ def export(drives: Iterable[Iterable[Tick]], folder: Path, preset: Preset) -> Ex
     """
     Write the ticks of recorded drives, at the preset's image size and step period, as a LeRobot dataset v3.0.
 
-    A frame's `action` is what was executed from it to the next frame, the mean over the period as the live node
-    takes it, float32 in SI units; its `observation.state` is what was executed over the period before it. The task
+    A frame's ``action`` is what was executed from it to the next frame, the mean over the period as the live node
+    takes it, float32 in SI units; its ``observation.state`` is what was executed over the period before it. The task
     names the goal. An episode ends where the drive's does, and where a tick is missing, because the frames of a
     dataset are one period apart.
 

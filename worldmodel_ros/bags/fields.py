@@ -14,7 +14,7 @@ _STEP = re.compile(r'(?P<name>[A-Za-z_]\w*)(\[(?P<index>[^\]]+)\])?$')
 @dataclass(frozen=True)
 class Field:
     """
-    scale * (what is at `path`) + offset, in SI units.
+    scale * (what is at ``path``) + offset, in SI units.
 
     A path is written as 'twist.linear.x', 'data[0]', or 'velocity[left_wheel]' for the entry that belongs to
     that name in the message's list of names.

@@ -10,8 +10,8 @@ _SEVERITIES = ('error', 'warning', 'info')
 @dataclass
 class Finding:
     """
-    Something that the reader of a report should know. `severity`: 'info', 'warning' or 'error'; `first_stamps` [ns]
-    are of the first places, `count` is of all.
+    Something that the reader of a report should know. ``severity``: 'info', 'warning' or 'error'; ``first_stamps`` [ns]
+    are of the first places, ``count`` is of all.
     """
 
     kind: str
@@ -89,7 +89,7 @@ _UNUSABLE = 'error', 'Images that cannot be used, left out: {count}. The first: 
 
 
 def finding(kind: str, count: int, places: Sequence[int] = (), detail: str = '') -> Finding:
-    """Return a finding in words; a kind that is not known here is that of an ImageError, whose text is `detail`."""
+    """Return a finding in words; a kind that is not known here is that of an ImageError, whose text is ``detail``."""
     severity, text = _KNOWN.get(kind, _UNUSABLE)
     return Finding(kind, severity, text.format(count=count, detail=detail), list(places), count)
 

@@ -29,7 +29,7 @@ class MappingQuestion(BagError):
 
 def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mapping:
     """
-    Return what the images, actions and goals of a bag are, by the YAML file `config` and by guessing the rest.
+    Return what the images, actions and goals of a bag are, by the YAML file ``config`` and by guessing the rest.
 
     Raises MappingQuestion where the user has to choose, and BagError where the bag has no colour images, or not
     the topics that the file names.

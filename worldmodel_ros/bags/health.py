@@ -79,7 +79,7 @@ class Health:
         self._note('action not finite', log)
 
     def ran_out(self, log: int, timeout: float) -> None:
-        """Count an action that is the first after a silence of more than `timeout` s of a robot that moved."""
+        """Count an action that is the first after a silence of more than ``timeout`` s of a robot that moved."""
         self._note('action ran out', log, f'{timeout:g} s')
 
     def unknown_goal(self, goal: str, log: int) -> None:

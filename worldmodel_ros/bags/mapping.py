@@ -2,7 +2,7 @@
 Which topics of a bag are the camera, the actions and the goal, and what their numbers mean.
 
 A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
-one guess alone is sensible (`guess`), and asked back where it would be a gamble.
+one guess alone is sensible (``guess``), and asked back where it would be a gamble.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ STAMPS = ('header', 'log')
 @dataclass(frozen=True)
 class Mapping:
     """
-    `actions` are in the order of the model's action names, and empty where no actions were recorded
-    (`action_topic` None). `image_stamps`: 'header', or 'log' for the time of receipt where the camera's stamps
-    are useless. `executed_timeout` [s]: for how long an action is in force, as the node's parameter. `notes` are
+    ``actions`` are in the order of the model's action names, and empty where no actions were recorded
+    (``action_topic`` None). ``image_stamps``: 'header', or 'log' for the time of receipt where the camera's stamps
+    are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter. ``notes`` are
     remarks for the reader of a report, such as that a scale is assumed.
     """
 

@@ -32,8 +32,8 @@ def has_index(path: Path) -> bool:
 
 class Contents(NamedTuple):
     """
-    `messages`: channel, time of receipt [ns], data. `others`: opcode and payload of schemas and channels.
-    `refused`: it was not unpacked, being too large.
+    ``messages``: channel, time of receipt [ns], data. ``others``: opcode and payload of schemas and channels.
+    ``refused``: it was not unpacked, being too large.
     """
 
     messages: list[tuple[int, int, bytes]]
@@ -43,7 +43,7 @@ class Contents(NamedTuple):
 
 
 def read_records(data: bytes, first: int = 0, last: int = 2 ** 64) -> Contents:
-    """Return records in a row, as far as they are whole, of messages those from `first` to `last` [ns]."""
+    """Return records in a row, as far as they are whole, of messages those from ``first`` to ``last`` [ns]."""
     messages, others, position, whole = [], [], 0, True
     while position + RECORD.size <= len(data):
         opcode, length = RECORD.unpack_from(data, position)

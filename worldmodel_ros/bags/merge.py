@@ -9,7 +9,7 @@ T = TypeVar('T')
 
 
 class Stream(NamedTuple):
-    """Messages in the order of their times, none of them before `start` [ns]; opened when it is needed."""
+    """Messages in the order of their times, none of them before ``start`` [ns]; opened when it is needed."""
 
     start: int
     open: Callable[[], Iterator]

@@ -17,9 +17,9 @@ _COMPRESSED = 'sensor_msgs/msg/CompressedImage'
 @dataclass(frozen=True)
 class Part:
     """
-    One topic of a bag that is played as `name`, a relative name of the world model node's.
+    One topic of a bag that is played as ``name``, a relative name of the world model node's.
 
-    `convert` is None where the recorded bytes go out as they are. Else it makes of them the bytes of an image, or the
+    ``convert`` is None where the recorded bytes go out as they are. Else it makes of them the bytes of an image, or the
     action [SI units, in the order of the model's action names].
     """
 

@@ -17,9 +17,9 @@ class Problem:
     """
     Something that is wrong with the files of a bag, which can be read nevertheless.
 
-    `kind` is for counting: 'truncated', 'no index', 'damaged', 'no metadata', 'metadata', 'missing file',
+    ``kind`` is for counting: 'truncated', 'no index', 'damaged', 'no metadata', 'metadata', 'missing file',
     'unreadable file', 'too large', 'packed message', 'missing messages', 'unsaved journal', 'time set back', 'topic'.
-    `text` says what, where, and what to do; `count` is the number of places.
+    ``text`` says what, where, and what to do; ``count`` is the number of places.
     """
 
     kind: str

@@ -29,7 +29,7 @@ class Quantiles:
         side[min(len(side) - 1, int(math.log(abs(value) / _SMALLEST) / _RESOLUTION))] += 1
 
     def quantile(self, share: float) -> float:
-        """Return the value that `share` of all are not above, to 1 %; NaN where there are none."""
+        """Return the value that ``share`` of all are not above, to 1 %; NaN where there are none."""
         counts = np.concatenate([self._negative[::-1], [self._zeros], self._positive])
         total = counts.sum()
         if not total:

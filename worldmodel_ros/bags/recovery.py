@@ -1,4 +1,4 @@
-"""What the readers of damaged storage files have in common; they stand in for the readers of `rosbags`."""
+"""What the readers of damaged storage files have in common; they stand in for the readers of ``rosbags``."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ class Unreadable(ValueError):
 
 class Recovered(ABC):
     """
-    A damaged file, read as far as it goes. `problems` say what is wrong with it.
+    A damaged file, read as far as it goes. ``problems`` say what is wrong with it.
 
-    `start_time` is the time of the first message and `end_time` that after the last one [ns], as those of
-    `rosbags` have it.
+    ``start_time`` is the time of the first message and ``end_time`` that after the last one [ns], as those of
+    ``rosbags`` have it.
     """
 
     def __init__(self) -> None:

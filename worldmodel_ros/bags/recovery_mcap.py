@@ -70,7 +70,7 @@ class RecoveredMcap(Recovered):
                 f'recording again; record with smaller chunks (`--storage-config-file` with chunkSize)', refused))
 
     def messages(self, connections: Collection[Connection]) -> Iterator[tuple[Connection, int, bytes]]:
-        """Yield messages as `Recovered.messages` says."""
+        """Yield messages as ``Recovered.messages`` says."""
         wanted = {connection.id: connection for connection in connections}
 
         def of(segment: _Segment) -> Iterator[tuple[Connection, int, bytes]]:
@@ -96,7 +96,7 @@ class RecoveredMcap(Recovered):
         if stream.read(len(MAGIC)) != MAGIC:
             self.close()
             raise Unreadable('it does not begin as an MCAP file does: copy the recording again')
-        offset = begun = len(MAGIC)  # `begun`: where the messages outside of chunks begin that are not yielded yet
+        offset = begun = len(MAGIC)  # ``begun``: where the messages outside of chunks begin that are not yielded yet
         while offset < size:
             stream.seek(offset)
             opcode, length = RECORD.unpack(stream.read(RECORD.size).ljust(RECORD.size, b'\xff'))

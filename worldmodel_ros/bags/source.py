@@ -30,8 +30,8 @@ _ZSTD = b'\x28\xb5\x2f\xfd'  # no CDR message begins so: its first byte is 0
 @dataclass(frozen=True)
 class Topic:
     """
-    One topic of a bag. `type` is written as 'sensor_msgs/msg/Image'; `count` is the number of its messages as
-    the files state it; `qos`: the profiles that its publishers offered, if recorded.
+    One topic of a bag. ``type`` is written as 'sensor_msgs/msg/Image'; ``count`` is the number of its messages as
+    the files state it; ``qos``: the profiles that its publishers offered, if recorded.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 class Bag:
     """
-    An open recording. `problems` grows while messages are read; `start_ns` and `end_ns` are the times of the
+    An open recording. ``problems`` grows while messages are read; ``start_ns`` and ``end_ns`` are the times of the
     first and last message [ns], None in a bag without any.
     """
 
@@ -77,7 +77,7 @@ class Bag:
 
     def messages(self, names: Collection[str] | None = None) -> Iterator[Record]:
         """
-        Yield the messages of the topics `names` (None: of all) by the time of their receipt, reading as it
+        Yield the messages of the topics ``names`` (None: of all) by the time of their receipt, reading as it
         goes: memory does not grow with the bag. May be called again, for another pass.
         """
         wanted = self.topics if names is None else {name: self.topics[name] for name in names if name in self.topics}
@@ -96,7 +96,7 @@ class Bag:
     def deserialize(self, topic: Topic, raw: bytes) -> Any:
         """
         Return a message with the fields of its type; arrays of numbers are numpy arrays, read-only, which
-        share the memory of `raw`. Raises MessageError.
+        share the memory of ``raw``. Raises MessageError.
         """
         try:
             return decoder(topic.type, topic.definition)(raw)
@@ -131,7 +131,7 @@ def open_bag(path: Path | str) -> Bag:
     """
     Open a rosbag2 folder, or one .mcap or .db3 file.
 
-    What is damaged is read as far as it goes, and noted in `Bag.problems`. Raises BagError where nothing can
+    What is damaged is read as far as it goes, and noted in ``Bag.problems``. Raises BagError where nothing can
     be read.
     """
     path, resources = Path(path), ExitStack()

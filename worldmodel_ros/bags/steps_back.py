@@ -21,7 +21,7 @@ _ENTRY = np.dtype([('time', '<u8'), ('offset', '<u8')])
 
 
 class StepsBack:
-    """Counts steps back of more than a second; `largest` [ns]."""
+    """Counts steps back of more than a second; ``largest`` [ns]."""
 
     def __init__(self) -> None:
         self.count = self.largest = 0

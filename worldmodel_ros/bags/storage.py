@@ -30,11 +30,11 @@ class _Typed(Protocol):
 
 class StorageFile:
     """
-    An open file. `connections` are those of CDR messages; `start_ns` and `end_ns` are None where it is empty.
+    An open file. ``connections`` are those of CDR messages; ``start_ns`` and ``end_ns`` are None where it is empty.
     """
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
-        """Open the file; what is wrong with it is added to `problems`, now and while it is read."""
+        """Open the file; what is wrong with it is added to ``problems``, now and while it is read."""
         self._path, self._problems = path, problems
         self._opened: list[Any] = []
         self._note_journal()

@@ -24,7 +24,7 @@ def unpack(data: bytes, compression: str, limit: int) -> bytes:
     """
     Return what 'zstd', 'lz4' or '' packed, as far as it goes where that is cut off.
 
-    Raises TooLarge for more than `limit` bytes, before there is memory for more, and what the libraries raise for
+    Raises TooLarge for more than ``limit`` bytes, before there is memory for more, and what the libraries raise for
     data that is damaged.
     """
     if compression == 'zstd':
@@ -45,7 +45,7 @@ def unpack(data: bytes, compression: str, limit: int) -> bytes:
 
 
 def unpack_message(data: bytes) -> bytes:
-    """Return a message that zstd packed by itself; raises as `unpack`, and where it is cut off and its size is
+    """Return a message that zstd packed by itself; raises as ``unpack``, and where it is cut off and its size is
     known."""
     size = zstandard.frame_content_size(data)
     if size > LARGEST_MESSAGE:
@@ -57,7 +57,7 @@ def unpack_message(data: bytes) -> bytes:
 
 
 def unpack_chunk(data: bytes, compression: str, size: int) -> bytes:
-    """Return the contents of a chunk of an MCAP file, which says that they have `size` bytes; raises as `unpack`."""
+    """Return the contents of a chunk of an MCAP file, which says that they have ``size`` bytes; raises as ``unpack``."""
     if size > LARGEST_CHUNK:
         raise TooLarge(f'a chunk of {size} bytes: at most {LARGEST_CHUNK} are unpacked')
     return unpack(data, compression, size)
@@ -65,7 +65,7 @@ def unpack_chunk(data: bytes, compression: str, size: int) -> bytes:
 
 def unpack_file(source: Path, target: Path) -> None:
     """
-    Unpack a file that zstd packed as a whole. Where it raises, `target` has what comes before.
+    Unpack a file that zstd packed as a whole. Where it raises, ``target`` has what comes before.
 
     Raises TooLarge, and ZstdError for one that is damaged.
     """

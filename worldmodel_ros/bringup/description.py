@@ -49,10 +49,10 @@ class NodeDescription:
 
     def own_environment(self, inherited: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
         """
-        Return this node's own variables that apply: those for which `inherited` has no value but the shared one.
+        Return this node's own variables that apply: those for which ``inherited`` has no value but the shared one.
 
         Those for this machine only stand in for ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST, where no peers of other machines are
-        named, and nothing of `environment` has been set by the user.
+        named, and nothing of ``environment`` has been set by the user.
         """
         own = {name: value for name, value in self.environment.items() if inherited.get(name) in (None, shared.get(name))}
         if (len(own) == len(self.environment) and inherited.get('ROS_AUTOMATIC_DISCOVERY_RANGE') == 'LOCALHOST'
@@ -128,7 +128,7 @@ class Description:
         Return the nodes of one robot with the arguments applied, in starting order.
 
         :param target: 'sim' (the simulated robot is one of the nodes), 'robot', or 'replay' (a bag is played).
-        :param arguments: values by argument name; text is read as YAML, as `ros2 launch name:=value` gives
+        :param arguments: values by argument name; text is read as YAML, as ``ros2 launch name:=value`` gives
             text, unless the argument is one of text. None or '' leaves an argument at its default.
         :param parameter_files: read after the files of the description, so that they win over these.
         :param parameters: values by node and parameter, which win over everything else.
@@ -186,7 +186,7 @@ class Description:
 
 
 def _read(value: Any) -> Any:
-    """The value of an argument, which `ros2 launch name:=value` gives as text; what is no YAML stays text."""
+    """The value of an argument, which ``ros2 launch name:=value`` gives as text; what is no YAML stays text."""
     try:
         return yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
@@ -245,7 +245,7 @@ class _Reader:
             self._environment('environment', content.get('environment')))
 
     def _node(self, where: str, entry: Any) -> NodeDescription:
-        # In the file `parameters` names files: values belong into these, or into an argument.
+        # In the file ``parameters`` names files: values belong into these, or into an argument.
         self._mapping(where, entry, {f.name for f in fields(NodeDescription)} - {'parameter_files'},
                       required={'name', 'package', 'executable'})
         where = f"{where} ({entry['name']})"

@@ -34,7 +34,7 @@ HOLD_INTERRUPT = '--block-signal=INT'
 
 @functools.cache
 def signal_prefix(option: str) -> list[str]:
-    """Return what goes before a command to start it with that option of `env`; nothing before coreutils 8.31."""
+    """Return what goes before a command to start it with that option of ``env``; nothing before coreutils 8.31."""
     prefix = ['env', option]
     try:
         works = subprocess.run([*prefix, 'true'], stderr=subprocess.DEVNULL).returncode == 0
@@ -44,7 +44,7 @@ def signal_prefix(option: str) -> list[str]:
 
 
 def activation_command(node: str, timeout: float) -> list[str]:
-    """Return the command that brings the lifecycle node of that full name to active, in `timeout` seconds at most."""
+    """Return the command that brings the lifecycle node of that full name to active, in ``timeout`` seconds at most."""
     return [sys.executable, '-m', 'worldmodel_ros.nodes.common.lifecycle_client', node, 'active', '--timeout', str(timeout)]
 
 
@@ -52,7 +52,7 @@ class NodeProcess:
     """
     The process of one node, over all its runs.
 
-    `name` is the node's full name, `log_file` what all its runs have printed, and `exit_codes` has the code
+    ``name`` is the node's full name, ``log_file`` what all its runs have printed, and ``exit_codes`` has the code
     of each run that has ended, oldest first (-N: ended by signal N). A run that ends with BAD_CONFIGURATION is the
     last one, whatever the description says.
     """
@@ -70,7 +70,7 @@ class NodeProcess:
         self._activation_timeout = activation_timeout
         self._lock = threading.Lock()  # of starting and signalling
         self._stopping = threading.Event()
-        self._changed = threading.Condition()  # of `ready` and `failure`
+        self._changed = threading.Condition()  # of ``ready`` and ``failure``
         self._ready = False
         self._failure = ''
         self._child: subprocess.Popen | None = None
@@ -120,7 +120,7 @@ class NodeProcess:
         raise RuntimeError(f'{self.name}: {problem}. The end of {self.log_file}:\n{self._log_tail()}')
 
     def stop(self, grace: float) -> None:
-        """Interrupt the process and wait for its end; kill it when `grace` seconds were not enough."""
+        """Interrupt the process and wait for its end; kill it when ``grace`` seconds were not enough."""
         with self._lock:
             self._stopping.set()
             self._signal(signal.SIGINT)

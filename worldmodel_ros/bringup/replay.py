@@ -14,8 +14,8 @@ NAMESPACE = 'replay'  # by default: what is played must not reach the base of a 
 @dataclass(frozen=True)
 class Replay:
     """
-    `arguments` completes those of the bring-up. `topics` maps what is played to the relative name that the model
-    takes it by. `plain`: the messages can go out as they were recorded, so that any player will do.
+    ``arguments`` completes those of the bring-up. ``topics`` maps what is played to the relative name that the model
+    takes it by. ``plain``: the messages can go out as they were recorded, so that any player will do.
     """
 
     arguments: dict[str, Any]
@@ -37,7 +37,7 @@ def prepare(arguments: Mapping[str, Any]) -> Replay:
     """
     Look into the bag that the arguments of a bring-up name.
 
-    :param arguments: of config/bringup.yaml, `bag` at least; None and '' are taken as not given.
+    :param arguments: of config/bringup.yaml, ``bag`` at least; None and '' are taken as not given.
     :raises DescriptionError: if there is no bag, or it must be said first what in it is what.
     """
     from worldmodel_ros.bags.guess import find_mapping

@@ -1,4 +1,4 @@
-"""The description as actions of `ros2 launch`; only for the launch files, it needs launch and launch_ros."""
+"""The description as actions of ``ros2 launch``; only for the launch files, it needs launch and launch_ros."""
 from __future__ import annotations
 
 import signal
@@ -77,7 +77,7 @@ def _launch_description(target: str, arguments: list[DeclareLaunchArgument],
 
 def _robot_actions(description: Description, target: str, namespace: str, values: Values, inherited: Values,
                    running: set[str]) -> list[Action]:
-    """Start one robot; `running`: names of the shared processes that another one has started, which is added to."""
+    """Start one robot; ``running``: names of the shared processes that another one has started, which is added to."""
     arguments = {argument.name: values[argument.name] for argument in description.arguments_for(target)}
     files = [values['params_file']] if values['params_file'] else []
     replay = prepare(arguments) if target == 'replay' else None
@@ -112,7 +112,7 @@ def _ros2_bag_play(replay: Replay, namespace: str) -> ExecuteProcess:
 
 
 def _shared_action(node: NodeDescription, environment: Values) -> ExecuteProcess:
-    # By its own first line, as launch_ros starts the nodes and `ros2 run` anything: `env python3` is the virtual
+    # By its own first line, as launch_ros starts the nodes and ``ros2 run`` anything: ``env python3`` is the virtual
     # environment's that was activated, with torch in it. launch itself runs in the system's.
     return ExecuteProcess(
         cmd=[str(find_executable(node.package, node.executable)), *node.command_line()], name=node.name,
@@ -149,7 +149,7 @@ def _give_up_when_refused(node: NodeDescription, action: ExecuteProcess) -> Regi
 
 def _bring_to_active(node: NodeDescription, command: list[str], action: LifecycleNode,
                      afterwards: list[Action]) -> list[Action]:
-    """Bring the node to active, by that command, after every start; the actions `afterwards` come when it has first
+    """Bring the node to active, by that command, after every start; the actions ``afterwards`` come when it has first
     succeeded."""
     # Not by launch_ros's ChangeState event: after a crash its client takes the services of the dead run for
     # those of the new one, and waits for an answer for ever. A process of its own starts without memories.
@@ -163,7 +163,7 @@ def _bring_to_active(node: NodeDescription, command: list[str], action: Lifecycl
         return clients[-1]
 
     def follow(event: ProcessExited, context: LaunchContext) -> list[Action]:
-        # 0 may also be the code of one that was interrupted, as `end` does, or Ctrl-C: the launch is then over.
+        # 0 may also be the code of one that was interrupted, as ``end`` does, or Ctrl-C: the launch is then over.
         due = list(afterwards) if event.returncode == 0 and event.action in clients else []
         del afterwards[:len(due)]
         return due

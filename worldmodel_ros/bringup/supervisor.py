@@ -1,4 +1,4 @@
-"""Runs the described nodes of one or several robots where there is no `ros2 launch`."""
+"""Runs the described nodes of one or several robots where there is no ``ros2 launch``."""
 from __future__ import annotations
 
 import time
@@ -38,7 +38,7 @@ class Supervisor:
         :param log_directory: gets one file a node, and ROS's own logs; made if need be.
         :param domain_id: ROS domain of the nodes; None takes one that is free.
         :param grace: time from SIGINT to SIGKILL when a node stops [s].
-        :param this_machine_only: as of `node_environment`.
+        :param this_machine_only: as of ``node_environment``.
         :param activation_timeout: time for a lifecycle node to become active after a start [s].
         """
         self._log_directory = Path(log_directory).absolute()
@@ -84,7 +84,7 @@ class Supervisor:
         Wait until all processes run and all lifecycle nodes are active.
 
         :param progress: is told now and then what is still waited for.
-        :raises RuntimeError: if one fails or takes longer than `timeout` seconds, with the end of its log.
+        :raises RuntimeError: if one fails or takes longer than ``timeout`` seconds, with the end of its log.
         """
         deadline = time.monotonic() + timeout
         for process in self.processes.values():
@@ -95,7 +95,7 @@ class Supervisor:
         return {name: process.failure for name, process in self.processes.items() if process.failure}
 
     def wait_for_end(self) -> int:
-        """Wait until a node has ended that is `required`, and return its exit code; there must be one."""
+        """Wait until a node has ended that is ``required``, and return its exit code; there must be one."""
         required = [process for process in self.processes.values() if process.required]
         if not required:
             raise ValueError('no node here is required: nothing would ever end this')

@@ -59,7 +59,7 @@ class TileLayout:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """Number of the tile at each place of the plane, int64, shape `plane`: the inverse of `positions`."""
+        """Number of the tile at each place of the plane, int64, shape ``plane``: the inverse of ``positions``."""
         numbers = np.empty(self.plane, np.int64)
         numbers[self.positions[:, 0], self.positions[:, 1]] = np.arange(self.tiles)
         return numbers
@@ -90,7 +90,7 @@ class TileLayout:
 
     @cached_property
     def frame_index(self) -> np.ndarray:
-        """Frame of the slab at each place, int64 (tiles, page_tokens); `frames` where a border tile has no token."""
+        """Frame of the slab at each place, int64 (tiles, page_tokens); ``frames`` where a border tile has no token."""
         frame = np.full(self.tiles * self.page_tokens, self.frames)
         frame[self.token_index] = np.arange(self.frames)[:, None]
         return frame.reshape(self.tiles, self.page_tokens)
@@ -104,7 +104,7 @@ class TileLayout:
 class FlatLayout:
     """A slab is ``frames`` frames of ``tokens`` tokens, one after the other in pages of ``page_tokens``: for models whose
     tokens all attend to each other, so that only the last page of a slab has places to spare. What it shares with
-    `TileLayout` has the same names; a page counts as a tile.
+    ``TileLayout`` has the same names; a page counts as a tile.
     """
 
     frames: int
@@ -122,17 +122,17 @@ class FlatLayout:
 
     @cached_property
     def token_index(self) -> np.ndarray:
-        """As `TileLayout.token_index`."""
+        """As ``TileLayout.token_index``."""
         return np.arange(self.frames * self.tokens).reshape(self.frames, self.tokens)
 
     @cached_property
     def frame_index(self) -> np.ndarray:
-        """As `TileLayout.frame_index`."""
+        """As ``TileLayout.frame_index``."""
         frame = np.arange(self.tiles * self.page_tokens) // self.tokens
         return np.minimum(frame, self.frames).reshape(self.tiles, self.page_tokens)
 
     def valid(self, frames: int) -> np.ndarray:
-        """As `TileLayout.valid`."""
+        """As ``TileLayout.valid``."""
         return np.clip(frames * self.tokens - np.arange(self.tiles) * self.page_tokens, 0, self.page_tokens)
 
 

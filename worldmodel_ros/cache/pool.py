@@ -223,7 +223,7 @@ class Lease:
         self._allocator._share(self, ids)
 
     def share_unchanged(self, ids: np.ndarray, uses: np.ndarray) -> bool:
-        """As `share`, if others still hold the pages for what they held them when they had been given out ``uses``
+        """As ``share``, if others still hold the pages for what they held them when they had been given out ``uses``
         times (see PageAllocator.uses); return whether that is so."""
         return self._allocator._share_unchanged(self, ids, uses)
 
@@ -249,10 +249,10 @@ class Storage(Protocol):
 
     pages: int
     page_bytes: int  # of one page: keys and values of all layers
-    on_host: bool  # whether any thread may `dump` and `load` pages that are not being written; else only the engine's
+    on_host: bool  # whether any thread may ``dump`` and ``load`` pages that are not being written; else only the engine's
 
     def write(self, ids: np.ndarray, places: np.ndarray, k: Any, v: Any) -> None:
-        """Write n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its `token_index`."""
+        """Write n tokens of one slab, whose pages are ``ids`` (tiles,), at ``places`` (n,) of its ``token_index``."""
 
     def clear(self, ids: np.ndarray) -> None:
         """Make pages zero, so that what is left unwritten in them is finite."""
@@ -261,7 +261,7 @@ class Storage(Protocol):
         """Copy whole pages from this or another storage; exactly, where both hold numbers in the same way."""
 
     def copy_later(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> Callable[[], None]:
-        """Start to `copy` concurrently with the device's computation; the result makes what is computed next wait for it."""
+        """Start to ``copy`` concurrently with the device's computation; the result makes what is computed next wait for it."""
 
     def read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of whole pages, as numbers."""
@@ -270,19 +270,19 @@ class Storage(Protocol):
         """The bytes of whole pages as arrays of n pages each, which a file can hold."""
 
     def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and type of one page in each array of `dump`, by its name; from any thread."""
+        """Shape and type of one page in each array of ``dump``, by its name; from any thread."""
 
     def finite(self, name: str, array: np.ndarray) -> bool:
-        """Whether the numbers in an array of `dump` are finite; from any thread."""
+        """Whether the numbers in an array of ``dump`` are finite; from any thread."""
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        """Write back what `dump` gave."""
+        """Write back what ``dump`` gave."""
 
 
 class NumpyStorage:
     """Pages in float32, each contiguous over all layers and heads, which makes writing one a plain copy.
 
-    One page more than ``pages`` is there, of zeros: `null_page` stands wherever a graph of fixed shape wants a page and
+    One page more than ``pages`` is there, of zeros: ``null_page`` stands wherever a graph of fixed shape wants a page and
     the session has none. All of the memory is committed at once: the system gives it out in parts of 2 MiB, and makes
     them zero, which takes a tick that is the first to write there milliseconds.
     """

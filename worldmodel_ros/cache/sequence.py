@@ -90,7 +90,7 @@ class SequenceCache:
 
     @property
     def table(self) -> Table:
-        """What is visible; a new object after every change. Raises as `require_pages` does."""
+        """What is visible; a new object after every change. Raises as ``require_pages`` does."""
         self.require_pages()
         return self._holding.table
 
@@ -172,7 +172,7 @@ class SequenceCache:
 
 
 class Stage:
-    """A context; see `SequenceCache.stage`.
+    """A context; see ``SequenceCache.stage``.
 
     A page that is visible is never overwritten: it may be shared, or the context may fail. Frames are written in place
     only behind the last one of an unshared slab, where no table looks yet.
@@ -201,7 +201,7 @@ class Stage:
 
     def write(self, first: int, k: Any, v: Any, observed: bool = True) -> None:
         """Write T successive frames from number ``first`` on: keys, rotated to absolute time, and values, (layers,
-        heads, T, tokens, head_dim) each. See `claim` for what is refused."""
+        heads, T, tokens, head_dim) each. See ``claim`` for what is refused."""
         layout = self._cache.layout
         if k.shape != v.shape or k.ndim != 5 or k.shape[3] != layout.tokens:
             raise ValueError(f'keys {tuple(k.shape)} and values {tuple(v.shape)} must be '
@@ -229,7 +229,7 @@ class Stage:
                 for slab in range(first // frames, -(-end // frames))]
 
     def places(self, first: int, count: int, observed: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """`claim`, as what the storage of unquantised pages takes in one write: ids int64 (m,) of the pages, slab by
+        """``claim``, as what the storage of unquantised pages takes in one write: ids int64 (m,) of the pages, slab by
         slab, and the places in them, int64 (count * tokens,), of the tokens of each frame in turn."""
         layout, ids = self._cache.layout, self.claim(first, count, observed)
         slab, frame = np.divmod(first + np.arange(count), layout.frames)

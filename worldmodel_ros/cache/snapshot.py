@@ -26,7 +26,7 @@ def save(cache: SequenceCache) -> dict[str, np.ndarray]:
 
 
 def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
-    """Replace what a sequence holds by what `save` gave; pages get new ids.
+    """Replace what a sequence holds by what ``save`` gave; pages get new ids.
 
     Raises ValueError, and changes nothing, for arrays that do not fit; OutOfPages for a branch whose pool is full,
     which leaves it empty.
@@ -38,7 +38,7 @@ def restore(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Copy:
-    """What is in a sequence, copied into ``arrays`` (see `save`) by and by.
+    """What is in a sequence, copied into ``arrays`` (see ``save``) by and by.
 
     Made from a fork, whose pages are no longer written; it may be used in another thread than the sequence if its
     storages are ``on_host``.
@@ -57,7 +57,7 @@ class Copy:
             len(ids) * _page_bytes(pool) for pool, ids in self._parts)
 
     def pieces(self) -> Iterator[None]:
-        """Copy about PIECE bytes with every `next`; raise OutOfPages where a branch has lost its pages."""
+        """Copy about PIECE bytes with every ``next``; raise OutOfPages where a branch has lost its pages."""
         for pool, ids in self._parts:
             whole = {f'{pool.name}.{name}': np.empty((len(ids), *shape), dtype)
                      for name, (shape, dtype) in pool.storage.forms().items()}
@@ -71,7 +71,7 @@ class Copy:
 
 
 def forms(pools: tuple[PagePool, ...], counts: list[int]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of the arrays of `save` with so many pages of each pool, but for the slabs."""
+    """Shape and type of the arrays of ``save`` with so many pages of each pool, but for the slabs."""
     return {f'{pool.name}.{name}': ((count, *shape), dtype) for pool, count in zip(pools, counts) if count
             for name, (shape, dtype) in pool.storage.forms().items()}
 
@@ -95,7 +95,7 @@ def check(shape: Shape, arrays: dict[str, np.ndarray], rooms: list[int]) -> None
 
 
 def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -> None:
-    """Raise ValueError where pages in arrays that `check` let pass hold numbers that are not finite."""
+    """Raise ValueError where pages in arrays that ``check`` let pass hold numbers that are not finite."""
     for pool in pools:
         for name in pool.storage.forms():
             array = arrays.get(f'{pool.name}.{name}', ())
@@ -104,7 +104,7 @@ def require_finite(pools: tuple[PagePool, ...], arrays: dict[str, np.ndarray]) -
 
 
 def fill(cache: SequenceCache, arrays: dict[str, np.ndarray]) -> Iterator[None]:
-    """Write arrays that `check` let pass into an empty sequence, about PIECE bytes with every `next`. Raises
+    """Write arrays that ``check`` let pass into an empty sequence, about PIECE bytes with every ``next``. Raises
     OutOfPages, which leaves it empty."""
     table = cache.table
     try:

@@ -78,7 +78,7 @@ class Prefetch:
             self._coming[slab] = _Transfer(self._cache, row, self._target)
 
     def need(self, slabs: Iterable[int]) -> int:
-        """Make slabs available to what is computed next; return how many had not been begun. Raises as `begin`."""
+        """Make slabs available to what is computed next; return how many had not been begun. Raises as ``begin``."""
         late = 0
         for slab in slabs:
             row = _row(self._cache, slab)

@@ -16,11 +16,11 @@ from .pool import Storage
 
 
 class TorchStorage:
-    """A `Storage` whose pages are a `kernels.pages.Pool` for each layer.
+    """A ``Storage`` whose pages are a ``kernels.pages.Pool`` for each layer.
 
     FP8 and FP4 pages have scales that span them, so a slab is written to them as a whole. ``pinned`` pages lie in host
-    memory that a GPU copies from and to while it computes. As in `NumpyStorage`, there is a `null_page` of zeros.
-    ``scratch`` more pages, with the ids `scratch`, belong to no sequence: a pass that commits nothing writes there.
+    memory that a GPU copies from and to while it computes. As in ``NumpyStorage``, there is a ``null_page`` of zeros.
+    ``scratch`` more pages, with the ids ``scratch``, belong to no sequence: a pass that commits nothing writes there.
     """
 
     def __init__(self, layout: TileLayout, layers: int, heads: int, head_dim: int, pages: int, precision: Precision,

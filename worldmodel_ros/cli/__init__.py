@@ -1,6 +1,6 @@
-"""The command line `worldmodel`: one module per subcommand, each with `add_parser(subparsers)`.
+"""The command line ``worldmodel``: one module per subcommand, each with ``add_parser(subparsers)``.
 
-Building the parser must stay cheap, so that `--help` answers at once and on any machine: what is heavy
+Building the parser must stay cheap, so that ``--help`` answers at once and on any machine: what is heavy
 (torch, MuJoCo, rclpy, matplotlib) is imported when a subcommand runs.
 """
 from __future__ import annotations
@@ -21,7 +21,7 @@ Every subcommand has examples in its own --help.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; the chosen subcommand is in `run` of what it parses."""
+    """The parser of the whole command line; the chosen subcommand is in ``run`` of what it parses."""
     top = argparse.ArgumentParser(
         prog='worldmodel', description='Closed-loop robot control with a video world model, on ROS 2, within a latency budget.',
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -37,7 +37,7 @@ def namespace(text: str) -> str:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """NAME:=VALUE, as `ros2 launch` takes it."""
+    """NAME:=VALUE, as ``ros2 launch`` takes it."""
     name, assigned, value = text.partition(':=')
     if not (name and assigned):
         raise argparse.ArgumentTypeError(f'{text!r} is not of the form NAME:=VALUE')
@@ -45,7 +45,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def add_bringup(parser: argparse.ArgumentParser) -> None:
-    """Add what changes the nodes that are brought up: `--set` and `--parameters`."""
+    """Add what changes the nodes that are brought up: ``--set`` and ``--parameters``."""
     parser.add_argument('--set', nargs='+', default=[], metavar='NAME:=VALUE', type=assignment,
                         help='arguments of the bring-up, such as model and image (`worldmodel up --show-args` shows them all)')
     parser.add_argument('--parameters', type=Path, nargs='+', default=[], metavar='FILE',
@@ -53,7 +53,7 @@ def add_bringup(parser: argparse.ArgumentParser) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Add how nodes are started and watched: `--logs` and `--activation-timeout`."""
+    """Add how nodes are started and watched: ``--logs`` and ``--activation-timeout``."""
     parser.add_argument('--logs', type=Path, default=Path('out/log'),
                         help='folder for the nodes\' logs (default: out/log)')
     parser.add_argument('--activation-timeout', type=positive, default=ACTIVATION_TIMEOUT, metavar='S',

@@ -1,4 +1,4 @@
-"""The checks of `worldmodel doctor`. Each looks at one thing and names the remedy if it is not well."""
+"""The checks of ``worldmodel doctor``. Each looks at one thing and names the remedy if it is not well."""
 from __future__ import annotations
 
 import enum

@@ -1,4 +1,4 @@
-"""`worldmodel demo`: drive the simulated robot, watch, judge, draw."""
+"""``worldmodel demo``: drive the simulated robot, watch, judge, draw."""
 from __future__ import annotations
 
 import argparse

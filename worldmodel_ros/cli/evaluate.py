@@ -1,4 +1,4 @@
-"""`worldmodel evaluate`: how good is the model on a recording, and would the deadline have held?"""
+"""``worldmodel evaluate``: how good is the model on a recording, and would the deadline have held?"""
 from __future__ import annotations
 
 import argparse
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def add_bag(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `evaluate bag`, and what runs it."""
+    """Add the arguments of ``evaluate bag``, and what runs it."""
     parser.add_argument('bag', nargs='+', type=Path, metavar='BAG', help='rosbag2 folder or file; two are compared')
     parser.add_argument('--config', type=Path, help='YAML file that says which topics are what (default: guessed)')
     parser.add_argument('--model', action='append', metavar='M',
@@ -64,7 +64,7 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """`ros2 run worldmodel_ros evaluate_bag`."""
+    """``ros2 run worldmodel_ros evaluate_bag``."""
     parser = argparse.ArgumentParser(
         prog='evaluate_bag', epilog=_EXAMPLES.replace('worldmodel evaluate bag', 'evaluate_bag'),
         description='Runs a model along a recording and compares its predictions with the ground truth.',

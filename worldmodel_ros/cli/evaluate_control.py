@@ -1,4 +1,4 @@
-"""`worldmodel evaluate control`: what are decisions worth where things move?"""
+"""``worldmodel evaluate control``: what are decisions worth where things move?"""
 from __future__ import annotations
 
 import argparse
@@ -19,7 +19,7 @@ Prints one JSON object. The same seeds give the same numbers on one machine, wit
 
 
 def add_control(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `evaluate control`, and what runs it."""
+    """Add the arguments of ``evaluate control``, and what runs it."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', default=['intercept', 'street', 'recall', 'rooms', 'runtime'], metavar='T',

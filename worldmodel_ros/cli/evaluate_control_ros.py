@@ -1,4 +1,4 @@
-"""`worldmodel evaluate control --ros`: the same tasks, driven by the nodes over real topics, in real time."""
+"""``worldmodel evaluate control --ros``: the same tasks, driven by the nodes over real topics, in real time."""
 from __future__ import annotations
 
 import os
@@ -24,7 +24,7 @@ _PATIENCE = 20.0  # s, for an episode besides its own time
 
 
 def drive(tasks: tuple[str, ...], seeds: range, bringup: dict[str, str], log: Path, progress: Callable[[float], None]) -> dict:
-    """The result of so many rooms of each task. `bringup`: values of its arguments. Raises RuntimeError where an episode
+    """The result of so many rooms of each task. ``bringup``: values of its arguments. Raises RuntimeError where an episode
     does not end."""
     episodes: dict[tuple[str, str], list[Episode]] = {}
     served: dict[str, dict] = {}

@@ -1,4 +1,4 @@
-"""`worldmodel evaluate quality`: what is a model worth on rooms that were not used for training or tuning?"""
+"""``worldmodel evaluate quality``: what is a model worth on rooms that were not used for training or tuning?"""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +20,7 @@ Prints one JSON object. The same seeds, model and machine give the same numbers,
 
 
 def add_quality(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `evaluate quality`, and what runs it."""
+    """Add the arguments of ``evaluate quality``, and what runs it."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to judge on, from A up to but not including B; none that training may use')
     parser.add_argument('--model', default='tiny', metavar='M', help='shipped model or folder of a trained one (tiny)')

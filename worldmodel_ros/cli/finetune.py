@@ -1,4 +1,4 @@
-"""`worldmodel finetune`: adapt a model to the camera and the motion of one's own robot, and say what it was worth."""
+"""``worldmodel finetune``: adapt a model to the camera and the motion of one's own robot, and say what it was worth."""
 from __future__ import annotations
 
 import argparse
@@ -122,7 +122,7 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
 
 
 def _report(chosen: argparse.Namespace, bag: Path, skip: float) -> int:
-    """`worldmodel evaluate bag` of both models on what was held out; returns its exit code."""
+    """``worldmodel evaluate bag`` of both models on what was held out; returns its exit code."""
     from worldmodel_ros.cli import main as command
     given = ['--config', str(chosen.config)] if chosen.config else []
     return command(['evaluate', 'bag', str(bag), *given, '--model', chosen.model, '--model', str(chosen.out),

@@ -1,4 +1,4 @@
-"""`worldmodel fleet`: several servers as one, whose sessions move and come back."""
+"""``worldmodel fleet``: several servers as one, whose sessions move and come back."""
 from __future__ import annotations
 
 import argparse

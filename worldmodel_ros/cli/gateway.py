@@ -1,4 +1,4 @@
-"""`worldmodel gateway`: robots and clients of other machines, before `worldmodel serve`."""
+"""``worldmodel gateway``: robots and clients of other machines, before ``worldmodel serve``."""
 from __future__ import annotations
 
 import argparse

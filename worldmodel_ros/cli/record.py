@@ -1,4 +1,4 @@
-"""`worldmodel record`: record what goes into the running world model and what comes out of it."""
+"""``worldmodel record``: record what goes into the running world model and what comes out of it."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""`worldmodel replay`: play a recording into the running world model, without `ros2 launch`."""
+"""``worldmodel replay``: play a recording into the running world model, without ``ros2 launch``."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""`worldmodel serve`: one engine for all robots of this machine."""
+"""``worldmodel serve``: one engine for all robots of this machine."""
 from __future__ import annotations
 
 import argparse

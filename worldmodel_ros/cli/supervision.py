@@ -1,4 +1,4 @@
-"""What the subcommands that bring up nodes and wait share: `up` and `replay`."""
+"""What the subcommands that bring up nodes and wait share: ``up`` and ``replay``."""
 from __future__ import annotations
 
 import argparse
@@ -19,10 +19,10 @@ def supervise(command: str, chosen: argparse.Namespace,
               robots: Callable[[Description], Iterable[tuple[str, Iterable[NodeDescription]]]],
               starting: Callable[[Supervisor], str], wait: Callable[[Supervisor], int], this_machine_only: bool = True) -> int:
     """
-    Bring up nodes, wait until they are ready and then as long as `wait` does, and stop them; return the exit code.
+    Bring up nodes, wait until they are ready and then as long as ``wait`` does, and stop them; return the exit code.
 
-    `robots` gives namespaces and their nodes, `starting` what is said first. `chosen` has what `arguments.add_start` adds.
-    Ctrl-C and SIGTERM end it with 0, what cannot be started with 1 and the reason on standard error.
+    ``robots`` gives namespaces and their nodes, ``starting`` what is said first. ``chosen`` has what ``arguments.add_start``
+    adds. Ctrl-C and SIGTERM end it with 0, what cannot be started with 1 and the reason on standard error.
     """
     from worldmodel_ros.bringup.description import DescriptionError, load
     from worldmodel_ros.bringup.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""`worldmodel train`: the stages of a configuration, on the CPU, on one GPU or on several."""
+"""``worldmodel train``: the stages of a configuration, on the CPU, on one GPU or on several."""
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,4 @@
-"""`worldmodel what-if`: ask the running model what would follow, and draw the answer."""
+"""``worldmodel what-if``: ask the running model what would follow, and draw the answer."""
 from __future__ import annotations
 
 import argparse

@@ -34,13 +34,13 @@ class Executed(Protocol):
         """Return the mean action (A,) between two stamps."""
 
     def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
-        """Return the actions (A,) in force from `start` to `end`, with the seconds that each is."""
+        """Return the actions (A,) in force from ``start`` to ``end``, with the seconds that each is."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """How an observation's command was decided: by so many `passes` of the forecast, on `view`, to take effect `delay` s
-    after the observation; `timings` [s] by part."""
+    """How an observation's command was decided: by so many ``passes`` of the forecast, on ``view``, to take effect ``delay`` s
+    after the observation; ``timings`` [s] by part."""
 
     observation: Observation
     tier: Tier
@@ -60,7 +60,7 @@ class DecidingListener(Listener, Protocol):
 
 class DecidingWorker(Worker):
     """
-    As `Worker`, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
+    As ``Worker``, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
     The tiers are TWO_STEP and ONE_STEP: candidates on a forecast of two passes or one; PLAN_ONLY: the reactive policy on
@@ -70,8 +70,8 @@ class DecidingWorker(Worker):
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
                  command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`forecast` opens a stream; `times`: of decisions, which are measured and kept here; `odometry` gives pose and
-        twist at a stamp [ns], None where nobody measured them; `command_delay`: of the base [s]."""
+        """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
+        twist at a stamp [ns], None where nobody measured them; ``command_delay``: of the base [s]."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
         self._base_delay = command_delay
@@ -80,7 +80,7 @@ class DecidingWorker(Worker):
         self._pilot = self._new_pilot()
 
     def score(self, task: Task, actions: np.ndarray, stamp: int) -> float:
-        """What a task's terms give `actions` (T, A) from the observation `stamp` [ns] on; NaN without terms, and where that
+        """What a task's terms give ``actions`` (T, A) from the observation ``stamp`` [ns] on; NaN without terms, and where that
         is too long ago. From any thread."""
         known = next((known for at, known in list(self._known) if at == stamp), None)
         return known.score(task.terms, actions) if known and task.terms else float('nan')

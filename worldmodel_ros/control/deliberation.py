@@ -18,7 +18,7 @@ from .terms import Outcome, Term, Thing, Touch, score
 
 @dataclass(frozen=True)
 class Candidate:
-    """`hold`: command (m/s, rad/s) of the first `steps` steps; then the policy drives to where its target will be `lead`
+    """``hold``: command (m/s, rad/s) of the first ``steps`` steps; then the policy drives to where its target will be ``lead``
     s later."""
 
     name: str
@@ -53,8 +53,8 @@ def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
 @dataclass(frozen=True)
 class Veto:
     """A contact that is foreseen with confidence: within so many s from when the command takes effect, by so many m of
-    `overlap`, nearer than it is then by as much as `approach` in m, with a thing that is there by a probability of
-    `presence`, or a wall. `within` is about the time that the robot takes to stop."""
+    ``overlap``, nearer than it is then by as much as ``approach`` in m, with a thing that is there by a probability of
+    ``presence``, or a wall. ``within`` is about the time that the robot takes to stop."""
 
     within: float = 0.6
     overlap: float = 0.05
@@ -74,8 +74,8 @@ class Veto:
 
 @dataclass(frozen=True)
 class Settings:
-    """`horizon`: s of imagined future; `margin`: of score by which another candidate must beat what is followed now;
-    `veto`: what forbids a candidate, None: nothing does; `limits`: of the base."""
+    """``horizon``: s of imagined future; ``margin``: of score by which another candidate must beat what is followed now;
+    ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the base."""
 
     horizon: float = 2.0
     margin: float = 0.02
@@ -88,10 +88,10 @@ class Settings:
 class Decision:
     """What was chosen, and what was not.
 
-    `command` (2,), m/s and rad/s; the name of the candidate that it is of, and each candidate's score by name. `commands`
-    (T, 2): that candidate's, a PERIOD apart, of which `command` is the first. `poses` (C, T, 3): where each candidate leads,
-    in the frame of the view, at `times` (T,), s from the observation on; none where nothing was compared. `vetoed`: names of
-    the candidates that were not to be taken for a contact.
+    ``command`` (2,), m/s and rad/s; the name of the candidate that it is of, and each candidate's score by name. ``commands``
+    (T, 2): that candidate's, a PERIOD apart, of which ``command`` is the first. ``poses`` (C, T, 3): where each candidate
+    leads, in the frame of the view, at ``times`` (T,), s from the observation on; none where nothing was compared. ``vetoed``:
+    names of the candidates that were not to be taken for a contact.
     """
 
     command: np.ndarray
@@ -112,7 +112,7 @@ class Deliberation:
         self._search = policy.Search()
 
     def times(self, delay: float) -> np.ndarray:
-        """Return the times (T,), s from the observation on, at which a view is needed: 0, and from `delay` on each PERIOD."""
+        """Return the times (T,), s from the observation on, at which a view is needed: 0, and from ``delay`` on each PERIOD."""
         return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps + 1)])
 
     @property
@@ -123,8 +123,8 @@ class Deliberation:
                candidates: Sequence[Candidate] | None = None) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
-        `view`: at `times(delay)`. `sent`: commands (2,) that hold until this one takes effect, with the seconds that each
-        does. `previous` (2,): the newest of them, which the limits of acceleration count from. `candidates`: in place of
+        ``view``: at ``times(delay)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
+        does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
         those of the settings.
         """
         aim = policy.Aim.of(terms)
@@ -157,7 +157,7 @@ class Deliberation:
         return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed)
 
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
-        """Return what the policy does for `steps` periods, without a forecast: all stays where `view`, whose first time is
+        """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
         the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
         aim = policy.Aim.of(terms)
         self._last = None
@@ -185,7 +185,7 @@ class Deliberation:
 
 def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: np.ndarray, twist: np.ndarray,
             previous: np.ndarray, steps: int, limits: Limits = LIMITS) -> tuple[np.ndarray, np.ndarray]:
-    """Return poses (C, steps, 3) of the robot from `pose` on, at the view's times after the first, and the commands
+    """Return poses (C, steps, 3) of the robot from ``pose`` on, at the view's times after the first, and the commands
     (C, steps - 1, 2) between them."""
     count = len(candidates)
     leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])

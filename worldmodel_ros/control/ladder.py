@@ -52,9 +52,9 @@ MODEL_TIERS = (*STEPS, Tier.SMALLER)  # that answer only once the future has bee
 @dataclass(frozen=True)
 class Settings:
     """
-    `reserve`: kept free before the deadline, for what comes after the command has been published [s].
-    `headroom`: by how much more a better tier must fit before it is taken up again [s].
-    `recovery_ticks`: so many ticks in a row must have been on time, with that headroom, before it is.
+    ``reserve``: kept free before the deadline, for what comes after the command has been published [s].
+    ``headroom``: by how much more a better tier must fit before it is taken up again [s].
+    ``recovery_ticks``: so many ticks in a row must have been on time, with that headroom, before it is.
     """
 
     reserve: float = 0.012
@@ -69,7 +69,7 @@ class Settings:
 
 class Decision(NamedTuple):
     """
-    `finish`: predicted time of the answer. `limit`: the answer must be out by then. `headroom`: whether the
+    ``finish``: predicted time of the answer. ``limit``: the answer must be out by then. ``headroom``: whether the
     next better tier would have fitted too, with room to spare.
     """
 
@@ -82,7 +82,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Counts:
-    """Ticks by what they were answered with; `late`: those that the model did not finish in time."""
+    """Ticks by what they were answered with; ``late``: those that the model did not finish in time."""
 
     two_step: int = 0
     one_step: int = 0
@@ -110,15 +110,15 @@ class Recovery:
         self.streak = 0
 
     def allow(self, best: Tier) -> None:
-        """Allow nothing better than `best` until enough good ticks have come."""
+        """Allow nothing better than ``best`` until enough good ticks have come."""
         self.best, self.streak = best, 0
 
     def ended(self, good: bool) -> None:
-        """Count a tick; `good`: it was in time, with room to spare for the next better tier."""
+        """Count a tick; ``good``: it was in time, with room to spare for the next better tier."""
         self.streak = self.streak + 1 if good else 0
 
     def climb(self, better: Tier, ticks: int) -> bool:
-        """Allow a better tier if the last `ticks` were good; return whether it is allowed now."""
+        """Allow a better tier if the last ``ticks`` were good; return whether it is allowed now."""
         if self.streak < ticks:
             return False
         self.allow(better)
@@ -129,7 +129,7 @@ class Ladder:
     """
     The state of the ladder is its best tier allowed at present: TWO_STEP, ONE_STEP or STOP.
 
-    It goes down as soon as a tier does not fit, and up by one after `recovery_ticks` good ticks. PLAN_ONLY
+    It goes down as soon as a tier does not fit, and up by one after ``recovery_ticks`` good ticks. PLAN_ONLY
     and LAST_PLAN are no states: they bridge a tick for which no prediction fits, with the plan of the observation
     itself if that is in time, else with the last one; this ends with the first tick for which the one-step model
     fits, with headroom. Not thread-safe.
@@ -149,11 +149,11 @@ class Ladder:
 
     def decide(self, now: float, due: float, predict: Callable[[int], float], has_plan: bool) -> Decision:
         """
-        Choose the tier for an observation whose work could begin `now`, and whose answer is `due` at the
+        Choose the tier for an observation whose work could begin ``now``, and whose answer is ``due`` at the
         robot.
 
-        `predict` gives the time that an answer takes with so many denoising steps [s], 0 for a plan alone;
-        `has_plan` tells whether an earlier plan has an action for this observation.
+        ``predict`` gives the time that an answer takes with so many denoising steps [s], 0 for a plan alone;
+        ``has_plan`` tells whether an earlier plan has an action for this observation.
         """
         limit = due - self.settings.reserve
         finish = {tier: now + predict(steps) for tier, steps in STEPS.items()}
@@ -191,7 +191,7 @@ class Ladder:
 
     def finished(self, decision: Decision, at: float) -> None:
         """
-        The model did at the time `at` what the answer needs or, for a STOP, what would have been enough to
+        The model did at the time ``at`` what the answer needs or, for a STOP, what would have been enough to
         move: a plan.
         """
         if decision.tier in (Tier.PLAN_ONLY, Tier.LAST_PLAN):
@@ -227,7 +227,7 @@ class Ladder:
 
     def _bridge(self, has_plan: bool, finish: float, limit: float, reason: str,
                 in_time: bool = False) -> Decision:
-        """`in_time`: whether a plan of the observation itself is expected before the limit."""
+        """``in_time``: whether a plan of the observation itself is expected before the limit."""
         if (has_plan or in_time) and self.best is not Tier.STOP:
             self._fall(Tier.ONE_STEP, reason)
             self._bridging = True
@@ -258,7 +258,7 @@ class LastPlan:
 
     def remember(self, actions: np.ndarray, stamp: int) -> None:
         """
-        Take `actions` (T, A), the first of which is for the observation `stamp` [ns], as the newest plan.
+        Take ``actions`` (T, A), the first of which is for the observation ``stamp`` [ns], as the newest plan.
         """
         self._actions, self._stamp, self._index, self._served = actions, stamp, 0, stamp
 
@@ -267,16 +267,16 @@ class LastPlan:
         self._actions: np.ndarray | None = None
 
     def is_of(self, stamp: int) -> bool:
-        """Tell whether it was made for the observation `stamp` [ns] itself."""
+        """Tell whether it was made for the observation ``stamp`` [ns] itself."""
         return self._actions is not None and stamp == self._stamp
 
     def has_action(self, stamp: int) -> bool:
-        """Tell whether there is an action for the observation `stamp` [ns]."""
+        """Tell whether there is an action for the observation ``stamp`` [ns]."""
         return self._actions is not None and self._due(stamp) < len(self._actions)
 
     def rest(self, stamp: int) -> np.ndarray | None:
         """
-        Return the actions from the observation `stamp` [ns] on, (1 to T, A), or None where the plan has come
+        Return the actions from the observation ``stamp`` [ns] on, (1 to T, A), or None where the plan has come
         to its end.
 
         No action serves two observations, however close they are.

@@ -31,7 +31,7 @@ def path(actions: np.ndarray, step_period: float) -> np.ndarray:
     Return the poses after each step, float32 (T, 3): x [m], y [m], yaw [rad, -pi to pi], in base_link at the
     start.
 
-    `actions` is (T, 2), linear.x [m/s] and angular.z [rad/s], each held for `step_period` s. Within a step
+    ``actions`` is (T, 2), linear.x [m/s] and angular.z [rad/s], each held for ``step_period`` s. Within a step
     the base follows an arc, which is exact for constant velocities and an unconstrained differential drive.
     """
     v, w = np.asarray(actions, np.float64).reshape(-1, 2).T

@@ -29,7 +29,8 @@ LIMITS = Limits()
 
 
 def limited(targets: np.ndarray, previous: np.ndarray, limits: Limits = LIMITS) -> np.ndarray:
-    """Return the commands (C, 2) nearest to `targets` that may follow `previous` (C, 2) a PERIOD later; as `TwistLimiter`."""
+    """Return the commands (C, 2) nearest to ``targets`` that may follow ``previous`` (C, 2) a PERIOD later; as
+    ``TwistLimiter``."""
     low, high, reach = limits.arrays
     # Of a few rows, numpy's clip takes longer than its two halves.
     near = np.minimum(np.maximum(targets, previous - reach), previous + reach)
@@ -37,7 +38,7 @@ def limited(targets: np.ndarray, previous: np.ndarray, limits: Limits = LIMITS) 
 
 
 def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return poses (C, 3) and twists (C, 2) after `seconds` under `commands` (C, 2)."""
+    """Return poses (C, 3) and twists (C, 2) after ``seconds`` under ``commands`` (C, 2)."""
     keep, lost = _lag(seconds)
     behind = twists - commands
     mean = commands + behind * lost * MOTOR_LAG / seconds
@@ -56,7 +57,7 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
 
 @lru_cache(maxsize=64)
 def _lag(seconds: float) -> tuple[float, float]:
-    """Share of a deviation from the command that is left after `seconds`, and the share that is gone."""
+    """Share of a deviation from the command that is left after ``seconds``, and the share that is gone."""
     keep = np.exp(-seconds / MOTOR_LAG)
     return keep, 1.0 - keep
 

@@ -1,7 +1,7 @@
 """One robot's decisions on a forecast of the scene: what it sees goes in, and commands by what they would lead to come out.
 
 The rungs that the robot can feel: candidates compared on a forecast of two passes or of one; the reactive policy
-on what the newest frame alone tells. What comes below, the last plan and a stop, is `ladder`'s.
+on what the newest frame alone tells. What comes below, the last plan and a stop, is ``ladder``'s.
 """
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blu
 
 
 class Forecast(Protocol):
-    """A robot's forecasts, frame by frame; a new one knows nothing. `times`: s ahead of the places that it gives, from 0 on."""
+    """A robot's forecasts, frame by frame; a new one knows nothing. ``times``: s ahead of the places that it gives, from 0
+    on."""
 
     times: np.ndarray
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the velocities (2,) that the wheels measured
-        over the period before it, m/s and rad/s; `passes` is 0, 1 or 2. Return presence, places and walls as in `Seen`."""
+        over the period before it, m/s and rad/s; ``passes`` is 0, 1 or 2. Return presence, places and walls as in ``Seen``."""
 
     def rehearse(self) -> None:
         """Repeat the newest frame's work with one pass, and change nothing."""
@@ -67,7 +68,8 @@ SEEING = ('see', 'forecast', 'forecast twice')  # parts of a tick that forecast,
 
 
 def deciding_times() -> StepTimes:
-    """Return times whose `predict` is that of a decision with so many passes, with the fewest candidates; 0: of a reaction."""
+    """Return times whose ``predict`` is that of a decision with so many passes, with the fewest candidates; 0: of a
+    reaction."""
     return StepTimes(lambda passes: {SEEING[passes]: 1, 'react' if passes == 0 else _comparing(FEWEST): 1})
 
 
@@ -77,9 +79,9 @@ def _comparing(count: int) -> str:
 
 
 class Pilot:
-    """Decides for one robot: `observe` each frame, then `decide` or `react`. Not thread-safe.
+    """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    `times` takes what that takes: SEEING, 'react', and 'compare N' for each of COUNTS.
+    ``times`` takes what that takes: SEEING, 'react', and 'compare N' for each of COUNTS.
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
@@ -104,7 +106,7 @@ class Pilot:
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
-        """Return the best of the candidates on the newest forecast: arguments as of `Deliberation.choose`. `still`: as if
+        """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
         with self._measure(_comparing(len(candidates) if candidates else COUNTS[-1])):
             self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
@@ -145,12 +147,12 @@ class Known:
     twist: np.ndarray
 
     def view(self, times: np.ndarray, still: bool = False) -> View:
-        """Return what will be at `times` (T,), s from the frame on; `still`: as if everything stayed where it is."""
+        """Return what will be at ``times`` (T,), s from the frame on; ``still``: as if everything stayed where it is."""
         seen = self.seen.at_present() if still else self.seen
         return seen.view(self.slots, self.pose, self.twist, times)
 
     def score(self, terms: Sequence[Term], actions: np.ndarray) -> float:
-        """Return what the terms give the robot for `actions` (T, 2), each for a PERIOD from the frame on."""
+        """Return what the terms give the robot for ``actions`` (T, 2), each for a PERIOD from the frame on."""
         poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
         for action in np.asarray(actions, float):
             poses, twists = move(poses, twists, action[None], PERIOD)

@@ -17,8 +17,8 @@ _SLOW = 0.5   # share of the plan's speed that a slower variation keeps
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """`contact_cost`: m of progress that a certain contact outweighs. `margin`: m by which another branch must be
-    better than the policy's own plan, which knows more than a chunk's outcome tells. `steps`: of denoising."""
+    """``contact_cost``: m of progress that a certain contact outweighs. ``margin``: m by which another branch must be
+    better than the policy's own plan, which knows more than a chunk's outcome tells. ``steps``: of denoising."""
 
     contact_cost: float = 0.5
     margin: float = 0.1
@@ -27,7 +27,7 @@ class PlannerSettings:
 
 @dataclass(frozen=True)
 class Choice:
-    """The branch that was taken, by its name, and the `score` (m) of each."""
+    """The branch that was taken, by its name, and the ``score`` (m) of each."""
 
     name: str
     future: Future
@@ -45,7 +45,7 @@ class Planner:
         self._session, self._settings = session, settings
 
     def choose(self, goal: str) -> Choice:
-        """The best branch towards `goal` from the newest observation."""
+        """The best branch towards ``goal`` from the newest observation."""
         branches = candidates(self._session.plan(goal), self._session.spec)
         futures = {name: self._session.imagine(actions, self._settings.steps) for name, actions in branches.items()}
         scores = {name: self._score(future, goal) for name, future in futures.items()}
@@ -60,7 +60,7 @@ class Planner:
 
 
 def candidates(plan: np.ndarray, spec) -> dict[str, np.ndarray]:
-    """Action sequences (K, 2) by name: the `plan` (K, 2) itself, variations of it, and the maneuvers."""
+    """Action sequences (K, 2) by name: the ``plan`` (K, 2) itself, variations of it, and the maneuvers."""
     found = {'plan': plan, 'slower': plan * np.float32((_SLOW, 1.0)), 'more left': plan + np.float32((0.0, _TURN)),
              'more right': plan - np.float32((0.0, _TURN)), **{name: maneuver(name, len(plan)) for name in NAMES}}
     return {name: np.clip(actions, spec.action_low, spec.action_high).astype(np.float32)

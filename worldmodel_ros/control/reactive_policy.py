@@ -1,6 +1,6 @@
 """The reactive policy: drives to a place by the present state alone, for many robots at once.
 
-The rules are those of `sim.expert`: steer at the place, pass what is in the way at its side, slow down before what is ahead.
+The rules are those of ``sim.expert``: steer at the place, pass what is in the way at its side, slow down before what is ahead.
 It is what decides without imagination, and what a candidate of the planner goes on with after its manoeuvre. Of so few rows,
 numpy's calls take longer than their work: hence ufuncs where methods would read better.
 """
@@ -25,8 +25,8 @@ _BRAKE = 1.5                    # m/s for each metre of free way
 
 @dataclass(frozen=True)
 class Aim:
-    """What a task asks the policy to drive to: `apart` in m is the distance that it keeps to the target's centre, 0 for a
-    touch; `wide`: m that each name or colour is passed at more than others."""
+    """What a task asks the policy to drive to: ``apart`` in m is the distance that it keeps to the target's centre, 0 for a
+    touch; ``wide``: m that each name or colour is passed at more than others."""
 
     target: str
     apart: float
@@ -49,9 +49,9 @@ class Aim:
 
 def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray
           ) -> np.ndarray:
-    """Return commands (C, 2), m/s and rad/s, for robots at `poses` (C, 3) and their `target` (C, 2).
+    """Return commands (C, 2), m/s and rad/s, for robots at ``poses`` (C, 3) and their ``target`` (C, 2).
 
-    `obstacles` (N, 2) are all other things, with their `radii` (N,); `walls` as in `Outcome`.
+    ``obstacles`` (N, 2) are all other things, with their ``radii`` (N,); ``walls`` as in ``Outcome``.
     """
     cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
     x, y = _in_base(target - poses[:, :2], cos, sin)
@@ -78,7 +78,7 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
 
 
 def free_way(poses: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Return the metres (C,) that robots at `poses` (C, 3) can drive straight on before they touch an obstacle or a wall."""
+    """Return the metres (C,) that robots at ``poses`` (C, 3) can drive straight on before they touch an obstacle or a wall."""
     cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
     seen = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None]) if len(obstacles) else None
     return _free(poses, cos, sin, seen, radii, walls)
@@ -86,7 +86,7 @@ def free_way(poses: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls:
 
 def _free(poses: np.ndarray, cos: np.ndarray, sin: np.ndarray, seen: tuple[np.ndarray, np.ndarray] | None,
           radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """`free_way`, given the obstacles' x and y (C, N) in each robot's base."""
+    """``free_way``, given the obstacles' x and y (C, N) in each robot's base."""
     free = np.full(len(poses), np.inf)
     if len(walls):
         ahead = np.empty((len(poses), 2))
@@ -125,7 +125,7 @@ class Search:
 
     def command(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray, period: float
                 ) -> np.ndarray:
-        """Return the command (2,) of a robot at `pose` (3,) that is asked every `period` s; the rest as for `drive`."""
+        """Return the command (2,) of a robot at ``pose`` (3,) that is asked every ``period`` s; the rest as for ``drive``."""
         spent = self._ticks * period
         self._ticks += 1
         if spent < self.SPIN_S:

@@ -24,9 +24,9 @@ class Observation:
     """
     A frame for the session, uint8 (H, W, 3) RGB, with what its answer needs.
 
-    `stamp` [ns] is its own; `received` and `due` are steady times [s], the latter that by which the robot
-    must have the answer; `age` is its own on receipt [s]. No answer is made where `stale` says why it would be too late, nor
-    without a `goal` or a `task`, of which the latter is for those who decide on a forecast of the scene.
+    ``stamp`` [ns] is its own; ``received`` and ``due`` are steady times [s], the latter that by which the robot
+    must have the answer; ``age`` is its own on receipt [s]. No answer is made where ``stale`` says why it would be too late,
+    nor without a ``goal`` or a ``task``, of which the latter is for those who decide on a forecast of the scene.
     """
 
     image: np.ndarray
@@ -60,8 +60,8 @@ class Answer:
     """
     What an observation is answered with. Times in s.
 
-    `actions` (T, A): the first is for now; None for a stop, and for tier NONE, which commands nothing.
-    `latency`: from the receipt of the observation; `predicted`: what `latency` was expected to be. `counts`:
+    ``actions`` (T, A): the first is for now; None for a stop, and for tier NONE, which commands nothing.
+    ``latency``: from the receipt of the observation; ``predicted``: what ``latency`` was expected to be. ``counts``:
     since the activation.
     """
 
@@ -84,7 +84,7 @@ class Prediction:
     An imagined and decoded future, and where the time went [s]: queue, encode, commit, policy, denoise,
     decode, total and predicted.
 
-    `tier` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. `command_tier` is what the observation was answered
+    ``tier`` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. ``command_tier`` is what the observation was answered
     with; where that is none of these three, the command left before this was ready.
     """
 
@@ -116,7 +116,7 @@ class Listener(Protocol):
         """A predicted future with its images, after the command is out."""
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:
-        """Something failed and was given up; `restarted`: the session has begun again."""
+        """Something failed and was given up; ``restarted``: the session has begun again."""
 
 
 class Responder:
@@ -175,7 +175,7 @@ class Responder:
                 return
             self._newest = observation.number
             if self._open:
-                self._ladder.counts.late += 1  # `overdue` has not come to it: the worst overload of all
+                self._ladder.counts.late += 1  # ``overdue`` has not come to it: the worst overload of all
                 self._answer(
                     self._open, Tier.NONE, Verdict.LATE, 'a newer observation came before it was answered')
             course = observation.course
@@ -194,9 +194,9 @@ class Responder:
     def decide(self, observation: Observation, begun: float,
                predict: Callable[[int], float]) -> Decision | None:
         """
-        Choose the tier for work that has `begun`, and answer at once where the model is not waited for.
+        Choose the tier for work that has ``begun``, and answer at once where the model is not waited for.
 
-        `predict` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
+        ``predict`` gives the time of a tick with so many denoising steps [s]. None: the observation is taken
         in, and nothing is predicted from it: it is stale, or a newer one has come.
         """
         with self._lock:
@@ -242,7 +242,7 @@ class Responder:
     def relay(self, observation: Observation, tier: Tier, finish: float, reason: str, plan: np.ndarray) -> bool:
         """
         Answer with the plan (T, A) that an engine elsewhere has made, by a ladder of its own; return whether it came
-        in time. `finish`: when that ladder had expected to have it.
+        in time. ``finish``: when that ladder had expected to have it.
         """
         with self._lock:
             in_time = self._remember(observation, plan)
@@ -298,7 +298,7 @@ class Responder:
 
     def halt(self, answer: Answer) -> None:
         """
-        Stop without an observation: `answer` goes out as it is, and what was to be answered is not any more.
+        Stop without an observation: ``answer`` goes out as it is, and what was to be answered is not any more.
         """
         with self._lock:
             self._open = None

@@ -18,7 +18,7 @@ _LIKELY = 0.5  # probability from which on a thing counts as there
 
 @dataclass(frozen=True)
 class View:
-    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in `Outcome`, and the things
+    """What is known at the newest observation, in one frame: pose (3,), twist (2,), walls as in ``Outcome``, and the things
     that are known, along the times that were asked for."""
 
     pose: np.ndarray
@@ -30,7 +30,7 @@ class View:
 @dataclass(frozen=True)
 class Slot:
     """The thing that a slot of a forecast is about: its name and colour, and its radius in m, which no forecast tells.
-    Things that are `alike` come in any order: the nearest one is called by the first of their names."""
+    Things that are ``alike`` come in any order: the nearest one is called by the first of their names."""
 
     name: str
     colour: str
@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a forecast tells: the probability that the thing of each slot is there (S,), where it is at `times` (T,), s from
+    """What a forecast tells: the probability that the thing of each slot is there (S,), where it is at ``times`` (T,), s from
     the observation on, as places (T, S, 2) in m in base_link, and the walls (6,): cosine and sine of four times the first
     one's direction, and metres to each of four."""
 
@@ -55,7 +55,8 @@ class Seen:
         return Seen(self.presence, np.broadcast_to(self.places[:1], self.places.shape), self.walls, self.times)
 
     def view(self, slots: Sequence[Slot | None], pose: np.ndarray, twist: np.ndarray, times: np.ndarray) -> View:
-        """Return the things of `slots` that are there, in the frame of the robot's `pose` (3,), forecast for `times` (T,)."""
+        """Return the things of ``slots`` that are there, in the frame of the robot's ``pose`` (3,), forecast for ``times``
+        (T,)."""
         places, things = _from_base(self.places, pose), {}
         likely = np.flatnonzero(self.presence > _LIKELY).tolist()
         alike = sorted((number for number in likely if slots[number] and slots[number].alike),

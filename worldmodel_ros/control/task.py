@@ -45,7 +45,7 @@ def to_goal(goal: str) -> Task:
 
 
 def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
-    """Return the task of some terms. `things`: colour of each thing that the robot knows, by name. Raises TaskError."""
+    """Return the task of some terms. ``things``: colour of each thing that the robot knows, by name. Raises TaskError."""
     if len(told) > MAX_TERMS:
         raise TaskError(f'a task has at most {MAX_TERMS} terms, not {len(told)}')
     terms = []

@@ -1,7 +1,7 @@
 """Tasks told at run time: weighted terms over imagined outcomes, each a few plain numbers and names.
 
 A term gives each of C outcomes a utility, without unit, about 1 for what matters; the score of a task is the sum of weight
-times utility. The same terms say when a task that was really driven has succeeded or failed (`evaluate.control.judge`).
+times utility. The same terms say when a task that was really driven has succeeded or failed (``evaluate.control.judge``).
 """
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made 
 
 @dataclass(frozen=True)
 class Thing:
-    """Something forecast: `path` (T, 2) in m at the outcome's times, `radius` in m; `colour` as one would name it;
-    `presence`: probability that it is there."""
+    """Something forecast: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as one would name it;
+    ``presence``: probability that it is there."""
 
     path: np.ndarray
     radius: float
@@ -91,7 +91,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class KeepDistance:
-    """Stay `distance` m from a thing, between centres: minus the mean deviation in m."""
+    """Stay ``distance`` m from a thing, between centres: minus the mean deviation in m."""
 
     target: str
     distance: float
@@ -121,8 +121,8 @@ class PassBehind:
 
     @classmethod
     def crosses_ahead(cls, places: np.ndarray, path: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Whether each of the intervals between `times` (T,) crosses ahead of the thing: bool (C, T - 1), for robots at
-        `places` (C, T, 2) and a thing along `path` (T, 2)."""
+        """Whether each of the intervals between ``times`` (T,) crosses ahead of the thing: bool (C, T - 1), for robots at
+        ``places`` (C, T, 2) and a thing along ``path`` (T, 2)."""
         steps = np.diff(path, axis=0)
         lengths = np.linalg.norm(steps, axis=1)
         ahead = steps / np.maximum(lengths, 1e-9)[:, None]
@@ -136,7 +136,7 @@ class PassBehind:
 
 @dataclass(frozen=True)
 class Avoid:
-    """Keep `clearance` m (0: do not touch) to the things of this name or colour: minus the share that is missing of a
+    """Keep ``clearance`` m (0: do not touch) to the things of this name or colour: minus the share that is missing of a
     margin that is 0.1 m wider, and minus 1 if the clearance is not kept."""
 
     what: str
@@ -154,7 +154,7 @@ class Avoid:
 
 @dataclass(frozen=True)
 class Clearance:
-    """Keep `margin` m to everything, walls too, but for the things that other terms want touched or reached: minus the
+    """Keep ``margin`` m to everything, walls too, but for the things that other terms want touched or reached: minus the
     share of the margin that is missing, and minus 1 for a contact."""
 
     margin: float = 0.1

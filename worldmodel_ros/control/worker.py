@@ -43,8 +43,8 @@ class Worker:
     """
     One observation waits at most, the newest. The public methods may be called from any thread.
 
-    `executed(start, end)` returns the mean action, float32 (A,), that was executed between two stamps [ns];
-    `start` is None for the first observation of an episode.
+    ``executed(start, end)`` returns the mean action, float32 (A,), that was executed between two stamps [ns];
+    ``start`` is None for the first observation of an episode.
     """
 
     def __init__(self, engine: Engine, executed: Callable[[int | None, int], np.ndarray],
@@ -120,7 +120,7 @@ class Worker:
 
     def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
         """
-        Write the session to a file, in the calling thread; return what it took, in words. `patience`: for each part
+        Write the session to a file, in the calling thread; return what it took, in words. ``patience``: for each part
         of the engine's thread [s].
 
         Raises SessionFileError, and CancelledError where the worker is stopped.
@@ -128,7 +128,7 @@ class Worker:
         return Transfer(self._engine, self._call, patience).save(folder, name)
 
     def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
-        """Replace the session by one from a file; as `save`. Where it raises, nothing was changed."""
+        """Replace the session by one from a file; as ``save``. Where it raises, nothing was changed."""
         def adopt(restore: Callable[[Session], None]) -> Promise:
             def and_forget_plan(session: Session) -> None:
                 restore(session)
@@ -243,7 +243,7 @@ class BackgroundWork:
 
     A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
     comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
-    without. Where the device answers questions next to ticks, these need not fit. `expire` is to be called between any
+    without. Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
     two pieces of work, ticks too: a question's time passes also where there is none to spare.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.
@@ -274,7 +274,7 @@ class BackgroundWork:
         self._undecoded = prediction
 
     def call(self, job: Job) -> Promise:
-        """Have `job` called with the session; the promise holds its result."""
+        """Have ``job`` called with the session; the promise holds its result."""
         promise: Promise = Promise()
         self._jobs.append((job, promise))
         return promise
@@ -298,7 +298,7 @@ class BackgroundWork:
             self._inquiry = None
 
     def expire(self, observed: int | None) -> None:
-        """Answer the questions whose time is over, with what there is; `observed` as for `step`."""
+        """Answer the questions whose time is over, with what there is; ``observed`` as for ``step``."""
         now = self._clock()
         if self._inquiry and now >= self._inquiry[0].question.due:
             inquiry, promise = self._inquiry
@@ -316,7 +316,7 @@ class BackgroundWork:
         Do one piece of work; return how long there is none to be done [s], 0.0 for not known, None for until
         more comes.
 
-        `observed`: stamp of the session's newest observation [ns]. `expected`: when the next one comes
+        ``observed``: stamp of the session's newest observation [ns]. ``expected``: when the next one comes
         (steady, s).
         """
         if self._undecoded and (self.starved or self.fits(self._step_times.quantile('decode'), expected)):
@@ -367,7 +367,7 @@ class BackgroundWork:
         self._listener.predicted(prediction)
 
     def fits(self, duration: float, expected: float | None) -> bool:
-        """Whether work of so many s is over before the next observation, which is `expected` then (steady, s)."""
+        """Whether work of so many s is over before the next observation, which is ``expected`` then (steady, s)."""
         now = self._clock()
         # An observation that is late by a whole period is not being waited for.
         return expected is None or now + duration + _MARGIN <= expected or now > expected + self._period
@@ -395,7 +395,7 @@ def _fulfil(promise: Promise, function: Callable[[], Any]) -> bool:
 
 class WorkThread:
     """
-    Does one step after another, most urgent first. `wake` is to be held where something is handed in.
+    Does one step after another, most urgent first. ``wake`` is to be held where something is handed in.
 
     It holds none of what it runs: what has stopped it can be released at once, with the memory that it has on a device.
     """
@@ -411,10 +411,10 @@ class WorkThread:
     def start(self, step: Callable[[], float | None], failed: Callable[[Exception], None],
               surroundings: Callable[[], AbstractContextManager] = nullcontext) -> None:
         """
-        Start the thread, which enters `surroundings`, and then calls `step` until it is stopped.
+        Start the thread, which enters ``surroundings``, and then calls ``step`` until it is stopped.
 
         A step returns how long there is nothing to do [s], None for until more comes. What it raises is told to
-        `failed`, and the thread goes on. Returns when `surroundings` is entered, and raises what that raises.
+        ``failed``, and the thread goes on. Returns when ``surroundings`` is entered, and raises what that raises.
         """
         entered: Promise = Promise()
         self.running = True
@@ -433,7 +433,7 @@ class WorkThread:
         self._thread = None
 
     def stir(self) -> None:
-        """Something was handed in. To be called with `wake` held."""
+        """Something was handed in. To be called with ``wake`` held."""
         self._news = True
         self.wake.notify()
 
@@ -471,9 +471,9 @@ class WorkThread:
 
 class Urgency:
     """
-    Has the calling thread run under SCHED_FIFO, if it did so when this was made, only while its work is `urgent`.
+    Has the calling thread run under SCHED_FIFO, if it did so when this was made, only while its work is ``urgent``.
 
-    Linux gives real-time threads 95 % of a processor (sched(7), `sched_rt_runtime_us`) and then stops all of them there
+    Linux gives real-time threads 95 % of a processor (sched(7), ``sched_rt_runtime_us``) and then stops all of them there
     for up to 50 ms, however urgent: a thread that fills a processor with work that can wait would have the watchdogs
     throttled with it. Such work runs in the ordinary class, with a niceness that other programs do not have.
     """

@@ -1,8 +1,8 @@
 """
 Names, columns and tables of a LeRobot dataset, format v3.0, with pictures as PNG in its tables.
 
-The layout and the names are those of huggingface/lerobot (src/lerobot/datasets, `CODEBASE_VERSION = 'v3.0'`), so
-that its `LeRobotDataset(..., root=folder)` opens what is written here.
+The layout and the names are those of huggingface/lerobot (src/lerobot/datasets, ``CODEBASE_VERSION = 'v3.0'``), so
+that its ``LeRobotDataset(..., root=folder)`` opens what is written here.
 """
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Layout:
     """
     What the frames of a dataset consist of.
 
-    `labels` are features in addition to image, state and action, as meta/info.json has them: `{'dtype', 'shape', 'names'}`
-    by name. State and action are of the same named numbers. `image_size` is (height, width).
+    ``labels`` are features in addition to image, state and action, as meta/info.json has them: ``{'dtype', 'shape', 'names'}``
+    by name. State and action are of the same named numbers. ``image_size`` is (height, width).
     """
 
     fps: int
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the tables of frames, with the note by which `datasets` knows what they hold."""
+        """The columns of the tables of frames, with the note by which ``datasets`` knows what they hold."""
         fields, notes = [], {}
         for name, feature in self.features.items():
             if feature['dtype'] == 'image':

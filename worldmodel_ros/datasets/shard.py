@@ -30,9 +30,9 @@ class Shard:
 
 class ShardWriter:
     """
-    The file number `number`, whose first frame is frame `first_frame` of the dataset, in episode `first_episode`.
+    The file number ``number``, whose first frame is frame ``first_frame`` of the dataset, in episode ``first_episode``.
 
-    `add` frames, then `end_episode`, at last `close`. `tasks` numbers the tasks of the dataset; new ones are added.
+    ``add`` frames, then ``end_episode``, at last ``close``. ``tasks`` numbers the tasks of the dataset; new ones are added.
     """
 
     def __init__(self, folder: Path, layout: Layout, tasks: dict[str, int], number: int = 0, first_episode: int = 0,
@@ -66,9 +66,9 @@ class ShardWriter:
     def add(self, image: np.ndarray, state: np.ndarray, action: np.ndarray, task: str,
             labels: Mapping[str, Any]) -> None:
         """
-        Add the next frame of the episode: `image` uint8 (H, W, 3) RGB, `state` and `action` float32 (A,).
+        Add the next frame of the episode: ``image`` uint8 (H, W, 3) RGB, ``state`` and ``action`` float32 (A,).
 
-        `action` is what was executed from this frame to the next, `task` what it was for; `labels` has a value for
+        ``action`` is what was executed from this frame to the next, ``task`` what it was for; ``labels`` has a value for
         each label of the layout.
         """
         number, task_index = self._length, self._tasks.setdefault(task, len(self._tasks))

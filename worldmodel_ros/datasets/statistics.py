@@ -17,7 +17,7 @@ class Statistics:
     """
 
     def __init__(self, camera: str) -> None:
-        """`camera`: name of the feature that the images are."""
+        """``camera``: name of the feature that the images are."""
         self._camera = camera
         self._images = 0
         self._histogram = np.zeros((3, 256), np.int64)

@@ -25,7 +25,7 @@ def new_folder(folder: Path) -> None:
 def describe(folder: Path, layout: Layout, shards: Sequence[Shard], tasks: Mapping[str, int],
              more: Mapping[str, Any] | None = None) -> None:
     """
-    Write meta/ for the files of a dataset, in their order; `more` is added to meta/info.json.
+    Write meta/ for the files of a dataset, in their order; ``more`` is added to meta/info.json.
 
     meta/info.json comes last: without it nothing takes the folder for a dataset.
     """
@@ -48,13 +48,13 @@ def describe(folder: Path, layout: Layout, shards: Sequence[Shard], tasks: Mappi
 
 class DatasetWriter:
     """
-    A dataset that is being written, episode after episode: `add` frames, then `end_episode`, at last `close`.
+    A dataset that is being written, episode after episode: ``add`` frames, then ``end_episode``, at last ``close``.
 
-    Only `close` makes it a dataset.
+    Only ``close`` makes it a dataset.
     """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        """Make `folder`. Raises FileExistsError if there is anything in it."""
+        """Make ``folder``. Raises FileExistsError if there is anything in it."""
         new_folder(folder)
         self._folder, self._layout = folder, layout
         self._tasks: dict[str, int] = {}
@@ -74,7 +74,7 @@ class DatasetWriter:
 
     def add(self, image: np.ndarray, state: np.ndarray, action: np.ndarray, task: str,
             labels: Mapping[str, Any] | None = None) -> None:
-        """Add the next frame of the episode, as `ShardWriter.add` takes it."""
+        """Add the next frame of the episode, as ``ShardWriter.add`` takes it."""
         if not self._inside:
             self._begin_episode()
         self._current.add(image, state, action, task, labels or {})

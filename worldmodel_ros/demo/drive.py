@@ -56,7 +56,7 @@ class Plan:
 def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: LiveView,
           scorer: PredictionScorer, clock: Callable[[], float] = time.monotonic,
           sleep: Callable[[float], None] = time.sleep) -> tuple[float, list[Kill]]:
-    """Drive for `plan.seconds` from the first command on; returns the time driven [s] and the kills' outcome.
+    """Drive for ``plan.seconds`` from the first command on; returns the time driven [s] and the kills' outcome.
 
     Raises NothingDriven when no command comes.
     """
@@ -102,7 +102,7 @@ def goal_distance(recording: Recording, goal: str) -> float:
 
 
 def outcome(recording: Recording, at: float, killed: int) -> Kill:
-    """What followed from killing the model at ROS time `killed` [ns], `at` seconds into the drive."""
+    """What followed from killing the model at ROS time ``killed`` [ns], ``at`` seconds into the drive."""
     after = [c for c in recording.commands if c.received >= killed]
     stop = next((i for i, c in enumerate(after) if not c.stamp), None)
     again = None if stop is None else next((c for c in after[stop:] if c.stamp), None)

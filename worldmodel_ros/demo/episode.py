@@ -16,7 +16,7 @@ def expert_episode(seed: int, goals: list[str], seconds: float, size: tuple[int,
                    top: bool) -> tuple[list[np.ndarray], list[GoalAttempt]]:
     """Drive to the goals in turn; returns a picture per action, uint8 (H, W or 2 W, 3), and the goals' fate.
 
-    `size`: (H, W) of the camera's picture; `top`: the room from above on its right.
+    ``size``: (H, W) of the camera's picture; ``top``: the room from above on its right.
     """
     world = World(seed, image_size=size)
     sequence = GoalSequence(goals)

@@ -36,7 +36,7 @@ class Moment:
 
 
 def moments(recording: Recording, scorer: PredictionScorer, count: int = MOMENTS) -> list[Moment]:
-    """From each of `count` equal parts of the run, the prediction during which the picture changed most.
+    """From each of ``count`` equal parts of the run, the prediction during which the picture changed most.
 
     The choice looks at the camera alone, never at how good the prediction was.
     """
@@ -114,7 +114,7 @@ def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
 
 
 def _future_for(recording: Recording, stamp: int, k: int, tolerance: float) -> Future | None:
-    """The future whose frame `k` is nearest to `stamp`; None if there is none within `tolerance` seconds."""
+    """The future whose frame ``k`` is nearest to ``stamp``; None if there is none within ``tolerance`` seconds."""
     i = bisect_left(recording.futures, stamp, key=lambda f: f.target(k))
     near = [f for f in recording.futures[max(i - 1, 0):i + 1]
             if len(f.frames) > k and abs(f.target(k) - stamp) <= tolerance * NS]

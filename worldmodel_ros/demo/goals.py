@@ -14,7 +14,7 @@ class GoalSequence:
     """
 
     def __init__(self, goals: list[str], patience: float = 20.0) -> None:
-        """`goals`: names, at least one; `patience`: time after which a goal is given up [s]."""
+        """``goals``: names, at least one; ``patience``: time after which a goal is given up [s]."""
         if not goals:
             raise ValueError('no goal given: name at least one, as in --goal red,blue')
         self._goals = goals
@@ -24,15 +24,15 @@ class GoalSequence:
 
     @property
     def current(self) -> GoalAttempt:
-        """The goal the robot is on its way to; `start` comes first."""
+        """The goal the robot is on its way to; ``start`` comes first."""
         return self.attempts[-1]
 
     def start(self, now: float) -> str:
-        """Give the first goal at time `now` [s]; returns its name."""
+        """Give the first goal at time ``now`` [s]; returns its name."""
         return self._give(now)
 
     def update(self, now: float, distance: float) -> str | None:
-        """Account for the distance to the goal [m] at `now` [s]; returns the next goal when it is time."""
+        """Account for the distance to the goal [m] at ``now`` [s]; returns the next goal when it is time."""
         goal = self.current
         goal.closest = min(goal.closest, distance)
         if goal.reached is not None or goal.abandoned is not None:

@@ -16,5 +16,5 @@ def decode_rgb(encoded: bytes) -> np.ndarray:
 
 
 def enlarge(picture: np.ndarray, factor: int) -> np.ndarray:
-    """Repeat every pixel `factor` times both ways: small pictures are to show their pixels, not a blur."""
+    """Repeat every pixel ``factor`` times both ways: small pictures are to show their pixels, not a blur."""
     return picture.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -1,4 +1,4 @@
-"""Other programs that want the processor: one busy loop per core, for as long as a `with` block runs."""
+"""Other programs that want the processor: one busy loop per core, for as long as a ``with`` block runs."""
 from __future__ import annotations
 
 import os

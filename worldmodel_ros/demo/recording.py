@@ -72,7 +72,7 @@ class Future:
         return self.age < self.step
 
     def target(self, k: int) -> int:
-        """Stamp that frame `k` is for [ns]."""
+        """Stamp that frame ``k`` is for [ns]."""
         return self.stamp + round((k + 1) * self.step * NS)
 
 
@@ -155,7 +155,7 @@ class Recording:
     model: dict[str, str] = field(default_factory=dict)         # the model node's own diagnostics, newest
 
     def image_at(self, stamp: int, tolerance: float) -> np.ndarray | None:
-        """The camera image nearest to `stamp`, or None if there is none within `tolerance` seconds."""
+        """The camera image nearest to ``stamp``, or None if there is none within ``tolerance`` seconds."""
         i = bisect_left(self.image_stamps, stamp)
         near = [j for j in (i - 1, i) if 0 <= j < len(self.image_stamps)]
         if not near:

@@ -46,7 +46,7 @@ def run_demo(options: Options, observing: Callable[[Recording, str], AbstractCon
     """
     Run the demo; returns the exit code: that of the verdict, 1 if it could not run, 130 if interrupted.
 
-    `observing(recording, namespace)` gives a node that listens and asks (`nodes.demo.observer`); it is called when the
+    ``observing(recording, namespace)`` gives a node that listens and asks (``nodes.demo.observer``); it is called when the
     environment of its ROS graph has been set.
     """
     signal.signal(signal.SIGTERM, _interrupt)

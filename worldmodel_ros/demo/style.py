@@ -31,7 +31,7 @@ _RC = {
 
 @contextmanager
 def picture(path: Path, width: float, height: float, title: str, note: str = '') -> Iterator[Figure]:
-    """A figure of `width` x `height` inches with a title and a muted note, written to `path` at the end."""
+    """A figure of ``width`` x ``height`` inches with a title and a muted note, written to ``path`` at the end."""
     with plt.rc_context(_RC):
         figure = plt.figure(figsize=(width, height))
         figure.text(0.16 / width, 1 - 0.14 / height, title, fontsize=13, fontweight='bold', va='top')

@@ -70,7 +70,7 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
 
 
 def latency_ms(recording: Recording) -> dict:
-    """Quantiles of `camera_to_command` [ms], and who measured."""
+    """Quantiles of ``camera_to_command`` [ms], and who measured."""
     return {**quantiles_ms(camera_to_command(recording)),
             'measured_by': 'robot' if recording.robot_latencies else 'observer'}
 
@@ -116,7 +116,7 @@ def decisions(recording: Recording) -> dict:
 
 def predictions(recording: Recording) -> dict:
     """
-    Predictions that were published, those of them `in_time` (before the time that their first frame shows), and their
+    Predictions that were published, those of them ``in_time`` (before the time that their first frame shows), and their
     age when they were published [ms].
     """
     futures = recording.futures
@@ -147,9 +147,9 @@ def angle_turned(recording: Recording) -> float:
 def what_if_scores(answers: list[WhatIf]) -> dict:
     """Time and quality of the what-if answers.
 
-    `psnr_db`: last frame of each moving branch against the simulator's. `psnr_ignoring_action_db`: the
-    simulator's own last frame of that branch against that of its branch `stop`, which is what a perfect model
-    reaches that does not look at the action. `best_branch_agrees`: share of the answers whose branch of most
+    ``psnr_db``: last frame of each moving branch against the simulator's. ``psnr_ignoring_action_db``: the
+    simulator's own last frame of that branch against that of its branch ``stop``, which is what a perfect model
+    reaches that does not look at the action. ``best_branch_agrees``: share of the answers whose branch of most
     progress is also the simulator's best.
     """
     scores: list[float] = []

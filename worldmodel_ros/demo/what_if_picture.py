@@ -24,7 +24,7 @@ def most_telling(answers: list[WhatIf]) -> WhatIf | None:
 def draw_what_if(path: Path, answer: WhatIf, observed: np.ndarray | None) -> None:
     """Write the branches of one answer, the simulator's truth below, and the branches' paths seen from above.
 
-    `observed`: (H, W, 3) uint8, the image branched from; None: not known.
+    ``observed``: (H, W, 3) uint8, the image branched from; None: not known.
     """
     columns, rows = len(answer.branches), 2 if answer.truth else 1
     width, height = 2.0 * (columns + 1) + 0.9, 1.15 + 2.35 * max(rows, 2)

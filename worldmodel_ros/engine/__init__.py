@@ -1,7 +1,7 @@
 """
 One model and its sessions: loading, memory, sampling, rollouts, what-if questions and measured times; no deadlines.
 
-Deadlines of one robot belong to `control`, those of many to `serving`. Heavy imports happen in `load`.
+Deadlines of one robot belong to ``control``, those of many to ``serving``. Heavy imports happen in ``load``.
 """
 from __future__ import annotations
 

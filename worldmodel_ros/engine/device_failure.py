@@ -42,7 +42,7 @@ def is_lost(error: BaseException | None) -> bool:
 
 def end_if_lost(error: BaseException) -> None:
     """
-    End this process with DEVICE_LOST, and the reason on its standard error, where an error `is_lost`; else return.
+    End this process with DEVICE_LOST, and the reason on its standard error, where an error ``is_lost``; else return.
 
     At once, without cleaning up: what would be cleaned up is on the device, and the libraries that own it abort, or wait,
     when they are told to let go. The gate stops the robot, and the supervisor of the process starts it again.

@@ -16,7 +16,7 @@ class Faults:
     """
     May be changed at any time, from any thread.
 
-    `delay`: added to every network call [s]. `nan`: the policy gives NaN. `fail`: every network call raises. `cuda`: it
+    ``delay``: added to every network call [s]. ``nan``: the policy gives NaN. ``fail``: every network call raises. ``cuda``: it
     raises what PyTorch does for a CUDA error of that name, empty for none.
     """
 
@@ -27,12 +27,12 @@ class Faults:
 
 
 class InjectedFault(RuntimeError):
-    """Raised by a network call because `Faults.fail` is set."""
+    """Raised by a network call because ``Faults.fail`` is set."""
 
 
 class FaultyBackend:
     """
-    A back end whose network calls have the faults of `faults`; everything else is the wrapped one's.
+    A back end whose network calls have the faults of ``faults``; everything else is the wrapped one's.
 
     Beneath the session rather than around it, so that a delay is measured, and predicted, like any other
     slowness.

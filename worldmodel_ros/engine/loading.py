@@ -24,12 +24,12 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
          parallel: str = 'sequence') -> Engine:
     """Engine of a model.
 
-    ``model`` names a shipped model or a folder that `worldmodel train` wrote. ``backend`` is one of `backends.BACKENDS`: `auto`
-    takes torch on a GPU and ONNX Runtime on a CPU; `torch-compiled` is `torch-bf16` with its layers compiled for one
-    session, which takes minutes at its first start on a machine; `torch-fp8` has the layers' weights in FP8, and the
-    pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU.
-    ``sessions`` may be open at a time; a robot needs one, and a second one while it begins again.
-    ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of `backends.PARALLEL_KINDS`, says.
+    ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
+    ``auto`` takes torch on a GPU and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16`` with its layers compiled for
+    one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the layers' weights in FP8, and the
+    pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU. ``sessions`` may be open at a
+    time; a robot needs one, and a second one while it begins again. ``gpus``: on so many, if the preset has tiles, divided as
+    ``parallel``, one of ``backends.PARALLEL_KINDS``, says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -59,7 +59,7 @@ def load_random(preset: str, backend: str = 'torch', threads: int = 1, sessions:
                 parallel: str = 'sequence') -> Engine:
     """Engine of a preset with random weights: as fast as a trained model of that size, and knowing nothing.
 
-    ``backend`` is one of those of torch; ``gpus`` and ``parallel`` as of `load`.
+    ``backend`` is one of those of torch; ``gpus`` and ``parallel`` as of ``load``.
     """
     return _torch_engine(preset, seed, backend, threads, sessions, gpus, parallel)
 

@@ -1,8 +1,8 @@
 """
 The network calls of sessions: what asks for them, who runs them, and how long they take.
 
-What a session does is a generator that yields a `Call` where it needs a network, and is sent the outputs; where other
-work may come between, it yields a `Boundary`, which names the unit that follows. Nothing is prepared ahead of a
+What a session does is a generator that yields a ``Call`` where it needs a network, and is sent the outputs; where other
+work may come between, it yields a ``Boundary``, which names the unit that follows. Nothing is prepared ahead of a
 boundary: what the work reads may have changed when it goes on. One session's calls are run as they come, blocking, queued or in
 the background; those of many sessions in batches.
 """
@@ -63,7 +63,7 @@ def run(calls: Calls[Result], backend: Backend) -> Result:
 
 
 def run_ahead(calls: Calls[Result], backend: Backend) -> Result:
-    """As `run`, but only queues the work of the device; outputs are the back end's own."""
+    """As ``run``, but only queues the work of the device; outputs are the back end's own."""
     outputs = None
     try:
         while True:
@@ -108,7 +108,7 @@ class Work(Generic[Result]):
 def run_unit(works: Sequence[Work], backend: Backend, queued: bool = False) -> list[Exception | None]:
     """Run the next unit of each of ``works``, calls of one network together; return what each of them raised.
 
-    ``queued``: by `Backend.launch`. Work that raised is closed. A network that raises fails all whose call it ran.
+    ``queued``: by ``Backend.launch``. Work that raised is closed. A network that raises fails all whose call it ran.
     """
     run_batch = backend.launch if queued else backend.run
     errors: list[Exception | None] = [None] * len(works)
@@ -157,8 +157,8 @@ class NetworkCalls:
             return run_ahead(calls, self._backend)
 
     def units(self, calls: Calls[Result]) -> Generator[None, None, Result]:
-        """Every `next` but the first, which prepares, is one unit; a tick can go first between any two. Where the
-        device `overlaps`, a unit is only queued, and the result is the back end's own."""
+        """Every ``next`` but the first, which prepares, is one unit; a tick can go first between any two. Where the
+        device ``overlaps``, a unit is only queued, and the result is the back end's own."""
         work = Work(calls)
         yield
         while work.boundary:
@@ -252,7 +252,7 @@ class PartTimes:
 
     Takes times into ``last`` (s by part) and into an engine's step times; those of failed work are not taken.
 
-    Queued work is timed by marks that the device passes: their times are known when it has, and `read` takes them.
+    Queued work is timed by marks that the device passes: their times are known when it has, and ``read`` takes them.
     """
 
     def __init__(self, step_times: StepTimes):
@@ -264,7 +264,7 @@ class PartTimes:
 
     @contextmanager
     def queued(self, mark: Callable[[], Mark]) -> Iterator[None]:
-        """Work in this context is queued; ``mark`` gives a point in the device's time (`Backend.mark`)."""
+        """Work in this context is queued; ``mark`` gives a point in the device's time (``Backend.mark``)."""
         self._mark = mark
         try:
             yield

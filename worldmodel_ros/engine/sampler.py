@@ -59,7 +59,7 @@ class Sampler:
         return self._backend.stack(latents)
 
     def future(self, actions: np.ndarray, latents: np.ndarray, outcomes: tuple, before: np.ndarray) -> Future:
-        """The Future of what `denoise` gave, with ``outcomes`` as numpy; `decode` makes its frames."""
+        """The Future of what ``denoise`` gave, with ``outcomes`` as numpy; ``decode`` makes its frames."""
         logits, progress = outcomes
         risk = 1.0 / (1.0 + np.exp(-logits))
         return Future(actions, latents, risk, dict(zip(self.spec.goals, progress[-1].tolist())), before)
@@ -87,7 +87,7 @@ class Noise:
         return self._draw(moment)
 
     def draw_ahead(self, moment: int) -> None:
-        """Begin to draw in another thread what `draw` will be asked for, maybe many times."""
+        """Begin to draw in another thread what ``draw`` will be asked for, maybe many times."""
         if moment not in self._drawn:
             self._drawn[moment] = _threads().submit(self._draw, moment)
             if len(self._drawn) > KEPT:
@@ -105,7 +105,7 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """One of a branch's chunks, see `Sampler`; but for ``actions``, the arrays may be the back end's own."""
+    """One of a branch's chunks, see ``Sampler``; but for ``actions``, the arrays may be the back end's own."""
 
     actions: np.ndarray
     latents: np.ndarray
@@ -120,7 +120,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with
     the sinks, again for every chunk that sees some, as frames that nothing came before. Far ahead it matches a chunk's
-    statistics to theirs. Returns the chunks for `joined`, and the moment at the end: its cache is the fork, on whose pages
+    statistics to theirs. Returns the chunks for ``joined``, and the moment at the end: its cache is the fork, on whose pages
     the work of the device may still be. Where ``keep``, the last chunk is committed too, and a branch can go on from there.
     """
     spec, total = sampler.spec, len(actions)
@@ -129,7 +129,7 @@ def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actio
     chunks = []
     for start in range(0, total, size):
         part = actions[start:start + size]
-        # A last chunk that is short goes on with its last action; what it adds is cut off by `joined`.
+        # A last chunk that is short goes on with its last action; what it adds is cut off by ``joined``.
         part = np.concatenate([part, np.repeat(part[-1:], size - len(part), 0)])
         imagined = moment.imagined + start
         if imagined >= spec.sinks_from:

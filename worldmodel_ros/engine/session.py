@@ -20,7 +20,7 @@ from .session_folder import SessionFileError
 
 
 class Session:
-    """Frames come in by `observe`; `plan`, `imagine` and `what_if` look ahead from the newest one.
+    """Frames come in by ``observe``; ``plan``, ``imagine`` and ``what_if`` look ahead from the newest one.
 
     A call that raises leaves the session as it was. Not safe for use from two threads at once. The methods in -ing are
     the same work as calls, to be run for many sessions together; arrays may then be the back end's own.
@@ -28,7 +28,7 @@ class Session:
 
     def __init__(self, backend: Backend, memory: Memory, step_times: StepTimes, seed: int = 0,
                  fingerprint: Callable[[], str] = str):
-        """``fingerprint``: gives what tells models apart in files, see `Engine.fingerprint`."""
+        """``fingerprint``: gives what tells models apart in files, see ``Engine.fingerprint``."""
         self._backend, self._memory, self._step_times = backend, memory, step_times
         self._fingerprint = fingerprint
         self.spec = backend.preset
@@ -69,7 +69,7 @@ class Session:
         self._observing_took = time.perf_counter() - start
 
     def observing(self, frame: np.ndarray, executed: np.ndarray) -> Calls[None]:
-        """`observe`, as a part of a unit."""
+        """``observe``, as a part of a unit."""
         spec = self.spec
         if frame.shape != (*spec.image_size, 3) or frame.dtype != np.uint8:
             raise ValueError(f'frame must be uint8 {(*spec.image_size, 3)} (height, width, RGB), '
@@ -94,7 +94,7 @@ class Session:
         return run(self.planning(goal, prefix), self._backend)
 
     def planning(self, goal: str, prefix: np.ndarray | None = None, moment: Moment | None = None) -> Calls[np.ndarray]:
-        """`plan`, from now or from a moment, as a part of a unit."""
+        """``plan``, from now or from a moment, as a part of a unit."""
         spec = self.spec
         if goal not in spec.goals:
             raise ValueError(f'unknown goal {goal!r}; this model knows {", ".join(spec.goals)}')
@@ -114,7 +114,7 @@ class Session:
 
     def imagine(self, actions: np.ndarray, steps: int = 2) -> Future:
         """The next chunk under ``actions`` (chunk_frames, A), denoised in ``steps`` steps: 2 and 1 are what the model
-        was distilled for, more integrate the teacher's flow. `decode` makes the images."""
+        was distilled for, more integrate the teacher's flow. ``decode`` makes the images."""
         before = sum(self.timings.get(part, 0.0) for part in BEFORE_DENOISING)
         start = time.perf_counter()
         future = run(self.imagining(actions, steps), self._backend)
@@ -123,7 +123,7 @@ class Session:
         return future
 
     def look_ahead(self, goal: str, steps: int = 2) -> LookAhead:
-        """`plan` and, of that plan, `imagine`. On an asynchronous device everything has been queued when
+        """``plan`` and, of that plan, ``imagine``. On an asynchronous device everything has been queued when
         this returns: between frame and command it never waits for the host."""
         if not self._backend.asynchronous:
             plan = functools.cache(lambda: self.plan(goal))
@@ -142,7 +142,7 @@ class Session:
         return LookAhead(fetched_plan.result, future)
 
     def imagining(self, actions: np.ndarray, steps: int = 2) -> Calls[Future]:
-        """`imagine`, a unit for each step."""
+        """``imagine``, a unit for each step."""
         self._require_observation()
         actions = self._actions(actions, self.spec.chunk_frames)
         before = self._latent
@@ -154,7 +154,7 @@ class Session:
         return run(self.decoding(future), self._backend)
 
     def decoding(self, future: Future) -> Calls[np.ndarray]:
-        """`decode`, a unit."""
+        """``decode``, a unit."""
         future.frames = yield from self._sampler.decode(future.latents, future.before)
         return future.frames
 
@@ -162,8 +162,8 @@ class Session:
                 ) -> Generator[None, None, Future]:
         """Imagine ``actions`` (T, A), any T >= 1, on a fork; the session stays as it is.
 
-        A generator: every `next` is one network call, so that a tick can go first between any two. Ends with the
-        decoded Future of T frames. It sees the session as it was at ``moment``, or when the first `next` ran. Raises
+        A generator: every ``next`` is one network call, so that a tick can go first between any two. Ends with the
+        decoded Future of T frames. It sees the session as it was at ``moment``, or when the first ``next`` ran. Raises
         OutOfPages when too many branches are open; they end with their generators.
         """
         chunks, end = yield from self._network_calls.units(self._branching(actions, steps, moment))
@@ -172,26 +172,26 @@ class Session:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device does the units of `what_if` in the background of ticks."""
+        """Whether the device does the units of ``what_if`` in the background of ticks."""
         return self._backend.overlaps
 
     @property
     def busy(self) -> bool:
-        """Whether the device still works on a unit of `what_if`; the next one waits for it."""
+        """Whether the device still works on a unit of ``what_if``; the next one waits for it."""
         return self._backend.busy
 
     def moment(self) -> Moment:
-        """What `branching` can begin from later, when the session has gone on."""
+        """What ``branching`` can begin from later, when the session has gone on."""
         self._require_observation()
         return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
 
     def branching(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
-        """`what_if` from now or from a moment, in units; forks before the first one."""
+        """``what_if`` from now or from a moment, in units; forks before the first one."""
         chunks, _ = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
     def extending(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[tuple[Future, Moment]]:
-        """`branching` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
+        """``branching`` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
         Sinks stay the observed frames, and whoever keeps the moment keeps the pages of its window."""
         if len(actions) % self.spec.chunk_frames:
             raise ValueError(f'{len(actions)} actions are no whole chunks of {self.spec.chunk_frames}')
@@ -233,7 +233,7 @@ class Session:
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
     def save(self, path: str | Path) -> None:
-        """Write the session to a safetensors file, all at once; `session_transfer` does so next to ticks. Raises
+        """Write the session to a safetensors file, all at once; ``session_transfer`` does so next to ticks. Raises
         OSError."""
         capture = self.capture()
         for _ in capture.pieces():
@@ -242,7 +242,7 @@ class Session:
             capture.write(file)
 
     def load(self, path: str | Path) -> None:
-        """Take up a session that `save` wrote, all at once; raise SessionFileError, and change nothing, when it
+        """Take up a session that ``save`` wrote, all at once; raise SessionFileError, and change nothing, when it
         does not fit or is damaged."""
         try:
             with open(path, 'rb') as file:

@@ -2,7 +2,7 @@
 
 Saving and loading come in parts, so that next to nothing of it is done by the thread that answers ticks: that one forks
 a session's cache, and takes over pages that have been filled. Copying, hashing, checking and the disk are for the
-thread that wants the file (`session_transfer`).
+thread that wants the file (``session_transfer``).
 """
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _CHECKSUM = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 
 
 class Capture:
-    """A session as it was when this was made, on its way to a file: ``pieces`` copies, then `write` may be called; or
-    to a store (`session_store`), which takes ``state`` and ``cache``."""
+    """A session as it was when this was made, on its way to a file: ``pieces`` copies, then ``write`` may be called; or
+    to a store (``session_store``), which takes ``state`` and ``cache``."""
 
     def __init__(self, spec: Preset, fingerprint: Callable[[], str], state: Mapping[str, np.ndarray], cache: SequenceCache):
-        """``state``: see `Loaded`, whose own this does not become; ``cache``: a fork of the session's."""
-        self._spec, self._fingerprint = spec, fingerprint  # which may take long, and is for `write`
+        """``state``: see ``Loaded``, whose own this does not become; ``cache``: a fork of the session's."""
+        self._spec, self._fingerprint = spec, fingerprint  # which may take long, and is for ``write``
         self.state = {name: np.ascontiguousarray(array) for name, array in state.items()}
         self.cache, self._copy = cache, snapshot.Copy(cache)
-        self.on_host = self._copy.on_host  # whether any thread may take `pieces`; else only the engine's
+        self.on_host = self._copy.on_host  # whether any thread may take ``pieces``; else only the engine's
         self.nbytes = _MAX_HEADER + self._copy.nbytes + sum(array.nbytes for array in self.state.values())  # at most
 
     @property
     def fingerprint(self) -> str:
-        """Of the model, see `Engine.fingerprint`; may take long the first time."""
+        """Of the model, see ``Engine.fingerprint``; may take long the first time."""
         return self._fingerprint()
 
     def pieces(self) -> Iterator[None]:
-        """Copy a part of the pages with every `next`. Raises OutOfPages where memory was so short that it lost
+        """Copy a part of the pages with every ``next``. Raises OutOfPages where memory was so short that it lost
         them."""
         yield from self._copy.pieces()
         self.cache.close()
@@ -92,7 +92,7 @@ class Loaded:
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
 
     def pieces(self) -> Iterator[None]:
-        """Fill a part of the pages with every `next`. Raises OutOfPages where there is no room next to what is in
+        """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in
         use."""
         for _ in snapshot.fill(self._cache, self._pages):
             yield
@@ -100,7 +100,7 @@ class Loaded:
                 return
 
     def take(self) -> SequenceCache:
-        """The filled cache, for the session that takes it over. Raises SessionFileError after `close`."""
+        """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
         with self._ending:
             if self._over:
                 raise SessionFileError('the session was given up while it was loaded')
@@ -123,7 +123,7 @@ def largest(spec: Preset, memory: Memory) -> int:
 
 
 def read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Memory) -> Loaded:
-    """Read what `Capture.write` wrote, ``size`` bytes, and check all of it, without touching a session.
+    """Read what ``Capture.write`` wrote, ``size`` bytes, and check all of it, without touching a session.
 
     No more is read, or memory taken, than a session of this model needs. Raises SessionFileError.
     """
@@ -197,7 +197,7 @@ def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.nda
 
 
 def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and types of `Loaded.state`."""
+    """Shapes and types of ``Loaded.state``."""
     latent, number = (*spec.latent_size, spec.latent_channels), np.dtype(np.float32)
     forms = {'time': ((1,), np.dtype(np.int64)), 'features': ((spec.tokens, spec.width), number),
              'latent': (latent, number), 'encoder_state': ((1, 4 * spec.vae_width, *spec.latent_size), number)}

@@ -1,6 +1,6 @@
 """Sessions in a store: each complete slab once, and a manifest of what makes a session, written last.
 
-Keys of a store (`cache.stores`) are, for a session and a layer group, ``SESSION/slabs/GROUP/NUMBER-DIGEST`` of slabs,
+Keys of a store (``cache.stores``) are, for a session and a layer group, ``SESSION/slabs/GROUP/NUMBER-DIGEST`` of slabs,
 ``SESSION/states/DIGEST`` of what else a session has, ``SESSION/manifests/GENERATION-VERSION-DIGEST``, and
 ``SESSION/claims/GENERATION`` of who owns it. All names hold the SHA-256 of what they name, so nothing is ever
 overwritten, and whatever is damaged is noticed. A manifest is put when all that it names is there: whenever a process
@@ -165,7 +165,7 @@ class SessionLog:
 
 
 class Checkpoint:
-    """A session on its way to a store: `pieces` copies what is not there yet, then `write` may be called, from any
+    """A session on its way to a store: ``pieces`` copies what is not there yet, then ``write`` may be called, from any
     thread."""
 
     def __init__(self, log: SessionLog, capture: Capture, about: dict[str, Any]):
@@ -175,7 +175,7 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copy a slab with every `next`. Raises OutOfPages where memory was so short that the session's copy lost
+        """Copy a slab with every ``next``. Raises OutOfPages where memory was so short that the session's copy lost
         its pages."""
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
@@ -224,9 +224,9 @@ class Checkpoint:
 
 
 class StoredSession:
-    """A session on its way from a store into an engine. `read` may be called again with a later manifest of the same
-    session, and then reads only what is new; `pieces` fills pages, after which a session may take it over
-    (`Session.restore`).
+    """A session on its way from a store into an engine. ``read`` may be called again with a later manifest of the same
+    session, and then reads only what is new; ``pieces`` fills pages, after which a session may take it over
+    (``Session.restore``).
 
     ``index``: finds the slabs that other sessions of the engine have already; their pages are shared.
     """
@@ -240,7 +240,7 @@ class StoredSession:
         self._there: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # slab -> content, row of the table
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
         self._ending, self._over = threading.Lock(), False
-        self.read_nbytes = self.shared_slabs = 0  # by the last `read`
+        self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
     def read(self, manifest: Manifest) -> None:
         """Read and checks all that a manifest names and is not here yet; touches no session. Raises StoreError, and
@@ -268,7 +268,7 @@ class StoredSession:
         self.state = state
 
     def pieces(self) -> Iterator[None]:
-        """Fill a slab with every `next`. Raises OutOfPages where there is no room."""
+        """Fill a slab with every ``next``. Raises OutOfPages where there is no room."""
         for slab, pages in self._coming:
             if self._over:
                 return
@@ -283,7 +283,7 @@ class StoredSession:
         self._coming = []
 
     def take(self) -> SequenceCache:
-        """The filled cache, for the session that takes it over. Raises SessionFileError after `close`."""
+        """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
         with self._ending:
             if self._over:
                 raise SessionFileError('the session was given up while it was loaded')

@@ -54,7 +54,7 @@ class TileWindow:
 
     def of_commit(self, ids: np.ndarray) -> Iterator[tuple[slice, PassPages]]:
         """For each slab of a block that is committed, which of its frames (a slice) and the pass that writes them to
-        the staged pages: ``ids`` (slabs * tiles,), slab by slab, as `Stage.places` gives them."""
+        the staged pages: ``ids`` (slabs * tiles,), slab by slab, as ``Stage.places`` gives them."""
         slabs, frames = self.times // self.layout.frames, self.layout.frames
         table = self.table
         for slab, own in zip(np.unique(slabs).tolist(), ids.reshape(-1, self.layout.tiles)):

@@ -26,7 +26,7 @@ DENOISING_STEPS = (1, 2)  # those that models are trained for
 
 
 class QuestionError(ValueError):
-    """A question that cannot be answered; the text says why and what to do. `again` [s]: it can be, after so long; 0: as it
+    """A question that cannot be answered; the text says why and what to do. ``again`` [s]: it can be, after so long; 0: as it
     is, never."""
 
     def __init__(self, text: str, again: float = 0.0) -> None:
@@ -37,8 +37,8 @@ class QuestionError(ValueError):
 @dataclass(frozen=True)
 class Branch:
     """
-    One sequence to be imagined: `actions` (T, A) in SI units, or, where None, the model's own plan for
-    `steps`.
+    One sequence to be imagined: ``actions`` (T, A) in SI units, or, where None, the model's own plan for
+    ``steps``.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Branch:
 @dataclass(frozen=True)
 class Question:
     """
-    `due`: steady time by which the answer is wanted [s]. `stamp`: of the observation to branch from [ns], 0
-    for the newest. `goal`: that the model's own plan is for. `denoising_steps` of each chunk: two give sharper
+    ``due``: steady time by which the answer is wanted [s]. ``stamp``: of the observation to branch from [ns], 0
+    for the newest. ``goal``: that the model's own plan is for. ``denoising_steps`` of each chunk: two give sharper
     images; one takes a quarter less time, and tells branches apart a little better (docs/training.md).
 
-    `keep`: the one branch, of actions for whole chunks, is to be gone on from; `onward`: it goes on from the one that was
+    ``keep``: the one branch, of actions for whole chunks, is to be gone on from; ``onward``: it goes on from the one that was
     kept last. Only the service of many sessions keeps any.
     """
 
@@ -98,7 +98,7 @@ class Inquiry:
     """
 
     def __init__(self, question: Question, session: Session, stamp: int, kept: Moment | None = None) -> None:
-        """`stamp`: of the newest observation of `session` [ns]; `kept`: the end of the branch that was kept last. Raises
+        """``stamp``: of the newest observation of ``session`` [ns]; ``kept``: the end of the branch that was kept last. Raises
         QuestionError."""
         if question.stamp and question.stamp != stamp:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not the newest observation '

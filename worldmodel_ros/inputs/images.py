@@ -1,7 +1,7 @@
 """
 Reads image messages as the model sees them: RGB, uint8 (H, W, 3), at the model's size.
 
-A message is whatever has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; `data` may be any
+A message is whatever has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage; ``data`` may be any
 buffer of bytes. So the image is the same, bit for bit, whether it came over a topic or out of a bag.
 
 What is converted has passed strict checks, because a wrongly read image is worse than none. Colours are converted by
@@ -71,7 +71,7 @@ Converter = Callable[[Image], np.ndarray]
 
 class ImageError(ValueError):
     """
-    An image that cannot be used. `kind` is the kind of fault, to be counted; the text says what is to be
+    An image that cannot be used. ``kind`` is the kind of fault, to be counted; the text says what is to be
     done.
     """
 
@@ -81,16 +81,16 @@ class ImageError(ValueError):
 
 
 def read(message: Image | CompressedImage, size: tuple[int, int]) -> np.ndarray:
-    """Return an image, raw or compressed, as `to_rgb` or `compressed_to_rgb` does. Raises ImageError."""
+    """Return an image, raw or compressed, as ``to_rgb`` or ``compressed_to_rgb`` does. Raises ImageError."""
     return to_rgb(message, size) if hasattr(message, 'encoding') else compressed_to_rgb(message, size)
 
 
 def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
     """
-    Return a raw image as RGB, uint8 (H, W, 3), cropped around the middle to the aspect of `size` and scaled
+    Return a raw image as RGB, uint8 (H, W, 3), cropped around the middle to the aspect of ``size`` and scaled
     to it.
 
-    `size` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
+    ``size`` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
     """
     _check(message)
     try:
@@ -102,7 +102,7 @@ def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
 
 
 def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.ndarray:
-    """Return a JPEG or PNG as `to_rgb` does a raw image. Raises ImageError."""
+    """Return a JPEG or PNG as ``to_rgb`` does a raw image. Raises ImageError."""
     encoding = message.format.split(';')[0].strip()
     if 'compressedDepth' in message.format or encoding in _DEPTH:
         raise _depth(message.format)
@@ -123,7 +123,7 @@ def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.nda
 
 def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
-    Return the middle of an image (H, W, 3), cut to the aspect of `size` = (H, W), at that size; contiguous.
+    Return the middle of an image (H, W, 3), cut to the aspect of ``size`` = (H, W), at that size; contiguous.
     """
     height, width = rgb.shape[:2]
     if (height, width) != size:
@@ -177,7 +177,7 @@ def cv_bridge_converter() -> Converter:
 
 
 def probed(convert: Converter) -> list[str]:
-    """Return the encodings of which a converter makes what `convert_colour` makes of them, with padded rows too."""
+    """Return the encodings of which a converter makes what ``convert_colour`` makes of them, with padded rows too."""
     return [encoding for encoding in ENCODINGS if _agrees(convert, encoding)]
 
 

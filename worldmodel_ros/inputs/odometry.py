@@ -15,7 +15,7 @@ _OLDEST = 0.25    # s, of a reading that counts for a frame
 
 
 class Reading(NamedTuple):
-    """`stamp` [ns, ROS time]; pose x, y [m] and yaw [rad]; twist [m/s, rad/s]."""
+    """``stamp`` [ns, ROS time]; pose x, y [m] and yaw [rad]; twist [m/s, rad/s]."""
 
     stamp: int
     pose: tuple[float, float, float]

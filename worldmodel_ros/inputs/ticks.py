@@ -73,15 +73,15 @@ class FramePacer:
     one more than GAP steps would have gone by since the last tick. So a camera of up to 13 Hz gives all its images:
     the steps of 12 Hz are 17 % short then, each of them. With every sixth image left out they would be right on
     average, but no single one would be (17 % short or 67 % long), and the gate would stop the robot at the long ones.
-    `misfit` tells of either.
+    ``misfit`` tells of either.
 
-    A jump of the stamps by more than `time_jump` s, either way, begins a new episode: what the model has seen
+    A jump of the stamps by more than ``time_jump`` s, either way, begins a new episode: what the model has seen
     is then no past of what it sees (a bag that starts over, a simulation that was reset, a camera that was
     away).
     """
 
     def __init__(self, step_period: float) -> None:
-        """`step_period`: of the model [s]."""
+        """``step_period``: of the model [s]."""
         self._period = round(step_period * NS)
         self._spacings: deque[int] = deque(maxlen=_SPACINGS - 1)  # ns, without that to the image to be judged
         self.forget()
@@ -95,7 +95,7 @@ class FramePacer:
         """
         Judge an image by its stamp [ns]. Changes nothing.
 
-        `tolerance` [s]: by how much less than one step period after the last tick one may come at all.
+        ``tolerance`` [s]: by how much less than one step period after the last tick one may come at all.
         """
         if stamp == 0:
             return Pace.ZERO
@@ -157,10 +157,10 @@ class FrozenCamera:
 
     def update(self, data: Sequence[int], moving: bool, now: float, timeout: float, recovery: int) -> bool:
         """
-        Take the bytes of the next image, received at the steady time `now` [s]; return whether the camera is frozen.
+        Take the bytes of the next image, received at the steady time ``now`` [s]; return whether the camera is frozen.
 
-        It is once the same image has counted for `timeout` s (0: never), until the image has changed and `recovery`
-        more have come. `moving`: whether the command in force moves the robot.
+        It is once the same image has counted for ``timeout`` s (0: never), until the image has changed and ``recovery``
+        more have come. ``moving``: whether the command in force moves the robot.
         """
         data = np.frombuffer(data, np.uint8)
         last, self._last = self._last, data
@@ -210,17 +210,17 @@ class FrameSettings:
 
 
 class Frame(NamedTuple):
-    """`image`, uint8 (H, W, 3) RGB, is given for a TICK, the first of a NEW_EPISODE and, if asked for, one BETWEEN."""
+    """``image``, uint8 (H, W, 3) RGB, is given for a TICK, the first of a NEW_EPISODE and, if asked for, one BETWEEN."""
 
     pace: Pace
     image: np.ndarray | None = None
 
 
 class Frames:
-    """The images of one camera, in the order of their receipt, at a `size` (H, W) [pixels] that may be changed."""
+    """The images of one camera, in the order of their receipt, at a ``size`` (H, W) [pixels] that may be changed."""
 
     def __init__(self, step_period: float, size: tuple[int, int]) -> None:
-        """`step_period` [s] and `size` are those of the model."""
+        """``step_period`` [s] and ``size`` are those of the model."""
         self.size = size
         self._pacer, self._frozen = FramePacer(step_period), FrozenCamera()
 
@@ -237,10 +237,10 @@ class Frames:
     def take(self, message: images.Image | images.CompressedImage, stamp: int, moving: bool, now: float,
              settings: FrameSettings) -> Frame:
         """
-        Judge an image with the given `stamp` [ns], received at the steady time `now` [s]; only a tick is
+        Judge an image with the given ``stamp`` [ns], received at the steady time ``now`` [s]; only a tick is
         decoded, unless every image is asked for.
 
-        `moving`: whether the command in force moves the robot. Raises ImageError for a tick that cannot be
+        ``moving``: whether the command in force moves the robot. Raises ImageError for a tick that cannot be
         read; the pace goes on as if it had not come.
         """
         pace = self._pacer.classify(stamp, settings.tick_tolerance, settings.time_jump)
@@ -264,7 +264,7 @@ def misfit(steps: Sequence[float], step_period: float, gate_timeout: float) -> s
     """
     Say in one sentence why a camera does not go with the model, and what to do; '' if nothing is wrong with it.
 
-    `steps` [s]: times between ticks that follow each other. `step_period` [s]: of the model. `gate_timeout` [s]:
+    ``steps`` [s]: times between ticks that follow each other. ``step_period`` [s]: of the model. ``gate_timeout`` [s]:
     silence after which the command gate stops the robot. Single steps that are too long are no matter of the rate.
     """
     if len(steps) < _FEWEST:
@@ -312,7 +312,7 @@ class ExecutedActions:
 
     def __init__(self, actions: int, step_period: float, timeout: float = EXECUTED_TIMEOUT) -> None:
         """
-        `actions`: numbers in an action; `step_period`: of the model [s]; `timeout` [s], 0: a command is in force
+        ``actions``: numbers in an action; ``step_period``: of the model [s]; ``timeout`` [s], 0: a command is in force
         until the next one comes, as on a topic that tells changes only.
         """
         self._size, self._period = actions, round(step_period * NS)
@@ -321,7 +321,7 @@ class ExecutedActions:
         self._kept: deque[Executed] = deque()
 
     def add(self, stamp: int, action: tuple[float, ...]) -> None:
-        """Take a command that was received at `stamp` [ns, ROS time]."""
+        """Take a command that was received at ``stamp`` [ns, ROS time]."""
         with self._lock:
             if self._kept and stamp < self._kept[-1].stamp:
                 self._kept.clear()  # ROS time was set back: what came before has no place on the new time
@@ -330,12 +330,12 @@ class ExecutedActions:
                 self._kept.popleft()
 
     def moving(self, now: int) -> bool:
-        """Return whether the newest command moves the robot, and is in force at `now` [ns, ROS time]."""
+        """Return whether the newest command moves the robot, and is in force at ``now`` [ns, ROS time]."""
         newest = self._newest
         return newest is not None and any(newest.action) and now - newest.stamp < self._timeout
 
     def ran_out(self, now: int) -> bool:
-        """Return whether the newest command moved the robot, and is in force no more at `now` [ns, ROS time]."""
+        """Return whether the newest command moved the robot, and is in force no more at ``now`` [ns, ROS time]."""
         newest = self._newest
         return newest is not None and any(newest.action) and now - newest.stamp >= self._timeout
 
@@ -344,7 +344,7 @@ class ExecutedActions:
         Return the time-weighted mean action between two stamps [ns], float32 (A,); zeros while no command was in
         force.
 
-        `start` None stands for one step period before `end`.
+        ``start`` None stands for one step period before ``end``.
         """
         start = end - self._period if start is None else start
         total = np.zeros(self._size)
@@ -362,7 +362,7 @@ class ExecutedActions:
     def held(self, start: int, end: int) -> list[tuple[float, np.ndarray]]:
         """
         Return the actions (A,) in force from one stamp to a later one [ns], in order, with the seconds that each is; the
-        newest one until `end`, which may be yet to come. Zeros while none was in force.
+        newest one until ``end``, which may be yet to come. Zeros while none was in force.
         """
         with self._lock:
             kept = [each for each in self._kept if each.stamp < end]
@@ -382,8 +382,8 @@ class ExecutedActions:
 
     def first(self, start: int, end: int) -> tuple[float, ...] | None:
         """
-        Return the first command received from the stamp `start` until `end` [ns], else the one in force at
-        `start`, or zeros if its time was over; None before the first command.
+        Return the first command received from the stamp ``start`` until ``end`` [ns], else the one in force at
+        ``start``, or zeros if its time was over; None before the first command.
         """
         with self._lock:
             found = None

@@ -12,7 +12,7 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
     """Each query tile attends to the valid tokens of the pages that its row lists, of all pools under one softmax.
 
     q (query tiles * N, H, D), tile after tile; one pool of each precision at most, and a list for each. Returns q's
-    shape and type, with ``by_frame`` (frames, tiles of a frame) in the order in which `write_qkv` takes qkv with it;
+    shape and type, with ``by_frame`` (frames, tiles of a frame) in the order in which ``write_qkv`` takes qkv with it;
     zeros for a tile that lists nothing. ``scale`` multiplies the logits, 1 / sqrt(D) unless given. Raises ValueError
     where the shapes do not belong together.
     """
@@ -34,7 +34,7 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
 
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
               k_weight: Tensor, offsets: Tensor | None = None, by_frame: tuple[int, int] | None = None) -> Tensor:
-    """`page_write.write_qkv`; returns the queries alone."""
+    """``page_write.write_qkv``; returns the queries alone."""
     if qkv.is_cuda:
         from .page_write_triton import write_qkv_triton as write
     else:
@@ -43,7 +43,7 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
 
 
 def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
-    """`qk_norm.rotate_qk`."""
+    """``qk_norm.rotate_qk``."""
     if qkv.is_cuda:
         from .qk_norm_triton import rotate_qk_triton as rotate
     else:
@@ -52,7 +52,7 @@ def rotate_qk(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor) -
 
 
 def requantise(source: Pool, source_pages: Tensor, target: Pool, target_pages: Tensor) -> None:
-    """`requantise.requantise`."""
+    """``requantise.requantise``."""
     if source.k.is_cuda:
         from .requantise_triton import requantise_triton, supports
         if supports(source, target):

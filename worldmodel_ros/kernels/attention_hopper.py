@@ -84,7 +84,7 @@ def _attention(q_desc, k_desc, v_desc, raw_k_desc, raw_k_exponent_desc,
 
 
 def supports(q: Tensor, pools: list[Pool], query_tiles: int, by_frame: tuple[int, int] | None = None) -> bool:
-    """Whether `paged_attention_hopper` can take these."""
+    """Whether ``paged_attention_hopper`` can take these."""
     # A row of the exponents of FP4 values, one for 16 tokens, is copied in units of 16 bytes.
     tokens = {Precision.BF16: BLOCK_N, Precision.FP8: BLOCK_N, Precision.FP4: 256}
     return (q.is_cuda and torch.cuda.get_device_capability(q.device) == (9, 0) and q.dtype == torch.bfloat16
@@ -98,13 +98,13 @@ def paged_attention_hopper(q: Tensor, pools: list[Pool], lists: list[TileLists],
                            out: Tensor | None = None, quantised_q: tuple[Tensor, Tensor] | None = None,
                            by_frame: tuple[int, int] | None = None, repeats: int = 1, lse: Tensor | None = None
                            ) -> Tensor:
-    """What `reference.paged_attention` computes, for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most
+    """What ``reference.paged_attention`` computes, for q bf16 (query tiles * N, H, 128), N a multiple of 128, and at most
     one pool of each precision. ``quantised_q``: q as e4m3 and its scales (tokens, H), where a kernel before made them
-    already; ``by_frame`` as in `attention.paged_attention`.
+    already; ``by_frame`` as in ``attention.paged_attention``.
 
     With ``repeats``, the lists' query tiles are those of q once, then once more, and so on: parts of what a tile attends
-    to, whose results (repeats * tokens, H, 128) `splits.merge` makes one of; ``lse``, float32 (H, repeats * tokens),
-    receives what it takes for that, as in `attention_triton`."""
+    to, whose results (repeats * tokens, H, 128) ``splits.merge`` makes one of; ``lse``, float32 (H, repeats * tokens),
+    receives what it takes for that, as in ``attention_triton``."""
     rows, heads, dim = repeats * len(q), *q.shape[1:]
     given = {pool.precision: (pool, table) for pool, table in zip(pools, lists, strict=True)}
     if len(given) != len(pools):

@@ -45,7 +45,7 @@ def _values(tile, QUANTISED: gl.constexpr):
 
 @gluon.jit
 def _scales(scales, page, head, heads, QUANTISED: gl.constexpr, HAS_FP4: gl.constexpr):
-    """Scales of the keys and the values of a page of `page_of`; ones for bf16."""
+    """Scales of the keys and the values of a page of ``page_of``; ones for bf16."""
     k_scale, v_scale, fp4_k_scale, fp4_v_scale = scales
     if HAS_FP4:
         index = gl.where(page < 0, -1 - page, page) * heads + head

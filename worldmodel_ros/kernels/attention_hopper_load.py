@@ -187,7 +187,7 @@ def _expand(raw, exponents, tile, COLUMNS: gl.constexpr):
         exponent = gl.expand_dims(exponent, 2).broadcast_to([ROWS, WORDS // 2, 2]).reshape([ROWS, WORDS])
         exponent = gl.convert_layout(exponent, FLAT)
         words = raw.slice(part * ROWS, ROWS).load(FLAT)
-        # The eight magnitudes at this exponent are the bytes of a table of two registers, and `prmt` looks four nibbles
+        # The eight magnitudes at this exponent are the bytes of a table of two registers, and ``prmt`` looks four nibbles
         # up at once. Two words at a time, which share the table. For the signs' places see quantise.to_e2m1.
         low, high = gl.inline_asm_elementwise(
             """{

@@ -1,4 +1,4 @@
-"""Paged attention in Triton, for any CUDA GPU from compute capability 8.0 on: `reference.paged_attention`, compiled.
+"""Paged attention in Triton, for any CUDA GPU from compute capability 8.0 on: ``reference.paged_attention``, compiled.
 
 A program holds a block of queries of one tile and head, visits the pages that the tile's rows list, one pool after the
 other, and keeps one online softmax over all of them (FlashAttention-2, Dao 2023). Quantised pages are decoded in
@@ -21,7 +21,7 @@ from .pools_triton import FP4, FP8, PLAIN, arguments_by_kind, check_queries, pro
 
 def paged_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
                            out: Tensor | None = None, lse: Tensor | None = None) -> Tensor:
-    """As `reference.paged_attention`, in one launch, with at most one FP8, one FP4 and one other pool.
+    """As ``reference.paged_attention``, in one launch, with at most one FP8, one FP4 and one other pool.
 
     q (query tiles * N, H, D), bfloat16 or float32, tile after tile, D contiguous; N a multiple of 16, D a power of two
     from 16 to 128. Writes to ``out``, of q's shape and type, and returns it. ``lse`` (H, query tiles * N), float32, if

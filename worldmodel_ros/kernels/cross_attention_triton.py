@@ -1,4 +1,4 @@
-"""`cross_attention.cross_attention` in two launches: one for what RMSNorm multiplies a token by, one for all else."""
+"""``cross_attention.cross_attention`` in two launches: one for what RMSNorm multiplies a token by, one for all else."""
 from __future__ import annotations
 
 import math
@@ -15,7 +15,7 @@ BLOCK_M, BLOCK_N = 128, 64  # queries of a program, keys of a step
 
 
 def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """As `cross_attention.cross_attention`, for D a power of two, q with contiguous rows, all else contiguous."""
+    """As ``cross_attention.cross_attention``, for D a power of two, q with contiguous rows, all else contiguous."""
     heads, count, dim = keys.shape
     if q.shape[1] != heads * dim or dim & (dim - 1) or not all(
             x.is_contiguous() for x in (q, weight, keys, values, bias)) or keys.shape != values.shape:

@@ -1,4 +1,4 @@
-"""What the last step of `linear_hopper`'s product is made of, where it normalises and rotates.
+"""What the last step of ``linear_hopper``'s product is made of, where it normalises and rotates.
 
 The sums of a tile lie in registers as the tensor cores leave them, where columns N / 2 or N / 4 apart are the same
 thread's. So a tile falls into quarters without an exchange; and where heads are half as wide as a tile, the halves of
@@ -33,7 +33,7 @@ def store_quarters(out, row, column, first, second, third, fourth):
 
 @triton.jit
 def normalised_and_rotated(a, b, cos, sin, weight, eps):
-    """The halves (M, D / 2) of a head of D, as `qk_norm.rotate_qk` defines it."""
+    """The halves (M, D / 2) of a head of D, as ``qk_norm.rotate_qk`` defines it."""
     HALF: tl.constexpr = a.shape[1]
     d = tl.arange(0, HALF)
     norm = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]

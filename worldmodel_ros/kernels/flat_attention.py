@@ -43,7 +43,7 @@ class FlatPlan:
 
 def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
                k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
-    """`flat_write.write_flat`."""
+    """``flat_write.write_flat``."""
     if qkv.is_cuda:  # Triton is not there on every machine without a GPU
         from .flat_write_triton import write_flat_triton as write
     else:
@@ -52,7 +52,7 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
 
 
 def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int) -> Tensor:
-    """Queries as `write_flat` gives them to the results (tokens, H * D)."""
+    """Queries as ``write_flat`` gives them to the results (tokens, H * D)."""
     if not plan.hopper:
         if q.is_cuda:
             from .attention_triton import paged_attention_triton as attention
@@ -68,7 +68,7 @@ def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLis
 
 
 def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`cross_attention.cross_attention`."""
+    """``cross_attention.cross_attention``."""
     if q.is_cuda:
         from .cross_attention_triton import cross_attention_triton as attention
     else:

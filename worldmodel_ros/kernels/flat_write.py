@@ -1,7 +1,7 @@
 """From a layer's qkv projection to rotated queries and written pages, where slabs are flat: the definition, in plain PyTorch.
 
-As `page_write`, for networks that normalise queries and keys over all heads of a token: what RMSNorm multiplies a token by is
-found first (`rows.inverse_rms`), and weights are a number for each channel of each head.
+As ``page_write``, for networks that normalise queries and keys over all heads of a token: what RMSNorm multiplies a token by is
+found first (``rows.inverse_rms``), and weights are a number for each channel of each head.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
     qkv (N, 3, H, D), in ``slabs`` equal parts, each in the places of its pages from the first on; the rest of its last page
     becomes zero. rms (2, N) of queries and keys, rotary (2, N, D / 2), both float32; q_weight and k_weight (H * D,).
 
-    Returns queries (`padded` rows, H, D), zero beyond N, in qkv's type and None; with ``quantise_q`` in e4m3, and their scales,
-    float32 (rows, H). Raises ValueError for shapes that do not fit one another.
+    Returns queries (``padded`` rows, H, D), zero beyond N, in qkv's type and None; with ``quantise_q`` in e4m3, and their
+    scales, float32 (rows, H). Raises ValueError for shapes that do not fit one another.
     """
     check(pool, pages, slabs, qkv, rms, rotary)
     heads, dim, tokens = pool.heads, pool.head_dim, pool.page_tokens

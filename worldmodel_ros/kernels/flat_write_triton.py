@@ -1,7 +1,7 @@
-"""`flat_write.write_flat`: what the projection wrote is read from memory, and each result written, once.
+"""``flat_write.write_flat``: what the projection wrote is read from memory, and each result written, once.
 
-Programs as in `page_write_triton`: queries in blocks of which many are in flight, and of a quantised page all keys or values in
-the registers of one program.
+Programs as in ``page_write_triton``: queries in blocks of which many are in flight, and of a quantised page all keys or values
+in the registers of one program.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .quantise import FP8_MAX
 
 def write_flat_triton(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, rotary: Tensor, q_weight: Tensor,
                       k_weight: Tensor, quantise_q: bool = False) -> tuple[Tensor, Tensor | None]:
-    """As `flat_write.write_flat`, for D and T powers of two, D and all but qkv contiguous."""
+    """As ``flat_write.write_flat``, for D and T powers of two, D and all but qkv contiguous."""
     check(pool, pages, slabs, qkv, rms, rotary)
     heads, dim, tokens = pool.heads, pool.head_dim, pool.page_tokens
     if dim & (dim - 1) or tokens & (tokens - 1) or qkv.stride(3) != 1 or not all(

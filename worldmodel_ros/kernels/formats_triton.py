@@ -1,4 +1,4 @@
-"""Number formats inside Triton kernels: what `quantise` defines, decoded and encoded in registers, bit for bit.
+"""Number formats inside Triton kernels: what ``quantise`` defines, decoded and encoded in registers, bit for bit.
 
 Two things stand behind the integer arithmetic here. GPUs before compute capability 8.9 have no conversions to and
 from e4m3. And Triton's interpreter, in which the tests run these kernels on a CPU, truncates where it casts to bfloat16
@@ -26,13 +26,13 @@ def native_e4m3(device: torch.device) -> bool:
 
 @triton.jit
 def token_order(place):
-    """`quantise.token_order`: the token at each place along the tokens of v in FP8 and FP4."""
+    """``quantise.token_order``: the token at each place along the tokens of v in FP8 and FP4."""
     return place // 16 * 16 + place % 4 // 2 * 8 + place % 16 // 4 * 2 + place % 2
 
 
 @triton.jit
 def place_of(token):
-    """The inverse of `token_order`."""
+    """The inverse of ``token_order``."""
     return token // 16 * 16 + token % 8 // 2 * 4 + token % 16 // 8 * 2 + token % 2
 
 
@@ -121,7 +121,7 @@ def _e2m1_at(x, k):
 def to_e2m1(x, A: tl.constexpr, B: tl.constexpr):
     """float32 (A, B), divided by the page's scale, to packed e2m1 (A, B / 2) and block exponents (A, B / 16), uint8."""
     x = x.reshape(A, B // 16, 16)
-    # The smallest power of two with which nothing is clipped, and the one below, as `quantise.to_e2m1` has it.
+    # The smallest power of two with which nothing is clipped, and the one below, as ``quantise.to_e2m1`` has it.
     top = tl.maximum(tl.max(tl.abs(x), 2), 2.0 ** -20).to(tl.uint32, bitcast=True)
     upper = (top >> 23).to(tl.int32) - (126 + 3 - 6) + ((top & 0x7FFFFF) > 0x400000).to(tl.int32)
     k = tl.minimum(tl.maximum(upper, 1), 12)
@@ -145,7 +145,7 @@ def largest_magnitude(x, AXIS: tl.constexpr):
 
 @triton.jit
 def scale_for(largest, LIMIT: tl.constexpr):
-    """The scale with which the largest magnitude becomes LIMIT, and its reciprocal; as `quantise` has them."""
+    """The scale with which the largest magnitude becomes LIMIT, and its reciprocal; as ``quantise`` has them."""
     scale = largest * (1.0 / LIMIT)
     scale = tl.where(scale < 2.0 ** -120, 1.0, scale)
     return scale, tl.math.div_rn(1.0, scale)

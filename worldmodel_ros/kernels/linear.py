@@ -18,7 +18,7 @@ def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
     On GPUs that multiply FP8 (compute capability 8.9 and up) by the library that torch brings, which wants K and N
     to be multiples of 16, bfloat16 for bias and ``dtype``, and on Hopper adds up with 14 bits: about what rounding
-    to bfloat16 costs. There a deep product (the MLP's second) is 3 to 6 % faster by `linear_hopper`. Elsewhere by
+    to bfloat16 costs. There a deep product (the MLP's second) is 3 to 6 % faster by ``linear_hopper``. Elsewhere by
     the definition, which shows the accuracy, not the speed.
     """
     values, scale = x
@@ -34,7 +34,7 @@ def fp8_linear(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
 
 def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, static: Tensor,
                     dtype: torch.dtype = torch.bfloat16) -> Rounded:
-    """`fp8_linear`, then `rows.gelu_rows` by the given scales; on Hopper in one kernel, `linear_hopper`."""
+    """``fp8_linear``, then ``rows.gelu_rows`` by the given scales; on Hopper in one kernel, ``linear_hopper``."""
     if x[0].is_cuda and dtype is torch.bfloat16:
         from . import linear_hopper
         if linear_hopper.supports(x[0]):
@@ -46,7 +46,7 @@ def fp8_linear_gelu(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tens
 def fp8_linear_rotate(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
                       q_weight: Tensor, k_weight: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """x W^T + bias as queries, keys and values (M, 3, H, D), the first two normalised and rotated as by
-    `qk_norm.rotate_qk`, for rotary (2, M, D / 2); on Hopper in one kernel, `linear_hopper`, for heads of 128."""
+    ``qk_norm.rotate_qk``, for rotary (2, M, D / 2); on Hopper in one kernel, ``linear_hopper``, for heads of 128."""
     dim = 2 * rotary.shape[2]
     if rotary.is_cuda:
         from . import linear_hopper

@@ -1,4 +1,4 @@
-"""`linear.fp8_linear` in a persistent kernel whose last step may be GELU and rounding: the product of the MLP's
+"""``linear.fp8_linear`` in a persistent kernel whose last step may be GELU and rounding: the product of the MLP's
 first layer then never exists in bfloat16, which would be written, read and written again as FP8. Or it may be
 QK-norm and rotary embedding.
 
@@ -53,7 +53,7 @@ def supports(x: Tensor) -> bool:
 
 def fp8_linear_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None,
                       tiles: Tiles = DEFAULT) -> Tensor:
-    """`linear.fp8_linear` in bfloat16; K and N multiples of 16."""
+    """``linear.fp8_linear`` in bfloat16; K and N multiples of 16."""
     values = x[0]
     out = torch.empty((len(values), len(weight)), dtype=torch.bfloat16, device=values.device)
     _launch(x, weight, weight_scale, bias, out, tiles)
@@ -62,7 +62,7 @@ def fp8_linear_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Te
 
 def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, static: Tensor,
                            tiles: Tiles = DEFAULT) -> Rounded:
-    """`linear.fp8_linear`, `rows.gelu_rows` and `rows.quantise_rows` by ``static`` scales; K and N multiples of 16.
+    """``linear.fp8_linear``, ``rows.gelu_rows`` and ``rows.quantise_rows`` by ``static`` scales; K and N multiples of 16.
 
     What is not finite becomes NaN in e4m3 here, not in the scales, which are the given ones.
     """
@@ -75,7 +75,7 @@ def fp8_linear_gelu_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bia
 
 def fp8_linear_rotate_hopper(x: Rounded, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, rotary: Tensor,
                              q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6, tiles: Tiles = DEFAULT) -> Tensor:
-    """`linear.fp8_linear_rotate` in bfloat16; K a multiple of 16, heads half as wide as a tile and an even number of
+    """``linear.fp8_linear_rotate`` in bfloat16; K a multiple of 16, heads half as wide as a tile and an even number of
     them, rotary and weights contiguous."""
     dim, rows = 2 * rotary.shape[2], len(x[0])
     if tiles.n != 2 * dim or len(weight) % (3 * tiles.n) or rotary.shape[1] != rows or not rotary.is_contiguous():
@@ -161,7 +161,7 @@ def _e4m3(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def _bytes(x, NATIVE: tl.constexpr):
-    """`to_e4m3`, and NaN stays NaN, as by the GPU's own conversion it does."""
+    """``to_e4m3``, and NaN stays NaN, as by the GPU's own conversion it does."""
     if NATIVE:
         return to_e4m3(x, NATIVE)
     else:

@@ -20,7 +20,7 @@ def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Te
     tokens are there (int32, 0 to N); they go to page pages[i] (int32, no page twice), from place offsets[i] on (int32,
     offset and count together at most T; 0 if not given, and always for FP8 and FP4, whose scale spans a page). Places
     before the offset keep what they have, those after the new tokens become zero. Queries and keys are normalised
-    (RMSNorm over D with q_weight and k_weight (D,)) and rotated as `model.dit.rotate` does, by rotary
+    (RMSNorm over D with q_weight and k_weight (D,)) and rotated as ``model.dit.rotate`` does, by rotary
     (2, tiles * N, D / 2) float32, all in float32.
 
     Returns the queries (tiles * N, H, D), zero where no token is, in qkv's type and None; with ``quantise_q`` in e4m3,

@@ -1,4 +1,4 @@
-"""`page_write.write_qkv`: what the projection wrote is read from memory, and each result written, once.
+"""``page_write.write_qkv``: what the projection wrote is read from memory, and each result written, once.
 
 A program has some queries, keys or values of one tile and head; of a quantised page it holds all keys or values in its
 registers, for the page's scale is known only after the last. Queries are written apart from those, by programs of which
@@ -25,7 +25,7 @@ STREAM, STREAM_VALUES, PAGE_VALUES = 4096, 16, {Precision.FP8: 64, Precision.FP4
 def write_qkv_triton(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,
                      k_weight: Tensor, offsets: Tensor | None = None, quantise_q: bool = False, eps: float = 1e-6,
                      by_frame: tuple[int, int] | None = None) -> tuple[Tensor, Tensor | None]:
-    """As `page_write.write_qkv`, for D a power of two and rotary and weights contiguous."""
+    """As ``page_write.write_qkv``, for D a power of two and rotary and weights contiguous."""
     check(pool, pages, qkv, rotary, offsets, by_frame)
     heads, dim = pool.heads, pool.head_dim
     if dim & (dim - 1) or qkv.stride(3) != 1:
@@ -130,7 +130,7 @@ def normalised(source, angles, sines, weight, token, inside, there, token_stride
 
 @triton.jit
 def _raw(source, token, inside, there, token_stride, D: tl.constexpr):
-    """Values of tokens, of any shape, float32 (*shape, D); read and zero as in `normalised`."""
+    """Values of tokens, of any shape, float32 (*shape, D); read and zero as in ``normalised``."""
     at = tl.expand_dims(token.to(tl.int64) * token_stride, -1) + tl.arange(0, D)
     x = tl.load(source + at, mask=tl.expand_dims(inside, -1), other=0.0)
     return tl.where(tl.expand_dims(there, -1), x, tl.zeros_like(x)).to(tl.float32)  # x is zero where not inside

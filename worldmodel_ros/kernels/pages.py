@@ -31,11 +31,11 @@ class Pool:
     FP32 and BF16: k and v (pages, H, T, D).
 
     FP8: k (pages, H, T, D) and v (pages, H, D, T) are float8_e4m3fn; a value is the stored one times its page's and
-    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by `quantise.token_order`, because
+    head's scale, float32 (pages, H). v is transposed and its tokens are permuted by ``quantise.token_order``, because
     that is how the tensor cores of Hopper read it.
 
     FP4: k (pages, H, T, D / 2) and v (pages, H, D, T / 2), uint8, hold two e2m1 values a byte, the first in the low
-    nibble, in the order of FP8, but for their signs, see `quantise.to_e2m1`; k_exponent (pages, H, T, D / 16) and
+    nibble, in the order of FP8, but for their signs, see ``quantise.to_e2m1``; k_exponent (pages, H, T, D / 16) and
     v_exponent (pages, H, D, T / 16), uint8, are the powers of two of blocks of 16 values.
     """
 
@@ -51,7 +51,7 @@ class Pool:
     def allocate(cls, precision: Precision, pages: int, heads: int, tokens: int, dim: int,
                  device: torch.device | str = 'cpu', layers: int | None = None) -> Pool:
         """Zeros: a page's tail that was never written is multiplied by zero, so it must be finite. With ``layers``,
-        every tensor gets that many in front; `layer` takes one."""
+        every tensor gets that many in front; ``layer`` takes one."""
         if dim % FP4_BLOCK or tokens % FP4_BLOCK:
             raise ValueError(f'a page of {tokens} tokens of width {dim}: both must be multiples of {FP4_BLOCK}')
         front = (pages, heads) if layers is None else (layers, pages, heads)

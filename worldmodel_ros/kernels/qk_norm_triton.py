@@ -1,4 +1,4 @@
-"""`qk_norm.rotate_qk` in one launch: values are not touched, queries and keys read and written once."""
+"""``qk_norm.rotate_qk`` in one launch: values are not touched, queries and keys read and written once."""
 from __future__ import annotations
 
 import triton
@@ -13,7 +13,7 @@ TOKENS, HEADS = 16, 8  # of a program: few enough for many, enough to read a tok
 
 
 def rotate_qk_triton(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float = 1e-6) -> None:
-    """As `qk_norm.rotate_qk`, for D a power of two and contiguous, rotary and weights contiguous."""
+    """As ``qk_norm.rotate_qk``, for D a power of two and contiguous, rotary and weights contiguous."""
     check(qkv, rotary)
     tokens, _, heads, dim = qkv.shape
     if dim & (dim - 1) or qkv.stride(3) != 1:

@@ -96,7 +96,7 @@ def write_pages(pool: Pool, pages: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def page_form(precision: Precision, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """What the tensors of a `Pool` hold, by name, for n pages of k and v (n, H, T, D)."""
+    """What the tensors of a ``Pool`` hold, by name, for n pages of k and v (n, H, T, D)."""
     if not precision.quantised:
         dtype = torch.float32 if precision is Precision.FP32 else torch.bfloat16
         return {'k': k.to(dtype), 'v': v.to(dtype)}

@@ -1,4 +1,4 @@
-"""`requantise.requantise` in one launch, to the same numbers: a page is read twice, the second time from the cache."""
+"""``requantise.requantise`` in one launch, to the same numbers: a page is read twice, the second time from the cache."""
 from __future__ import annotations
 
 import triton
@@ -13,12 +13,12 @@ from .requantise import check
 
 
 def supports(source: Pool, target: Pool) -> bool:
-    """Whether `requantise_triton` can take these."""
+    """Whether ``requantise_triton`` can take these."""
     return target.precision.quantised and source.precision not in (Precision.FP4, target.precision)
 
 
 def requantise_triton(source: Pool, source_pages: Tensor, target: Pool, target_pages: Tensor) -> None:
-    """As `requantise.requantise`, from FP32, BF16 or FP8 to FP4, or from FP32 or BF16 to FP8; pages int32 or int64."""
+    """As ``requantise.requantise``, from FP32, BF16 or FP8 to FP4, or from FP32 or BF16 to FP8; pages int32 or int64."""
     check(source, source_pages, target, target_pages)
     if not supports(source, target):
         raise ValueError(f'not from {source.precision.value} to {target.precision.value}: `requantise` does that')

@@ -22,7 +22,7 @@ Rounded = tuple[Tensor, Tensor]  # e4m3 (M, K) and the rows' scales, float32 (M,
 
 
 def row_kernels(x: Tensor) -> ModuleType:
-    """The module that has `quantise_rows`, `modulate_rows`, `inverse_rms` and `gelu_rows` for the device of x."""
+    """The module that has ``quantise_rows``, ``modulate_rows``, ``inverse_rms`` and ``gelu_rows`` for the device of x."""
     # Triton is not there on every machine without a GPU.
     return import_module(f'{__name__}_triton' if x.is_cuda else __name__)
 
@@ -41,9 +41,9 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
                   film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """`add_rows` with ``added``, y and gate, if any; that times 1 + a scale plus a shift for each value, ``film``, both
+    """``add_rows`` with ``added``, y and gate, if any; that times 1 + a scale plus a shift for each value, ``film``, both
     (M, D), if any (Perez et al. 2018); LayerNorm of that without weights, times 1 + scale, plus shift, both (F, D);
-    with ``fp8``, `quantise_rows` of that.
+    with ``fp8``, ``quantise_rows`` of that.
 
     Returns x (M, D) as it is before LayerNorm; the modulated rows, without ``fp8`` in ``dtype``, which is x's unless
     given; and with ``bound`` scales (M, 1) by which the results of a product with these rows can be rounded, before
@@ -73,7 +73,7 @@ def add_rows(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
 
 
 def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
-    """GELU in its tanh form of x (M, K); with ``fp8``, `quantise_rows` of that, else in x's type."""
+    """GELU in its tanh form of x (M, K); with ``fp8``, ``quantise_rows`` of that, else in x's type."""
     rows = F.gelu(x.float(), approximate='tanh')
     return quantise_rows(rows, static) if fp8 else rows.to(x.dtype)
 

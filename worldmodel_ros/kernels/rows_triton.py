@@ -1,4 +1,4 @@
-"""The functions of `rows` with what follows or precedes them in one launch: each row is read once and written once.
+"""The functions of ``rows`` with what follows or precedes them in one launch: each row is read once and written once.
 
 A program has one row. Many of them are in flight on a processor at a time, most of one frame, whose modulation
 they find in its first-level cache; rows in a loop would keep the modulation in registers, and so only half as many
@@ -20,7 +20,7 @@ from .rows import Rounded, frame_length
 
 
 def quantise_rows(x: Tensor, static: Tensor | None = None) -> Rounded:
-    """As in `rows`, for x contiguous, as all here is checked to be."""
+    """As in ``rows``, for x contiguous, as all here is checked to be."""
     return _each_row(x, True, static, gelu=False)
 
 
@@ -28,7 +28,7 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
                   fp8: bool = True, static: Tensor | None = None, eps: float = 1e-6, bound: Tensor | None = None,
                   film: tuple[Tensor, Tensor] | None = None, dtype: torch.dtype | None = None
                   ) -> tuple[Tensor, Rounded | Tensor, Tensor | None]:
-    """As in `rows`, for x, y and ``film`` contiguous, and shift, scale and gate with rows that are."""
+    """As in ``rows``, for x, y and ``film`` contiguous, and shift, scale and gate with rows that are."""
     rows, width = x.shape
     y, gate = (None, None) if added is None else added
     film_scale, film_shift = (None, None) if film is None else film
@@ -44,7 +44,7 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
 
 
 def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """As in `rows`, for the last axis contiguous."""
+    """As in ``rows``, for the last axis contiguous."""
     rows, parts, width = x.shape
     if x.stride(2) != 1:
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its last axis must be contiguous')
@@ -55,7 +55,7 @@ def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Rounded | Tensor:
-    """As in `rows`, for x contiguous."""
+    """As in ``rows``, for x contiguous."""
     return _each_row(x, fp8, static, gelu=True)
 
 

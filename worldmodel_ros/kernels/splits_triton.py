@@ -1,4 +1,4 @@
-"""`splits.merge` in one launch: each part is read once."""
+"""``splits.merge`` in one launch: each part is read once."""
 from __future__ import annotations
 
 import torch
@@ -10,7 +10,7 @@ from .formats_triton import cast
 
 
 def merge_triton(parts: Tensor, lse: Tensor, splits: int, tokens: int) -> Tensor:
-    """As `splits.merge`, for parts and lse contiguous."""
+    """As ``splits.merge``, for parts and lse contiguous."""
     rows, heads, dim = parts.shape
     if not parts.is_contiguous() or not lse.is_contiguous() or lse.shape != (heads, rows) or rows % splits:
         raise ValueError(f'parts {tuple(parts.shape)} and lse {tuple(lse.shape)} must be contiguous, of {splits} times as '

@@ -23,7 +23,7 @@ def temporal_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], fra
 
     With ``query_times`` (slabs,) and ``page_times``, for each pool (listed pages,), all int32, the number of the first
     frame of each query slab and of each listed page, a query sees no frame later than its own. Returns q's shape and
-    type; zeros for a query that sees nothing. ``scale`` as in `reference.paged_attention`. Computed in ``dtype``.
+    type; zeros for a query that sees nothing. ``scale`` as in ``reference.paged_attention``. Computed in ``dtype``.
     """
     check(q, pools, lists, frames, positions, query_times, page_times)
     columns, tokens = lists[0].query_tiles, pools[0].page_tokens

@@ -1,7 +1,7 @@
-"""`temporal.temporal_attention` in one launch, for CUDA GPUs from compute capability 8.0 on.
+"""``temporal.temporal_attention`` in one launch, for CUDA GPUs from compute capability 8.0 on.
 
 A program has some positions of one column and head, and all query frames there, so that every key and value is read
-once. Through the tiles of `attention_triton`, all but one logit in P would be computed for nothing.
+once. Through the tiles of ``attention_triton``, all but one logit in P would be computed for nothing.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_FRAMES = 64  # of queries, at once
 def temporal_attention_triton(q: Tensor, pools: list[Pool], lists: list[TileLists], frames: int,
                               positions: Tensor | None = None, query_times: Tensor | None = None,
                               page_times: list[Tensor] | None = None, scale: float | None = None) -> Tensor:
-    """As `temporal.temporal_attention`, for at most one FP8, one FP4 and one other pool, bfloat16 or float32 queries
+    """As ``temporal.temporal_attention``, for at most one FP8, one FP4 and one other pool, bfloat16 or float32 queries
     with D contiguous, D a power of two from 16 to 128, and at most 64 query frames. The matrix products are in
     bfloat16, or in float32 if q or a pool is."""
     check(q, pools, lists, frames, positions, query_times, page_times)

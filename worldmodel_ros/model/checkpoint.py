@@ -50,7 +50,7 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
 def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
          part: PartOf = lambda name: None) -> WorldModel:
     """Read a checkpoint straight to a device, as a model in evaluation mode, in float32 but for the layers of its DiT;
-    ``part`` as in `weights.build`.
+    ``part`` as in ``weights.build``.
 
     Raises ModelError when the folder, its description or a tensor is missing or does not fit.
     """

@@ -24,7 +24,7 @@ from .presets import Preset
 from .rotary import token_order
 from .tile_attention import TileAttention
 
-State = tuple[Tensor, ...]  # what `Block.leave` needs of `Block.enter`
+State = tuple[Tensor, ...]  # what ``Block.leave`` needs of ``Block.enter``
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ class FinalNorm(nn.LayerNorm):
 class Block(nn.Module):
     """One layer: attention, then an MLP, each under adaLN-Zero.
 
-    `enter` and `leave` are what works on each token by itself, before and after the attention; what replaces a layer by
-    a faster one (FP8, a part of the weights) replaces these, and `forward` stays the definition.
+    ``enter`` and ``leave`` are what works on each token by itself, before and after the attention; what replaces a layer by
+    a faster one (FP8, a part of the weights) replaces these, and ``forward`` stays the definition.
     """
 
     def __init__(self, preset: Preset):
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
     def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
         """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), normalised and rotated where
-        rotary (2, B * T * P, d / 2) is given, and what `leave` needs of the modulation."""
+        rotary (2, B * T * P, d / 2) is given, and what ``leave`` needs of the modulation."""
         shift1, scale1, *state = self.modulation(cond)[:, :, None].chunk(6, -1)
         qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, self.heads, self.head_dim))
         if rotary is not None:
@@ -160,7 +160,7 @@ class DiT(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def patchify(self, latents: Tensor) -> Tensor:
-        """(B, T, h, w, Z) to tokens (B, T, P, Z * patch^2), in the order of `token_order`."""
+        """(B, T, h, w, Z) to tokens (B, T, P, Z * patch^2), in the order of ``token_order``."""
         b, t, h, w, z = latents.shape
         p = self.preset.patch
         x = latents.reshape(b, t, h // p, p, w // p, p, z).permute(0, 1, 2, 4, 3, 5, 6)
@@ -194,7 +194,7 @@ class DiT(nn.Module):
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                    key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor
                    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass of `forward` for B sessions, each with frames and steps of its own, whose windows lie in the pages
+        """The pass of ``forward`` for B sessions, each with frames and steps of its own, whose windows lie in the pages
         of one pool.
 
         rotary (2, B, T, P, d / 2); key_bias (B, T, n * page_tokens + T * P), additive, from a frame to each token of
@@ -212,7 +212,7 @@ class DiT(nn.Module):
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention
                    ) -> tuple[Tensor, Tensor]:
-        """The pass of a preset with tiles: arguments as in `forward`, while ``attention`` knows times, window and
+        """The pass of a preset with tiles: arguments as in ``forward``, while ``attention`` knows times, window and
         pages. Returns predicted clean latents and features, these in the layers' type."""
         cond, x = self.enter(latents, tau, step, action)
         return self.finish(self.layers_over_tiles(x, cond, attention), cond)

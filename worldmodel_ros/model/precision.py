@@ -2,7 +2,7 @@
 before.
 
 On a GPU each of a layer's four products is one kernel, and what lies between them is another one, which reads and
-writes every token once (`kernels.rows_triton`). On a CPU the same code computes what a GPU would, from the
+writes every token once (``kernels.rows_triton``). On a CPU the same code computes what a GPU would, from the
 definitions.
 """
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Unsummed:
 
 
 class SummingNorm(FinalNorm):
-    """The same, of what an `Fp8Block` leaves."""
+    """The same, of what an ``Fp8Block`` leaves."""
 
     def forward(self, x: Unsummed, shift: Tensor, scale: Tensor) -> Tensor:
         _, features, _ = row_kernels(x.x).modulate_rows(x.x.flatten(0, 2), shift.flatten(0, 1), scale.flatten(0, 1),
@@ -139,7 +139,7 @@ def to_fp8(dit: DiT, keep: Collection[str] = KEPT, fused: bool = False) -> DiT:
     memory.
 
     ``keep`` names linear layers that stay as they are: 'proj', of every block, or '3.proj', of one. ``fused`` as
-    in `Fp8Block`. To be done last, after the layers were shared out to processes and got their type, which would
+    in ``Fp8Block``. To be done last, after the layers were shared out to processes and got their type, which would
     convert the FP8 weights, too: bfloat16 on a GPU, which multiplies FP8 into nothing else. Raises ValueError for
     a name that is none.
     """

@@ -48,8 +48,8 @@ class Preset:
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
-    sink_frames: int = 0  # see `sinks_from`
-    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see `anchor_statistics_from`
+    sink_frames: int = 0  # see ``sinks_from``
+    sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
     sink_statistics_after: int = 0  # imagined frames
 
     def __post_init__(self):
@@ -127,7 +127,7 @@ class Preset:
 
     @cached_property
     def anchor_statistics_from(self) -> float:
-        """Imagined frames of a branch from which on its chunks take over channel statistics of their sinks (`adain`), so that
+        """Imagined frames of a branch from which on its chunks take over channel statistics of their sinks (``adain``), so that
         colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes, it
         would err."""
         return max(self.sink_statistics_after, self.sinks_from) if self.sink_statistics else math.inf

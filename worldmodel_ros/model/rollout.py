@@ -1,7 +1,7 @@
 """
 Dense autoregressive rollout: chunk after chunk for many streams in one batch, with keys and values as plain tensors.
 
-A session makes the same passes for one robot at a time, through a back end and on pages (`engine.sampler`). Training and
+A session makes the same passes for one robot at a time, through a back end and on pages (``engine.sampler``). Training and
 evaluation roll out hundreds of streams at once, a 32-step teacher takes more than four hundred passes for five seconds, and
 neither needs pages. A test compares both with a session.
 """
@@ -29,7 +29,7 @@ class Streams:
     What B streams have committed up to frame ``newest``: keys and values (L, B, H, n * P, d) of the last n frames.
 
     latent (B, h, w, Z), of the newest frame; observed: the newest frame that was observed, not predicted; sinks: those of
-    `Rollout.sinks`, or () where the window simply rolls on.
+    ``Rollout.sinks``, or () where the window simply rolls on.
     """
 
     newest: int
@@ -74,7 +74,7 @@ class Rollout:
 
     def sinks(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         """
-        Return the sinks (`Preset.sinks_from`) of streams of observed frames: latents (B, n, h, w, Z) of the last n, and their
+        Return the sinks (``Preset.sinks_from``) of streams of observed frames: latents (B, n, h, w, Z) of the last n, and their
         keys and values (L, B, H, n * P, d) as frames 0 to n - 1; () for a preset without.
 
         The first frame stands for those before it.
@@ -140,7 +140,7 @@ class Rollout:
 
     def _pass(self, streams: Streams | None, first: int, latents: Tensor, tau: float, row: int, actions: Tensor,
               rotary: Tensor | None, committed: bool = False) -> tuple[Tensor, ...]:
-        """`DiT.forward` of frames from number ``first`` on, over the streams' window."""
+        """``DiT.forward`` of frames from number ``first`` on, over the streams' window."""
         device, count = latents.device, latents.shape[1]
         window = (None, None) if streams is None else (streams.keys, streams.values)
         shape = (0 if streams is None else streams.keys.shape[3] // self.preset.tokens, count, committed)

@@ -28,7 +28,7 @@ def rotary_angles(preset: Preset, times: np.ndarray) -> np.ndarray:
 
 
 def time_rotation(preset: Preset, times: np.ndarray) -> np.ndarray:
-    """The pairs of `rotary_angles` that differ from frame to frame, which come first: float32 (2, T, pairs)."""
+    """The pairs of ``rotary_angles`` that differ from frame to frame, which come first: float32 (2, T, pairs)."""
     return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
 
 

@@ -4,14 +4,14 @@ Forecast of the scene: where things are and will be, whatever the robot does, fr
 A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each thing that there may
 be, which attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and
 where it will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be
-read off the robot's own actions; what the robot does is added by its motion (`control.motion`).
+read off the robot's own actions; what the robot does is added by its motion (``control.motion``).
 
 The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
 points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
 (geometric transform attention, Miyato et al. 2024, for SE(2)). Keys and values are kept in the odometry's frame, so a window
 never has to be computed again.
 
-Three rungs: `passes` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass over
+Three rungs: ``passes`` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass over
 the network; 2 lets a second pass over the network see the first one's forecast and correct it.
 """
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LATEST, _EARLIER = 32, 8  # frames: when a stream's time has come so far, it is
 
 @dataclass
 class Present:
-    """What the image tells of this moment: `presence` (..., SLOTS), logits of being there and seen lately; `now`
+    """What the image tells of this moment: ``presence`` (..., SLOTS), logits of being there and seen lately; ``now``
     (..., SLOTS, 4), x and y in base_link in units of SCALE, and the logarithms of the error's scale in m along the line of
-    sight and across it; `walls` (..., 6)."""
+    sight and across it; ``walls`` (..., 6)."""
 
     presence: Tensor
     now: Tensor
@@ -54,15 +54,15 @@ class Present:
 
 @dataclass
 class Ahead(Present):
-    """What the slots tell; `paths` (..., J, SLOTS, 4) besides, at HORIZONS, in base_link of this moment, as `now`."""
+    """What the slots tell; ``paths`` (..., J, SLOTS, 4) besides, at HORIZONS, in base_link of this moment, as ``now``."""
 
     paths: Tensor
 
 
 @dataclass
 class Places:
-    """Where frames are, for the attention: `cos`, `sin`, `x` and `y` (..., N) of the pose of each token's frame in the
-    odometry's frame, in units of the points; `turn` (2, ..., N, pairs), cosine and sine of the rotation by time."""
+    """Where frames are, for the attention: ``cos``, ``sin``, ``x`` and ``y`` (..., N) of the pose of each token's frame in the
+    odometry's frame, in units of the points; ``turn`` (2, ..., N, pairs), cosine and sine of the rotation by time."""
 
     cos: Tensor
     sin: Tensor
@@ -72,7 +72,7 @@ class Places:
 
     @classmethod
     def of(cls, poses: Tensor, times: Tensor, pairs: int) -> Places:
-        """Poses (..., N, 3), m and rad, and times (..., N) in frames; `pairs` of a head's channels tell the time."""
+        """Poses (..., N, 3), m and rad, and times (..., N) in frames; ``pairs`` of a head's channels tell the time."""
         angle = times.double()[..., None] * _rates(pairs).to(times.device)
         return cls(poses[..., 2].cos(), poses[..., 2].sin(), poses[..., 0] / _UNIT, poses[..., 1] / _UNIT,
                    torch.stack([angle.cos(), angle.sin()]).float())
@@ -89,14 +89,14 @@ class Places:
         return self._join(cos * a - sin * b + tx * c, sin * a + cos * b + ty * c, c, rest)
 
     def to_base(self, x: Tensor) -> Tensor:
-        """What was attended to, (B, H, N, d), from the odometry's frame to that of each token; the inverse of `to_odom`."""
+        """What was attended to, (B, H, N, d), from the odometry's frame to that of each token; the inverse of ``to_odom``."""
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         a, b = a - tx * c, b - ty * c
         return torch.cat([cos * a + sin * b, cos * b - sin * a, c, rest], -1)
 
     def query(self, x: Tensor) -> Tensor:
-        """Queries (B, H, N, d), so that their product with a key of `to_odom` is that of both in the query's frame."""
+        """Queries (B, H, N, d), so that their product with a key of ``to_odom`` is that of both in the query's frame."""
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         a, b = cos * a - sin * b, sin * a + cos * b
@@ -211,7 +211,7 @@ class SceneForecast(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, device: torch.device | str = 'cpu') -> SceneForecast:
-        """Read what `checkpoint.save` wrote of a forecast. Raises ModelError where that does not fit."""
+        """Read what ``checkpoint.save`` wrote of a forecast. Raises ModelError where that does not fit."""
         forecast, state = cls(read_description(folder).preset), {}
         for file in weight_files(folder):
             state |= load_file(file)
@@ -228,15 +228,15 @@ class SceneForecast(nn.Module):
         return self.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + self.at, features
 
     def enter(self, looks: Tensor, executed: Tensor, measured: Tensor) -> Tensor:
-        """Tokens (B, T, P + QUERIES, D) of frames: `looks` (B, T, P, D) by `look`; `executed` (B, T, 2), the commands over
-        the period before each, and `measured` (B, T, 2) by the wheels, m/s and rad/s."""
+        """Tokens (B, T, P + QUERIES, D) of frames: ``looks`` (B, T, P, D) by ``look``; ``executed`` (B, T, 2), the commands
+        over the period before each, and ``measured`` (B, T, 2) by the wheels, m/s and rad/s."""
         motion = self.motion(torch.cat([executed, measured], -1))[:, :, None]
         query = self.query.to(looks.dtype).expand(*looks.shape[:2], -1, -1)
         return torch.cat([looks, query], 2) + motion
 
     def through(self, x: Tensor, places: Places, sees: Tensor | None, window: Window | None = None
                 ) -> tuple[Tensor, Window]:
-        """x (B, N, D) through the layers: features, and the keys and values of x. `sees` and `window` as in a layer."""
+        """x (B, N, D) through the layers: features, and the keys and values of x. ``sees`` and ``window`` as in a layer."""
         added = []
         for number, layer in enumerate(self.layers):
             x, keys, values = layer(x, places, sees, None if window is None else window[number])
@@ -260,12 +260,12 @@ class SceneForecast(nn.Module):
         return torch.cat([tokens[..., :SLOTS, :] + self.believed(said), tokens[..., SLOTS:, :]], -2), said
 
     def read_again(self, features: Tensor, said: Tensor) -> Ahead:
-        """What the second pass tells: corrections of what the first `said`."""
+        """What the second pass tells: corrections of what the first ``said``."""
         return _ahead(said + self.corrected(features[..., :SLOTS, :]), self.wall(features[..., SLOTS, :]))
 
     def forward(self, images: Tensor, executed: Tensor, measured: Tensor, anchors: Tensor) -> tuple[Present, Ahead, Ahead]:
         """Training: clips (B, T, 3, H, W). What each frame tells without and with a pass, (B, T, ...), and what two passes
-        tell of the frames `anchors` (A,), (B, A, ...)."""
+        tell of the frames ``anchors`` (A,), (B, A, ...)."""
         (b, t), own = images.shape[:2], self.per_frame
         tokens, queries = self.preset.tokens, torch.arange(QUERIES, device=images.device)
         features = self.encoder.down(images.flatten(0, 1)).unflatten(0, (b, t))
@@ -288,7 +288,7 @@ class SceneForecast(nn.Module):
                 self.read_again(corrected.unflatten(1, (len(anchors), QUERIES)), said))
 
     def sees(self, looking: Tensor, seen: Tensor) -> Tensor:
-        """Whether tokens of frames `looking` (N,) may attend to those of frames `seen` (M,): bool (N, M)."""
+        """Whether tokens of frames ``looking`` (N,) may attend to those of frames ``seen`` (M,): bool (N, M)."""
         back = looking[:, None] - seen
         return (back >= 0) & (back <= self.preset.window_frames)
 
@@ -314,7 +314,7 @@ class ForecastStream:
     """One robot's forecasts, frame by frame, on a CPU: the window is kept as keys and values. Not thread-safe."""
 
     def __init__(self, forecast: SceneForecast, passes: int = 1) -> None:
-        """`passes`, where `observe` is not told: 0 (the image alone, nothing moves), 1 or 2."""
+        """``passes``, where ``observe`` is not told: 0 (the image alone, nothing moves), 1 or 2."""
         self._forecast, self._passes = forecast, passes
         self._window: Window | None = None
         self._features: Tensor | None = None

@@ -27,7 +27,7 @@ QUERY_BLOCK = 128  # of a tile, for the attention to pages
 
 
 class TileAttention(Protocol):
-    """What the layers of `DiT.over_tiles` attend by: qkv (B, T, P, 3, H, d) to (B, T, P, H * d)."""
+    """What the layers of ``DiT.over_tiles`` attend by: qkv (B, T, P, 3, H, d) to (B, T, P, H * d)."""
 
     rotary: Tensor  # of the tokens of x, (2, B * T * P, d / 2): by it is rotated what attends within frames
 
@@ -82,7 +82,7 @@ class PagedTiles:
 
 
 def attend_within_frames(qkv: Tensor) -> Tensor:
-    """`TileAttention.within_frames`."""
+    """``TileAttention.within_frames``."""
     b, t, p, _, heads, dim = qkv.shape
     q, k, v = qkv.flatten(0, 1).permute(2, 0, 3, 1, 4).unbind(0)
     with sdpa_kernel(FASTEST_FIRST, set_priority=True):

@@ -111,7 +111,7 @@ class VAE(nn.Module):
         return (mean - self.latent_mean) / self.latent_std, features
 
     def encode_next(self, image: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
-        """`encode` of streams of which some, where bool ``started`` (B,) is False, begin here: one pass for all."""
+        """``encode`` of streams of which some, where bool ``started`` (B,) is False, begin here: one pass for all."""
         features = self.encoder.down(image)
         past = torch.where(started[:, None, None, None], previous, features)
         mean, _ = self.encoder.bottleneck(features, past)

@@ -22,9 +22,9 @@ class Chunk:
     """
     A sequence of actions that answers one observation.
 
-    `stamp` is that of the observation (ns, ROS time). `episode_id` is an identity without an order; `sequence`
-    counts within it. `values` holds rows of len(names) actions, row-major; the first row is for now, the next
-    for `step_period` seconds later. `stop` makes it a request to stop, of which nothing else is read.
+    ``stamp`` is that of the observation (ns, ROS time). ``episode_id`` is an identity without an order; ``sequence``
+    counts within it. ``values`` holds rows of len(names) actions, row-major; the first row is for now, the next
+    for ``step_period`` seconds later. ``stop`` makes it a request to stop, of which nothing else is read.
     """
 
     stamp: int
@@ -36,7 +36,7 @@ class Chunk:
     stop: bool = False
 
     def rows(self, count: int | None = None) -> tuple[tuple[float, ...], ...]:
-        """Return the first `count` rows (all, if None). The chunk must be sound."""
+        """Return the first ``count`` rows (all, if None). The chunk must be sound."""
         width = len(self.names)
         rows = len(self.values) // width if count is None else count
         return tuple(tuple(self.values[k * width:(k + 1) * width]) for k in range(rows))
@@ -52,7 +52,7 @@ class Fault(enum.Enum):
 
 
 class Refusal(NamedTuple):
-    """Why a chunk is refused; `text` names what, and what is allowed."""
+    """Why a chunk is refused; ``text`` names what, and what is allowed."""
 
     fault: Fault
     text: str
@@ -60,9 +60,9 @@ class Refusal(NamedTuple):
 
 def unsound(chunk: Chunk, names: Sequence[str], step_periods: tuple[float, float]) -> Refusal | None:
     """
-    Return why the chunk cannot be carried out by an interface with the axes `names`, or None.
+    Return why the chunk cannot be carried out by an interface with the axes ``names``, or None.
 
-    `step_periods`: the shortest and the longest that are admitted [s].
+    ``step_periods``: the shortest and the longest that are admitted [s].
     """
     if len(chunk.names) != len(names) or list(chunk.names) != list(names):
         return Refusal(Fault.SHAPE, f'names are {_SHORT.repr(chunk.names)}, expected {list(names)}')
@@ -96,8 +96,8 @@ class Order:
 
     Within an episode, sequence numbers rise and observation stamps do not fall. Another episode takes over with
     its first accepted chunk, and retires the one before. No number of a chunk is trusted for longer than
-    `memory` s (steady clock) after the last one was accepted: what is older than that, its age keeps out, and
-    a publisher that claims the last sequence number of all, or the episode of another, blocks no other beyond it. `memory`
+    ``memory`` s (steady clock) after the last one was accepted: what is older than that, its age keeps out, and
+    a publisher that claims the last sequence number of all, or the episode of another, blocks no other beyond it. ``memory``
     must be at least the age at which commands are refused.
     """
 
@@ -156,13 +156,13 @@ class Policy:
     """
     The gate's settings. Times in seconds.
 
-    A command passes while its observation is at most `deadline` - `delivery_reserve` old; the reserve is for
-    the way to the robot, which must have the command by the deadline. `future_tolerance` admits clocks that
-    differ a little. `command_timeout` after the last command passed, the gate acts by `on_timeout`: 'hold'
-    leaves the last command in force for `hold` more and then slows, 'slow' brakes within the acceleration
-    limits, 'stop' sends zero at once. A stop is repeated for `stop_repeat`. After a stop for a fault, driving
-    resumes with the `resume_after`th good command in a row, or only after a reset if that is 0. A chunk's step
-    period is admitted from `step_period_min` to `step_period_max`.
+    A command passes while its observation is at most ``deadline`` - ``delivery_reserve`` old; the reserve is for
+    the way to the robot, which must have the command by the deadline. ``future_tolerance`` admits clocks that
+    differ a little. ``command_timeout`` after the last command passed, the gate acts by ``on_timeout``: 'hold'
+    leaves the last command in force for ``hold`` more and then slows, 'slow' brakes within the acceleration
+    limits, 'stop' sends zero at once. A stop is repeated for ``stop_repeat``. After a stop for a fault, driving
+    resumes with the ``resume_after``th good command in a row, or only after a reset if that is 0. A chunk's step
+    period is admitted from ``step_period_min`` to ``step_period_max``.
     """
 
     deadline: float = 0.05
@@ -199,7 +199,7 @@ class Policy:
 
 
 class Command(NamedTuple):
-    """Rows to send, `step_period` s apart. `stamp` (ns) is that of the observation answered; 0 for a stop."""
+    """Rows to send, ``step_period`` s apart. ``stamp`` (ns) is that of the observation answered; 0 for a stop."""
 
     rows: tuple[Row, ...]
     step_period: float
@@ -208,7 +208,7 @@ class Command(NamedTuple):
 
 @dataclass
 class Counts:
-    """Since the start. `passed` includes `limited`; `stops` counts the entries into STOPPED."""
+    """Since the start. ``passed`` includes ``limited``; ``stops`` counts the entries into STOPPED."""
 
     passed: int = 0
     limited: int = 0
@@ -221,10 +221,10 @@ class Counts:
 
 class Gate:
     """
-    The state machine. `now` is always the steady clock in s; ROS time, `ros_now` in ns, is there to tell the age of
+    The state machine. ``now`` is always the steady clock in s; ROS time, ``ros_now`` in ns, is there to tell the age of
     an observation only. Both are the gate's own: no field of a chunk is trusted.
 
-    `on_chunk` and `on_tick` return what to send to the robot, or None. `on_tick` must be called every few
+    ``on_chunk`` and ``on_tick`` return what to send to the robot, or None. ``on_tick`` must be called every few
     milliseconds, whatever else happens: it is the watchdog. Not thread-safe.
     """
 
@@ -263,7 +263,7 @@ class Gate:
 
     def refuse(self, refusal: Refusal, *, own: bool = False) -> None:
         """
-        Count a refusal. `own`: of the model that drives, whose next command is then the first in a row again.
+        Count a refusal. ``own``: of the model that drives, whose next command is then the first in a row again.
 
         What others send does not keep a stopped robot from going on.
         """
@@ -279,7 +279,7 @@ class Gate:
         """
         Watch the time; return the command to send now, if any.
 
-        `ahead` [s]: how long it may be until this is called again, where that is longer than usual. What would be due
+        ``ahead`` [s]: how long it may be until this is called again, where that is longer than usual. What would be due
         by then is done now.
         """
         elapsed, self._ticked_at = now - self._ticked_at, now

@@ -16,7 +16,7 @@ class Limits:
     """
     Closed intervals [low, high] for every axis, and how fast each may change.
 
-    `rate` is per second: m/s^2 for a speed in m/s, rad/s for a joint position in rad. `math.inf` leaves an
+    ``rate`` is per second: m/s^2 for a speed in m/s, rad/s for a joint position in rad. ``math.inf`` leaves an
     axis free.
     """
 
@@ -40,11 +40,11 @@ class Limits:
         self, target: Sequence[float], previous: Sequence[float] | None, dt: float
     ) -> tuple[tuple[float, ...], bool]:
         """
-        Return the admissible command nearest to `target`, and whether it differs from `target`.
+        Return the admissible command nearest to ``target``, and whether it differs from ``target``.
 
-        `previous` is the command in force for the last `dt` seconds; None lifts the rate limit. The bounds
-        hold always; the rate holds as long as `previous` is within the bounds (it is not after the bounds
-        were tightened, and then returning into them goes first). Raises ValueError where `target` or `dt` is
+        ``previous`` is the command in force for the last ``dt`` seconds; None lifts the rate limit. The bounds
+        hold always; the rate holds as long as ``previous`` is within the bounds (it is not after the bounds
+        were tightened, and then returning into them goes first). Raises ValueError where ``target`` or ``dt`` is
         not finite.
         """
         if not (math.isfinite(dt) and all(map(math.isfinite, target))):
@@ -100,9 +100,9 @@ class TwistLimiter:
         self, target: Sequence[float], previous: Sequence[float] | None, dt: float
     ) -> LimitedTwist:
         """
-        Return the admissible (v, w) nearest to `target`, both in m/s and rad/s.
+        Return the admissible (v, w) nearest to ``target``, both in m/s and rad/s.
 
-        `previous` is the (v, w) commanded `dt` seconds ago; see `Limits.apply` for None, precedence and
+        ``previous`` is the (v, w) commanded ``dt`` seconds ago; see ``Limits.apply`` for None, precedence and
         errors.
         """
         if len(target) != 2:
@@ -113,7 +113,7 @@ class TwistLimiter:
 
 class MeasuredPositions:
     """
-    The positions of the joints `names` [rad or m], each known for `timeout` s (steady clock) after it was heard.
+    The positions of the joints ``names`` [rad or m], each known for ``timeout`` s (steady clock) after it was heard.
 
     Joints that others have on the same topic are passed over, and one robot's may come in several messages.
     """
@@ -148,7 +148,7 @@ class MeasuredPositions:
         return ''
 
     def row(self, now: float) -> Row:
-        """Return the positions in the order of `names`. Raises ValueError where one is not known."""
+        """Return the positions in the order of ``names``. Raises ValueError where one is not known."""
         if reason := self.unknown(now):
             raise ValueError(reason)
         return tuple(self._heard[name][0] for name in self.names)
@@ -158,9 +158,9 @@ class Motion(Protocol):
     """
     The command in force. Times are in seconds on the steady clock, the gate's own.
 
-    `row` is the last command, or None while it is not known. `whole_chunk` tells whether all rows of a chunk
-    are sent at once, to be followed in time, or only the first. The rates of `limits` count the time since the last
-    command, but no more than `interval`.
+    ``row`` is the last command, or None while it is not known. ``whole_chunk`` tells whether all rows of a chunk
+    are sent at once, to be followed in time, or only the first. The rates of ``limits`` count the time since the last
+    command, but no more than ``interval``.
     """
 
     whole_chunk: bool
@@ -172,13 +172,13 @@ class Motion(Protocol):
         """Return why no command can be followed now, with the remedy; '' if one can."""
 
     def follow(self, rows: Sequence[Row], step_period: float, now: float) -> tuple[tuple[Row, ...], bool]:
-        """Put `rows` in force as far as the limits allow; return what to send, and whether it was limited."""
+        """Put ``rows`` in force as far as the limits allow; return what to send, and whether it was limited."""
 
     def brake(self, now: float, elapsed: float) -> bool:
-        """Move `row` towards rest by what the limits allow in `elapsed` s; return whether it is at rest."""
+        """Move ``row`` towards rest by what the limits allow in ``elapsed`` s; return whether it is at rest."""
 
     def halt(self, now: float) -> None:
-        """Put `row` at rest at once."""
+        """Put ``row`` at rest at once."""
 
     def forget(self) -> None:
         """Expect that something else moves the robot from now on."""
@@ -223,10 +223,10 @@ class PositionMotion:
     """
     Joint positions: rest is to stay where the last command has brought the joint; zero would be a slam.
 
-    Nothing moves from a position that is not measured: without fresh `joints` no command is followed. Each one is
+    Nothing moves from a position that is not measured: without fresh ``joints`` no command is followed. Each one is
     limited from where the joint really is, the first after silence too. A lone row may lead the joint by what it
-    moves in one `interval`, and differs from the row before by what the time since then allows. Of a trajectory
-    (`whole_chunk`), which a controller interpolates, the first point is due one step from now and limited from the
+    moves in one ``interval``, and differs from the row before by what the time since then allows. Of a trajectory
+    (``whole_chunk``), which a controller interpolates, the first point is due one step from now and limited from the
     measured position by one step, each further point from the one before.
     """
 
@@ -258,7 +258,7 @@ class PositionMotion:
         return ''
 
     def follow(self, rows: Sequence[Row], step_period: float, now: float) -> tuple[tuple[Row, ...], bool]:
-        """Raise ValueError where the joints are not known (see `unready`)."""
+        """Raise ValueError where the joints are not known (see ``unready``)."""
         measured = self.joints.row(now)
         if self.whole_chunk:
             plan, previous = [], measured

@@ -17,7 +17,7 @@ _HIGH = np.array([LIMITS.v_max, LIMITS.w_max])
 _PLAIN_V = (-0.3, -0.2, 0.0, 0.0, 0.2, 0.3, 0.4, 0.4, 0.6)
 _PLAIN_W = (-1.5, -1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 1.0, 1.5)
 APART = 8  # steps without a contact after which a toucher drives up to the next object
-MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of `tiny` and the newest image
+MEMORY = 17  # steps that a searcher remembers: what a policy sees at once, a window of ``tiny`` and the newest image
 
 
 class Expert:
@@ -148,7 +148,7 @@ class Touch:
 
 
 def _towards(world: World, colour: str, speed: float) -> np.ndarray:
-    """Straight at an object, at most at `speed`."""
+    """Straight at an object, at most at ``speed``."""
     bearing = world.goal_bearing(colour)
     turn = min(max(2.5 * bearing, -LIMITS.w_max), LIMITS.w_max)
     return np.array([speed * max(0.0, math.cos(bearing)) ** 3, turn])

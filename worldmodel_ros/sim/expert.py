@@ -1,6 +1,6 @@
 """Drives to a goal from the true state, by rules that a policy with only the camera can learn to follow.
 
-`expert_action` knows where the goal is, also where something hides it. `search_action` is what to do while nothing that
+``expert_action`` knows where the goal is, also where something hides it. ``search_action`` is what to do while nothing that
 was seen tells: a policy that imitates the expert there learns to turn on the spot, which never ends where every view of
 the goal from there is blocked.
 """
@@ -28,7 +28,7 @@ _FAR_TURN = 0.5  # rad/s
 
 
 def expert_action(world: World, goal: str) -> np.ndarray:
-    """The expert's command towards the object named `goal`: float32 (2,), m/s and rad/s.
+    """The expert's command towards the object named ``goal``: float32 (2,), m/s and rad/s.
 
     Within the robot's speed limits; how fast it may change is the caller's to limit. It depends on the state
     alone, without memory. Raises ValueError for a goal that is not in the room.
@@ -102,7 +102,7 @@ def _heading(world: World, obstacles: list, distance: float, bearing: float) -> 
 
 
 def _has_room(world: World, direction: float, away: float, sideways: float) -> bool:
-    """Whether the robot fits at the point that lies `sideways` of the one `away` m off in `direction`."""
+    """Whether the robot fits at the point that lies ``sideways`` of the one ``away`` m off in ``direction``."""
     x, y, yaw = world.pose
     cos, sin = math.cos(yaw + direction), math.sin(yaw + direction)
     px, py = x + away * cos - sideways * sin, y + away * sin + sideways * cos

@@ -1,8 +1,8 @@
-"""Headless OpenGL for MuJoCo, chosen before `mujoco` is imported; where it is missing, names the remedy."""
+"""Headless OpenGL for MuJoCo, chosen before ``mujoco`` is imported; where it is missing, names the remedy."""
 import os
 from importlib.util import find_spec
 
-# `mujoco` reads MUJOCO_GL when it is first imported. Without a choice it takes GLFW, which needs a display.
+# ``mujoco`` reads MUJOCO_GL when it is first imported. Without a choice it takes GLFW, which needs a display.
 _BACKEND = os.environ.setdefault('MUJOCO_GL', 'osmesa').strip().lower()
 # Mesa draws small images no faster with threads of its own, and each one then waits for the busiest core.
 os.environ.setdefault('LP_NUM_THREADS', '0')

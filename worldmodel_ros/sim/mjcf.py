@@ -129,7 +129,7 @@ def _robot(scene: sc.Scene) -> Iterator[str]:
 
 
 def to_mjcf(scene: sc.Scene, timestep: float) -> str:
-    """The MJCF document of a scene, for a physics step of `timestep` seconds."""
+    """The MJCF document of a scene, for a physics step of ``timestep`` seconds."""
     half = (scene.width / 2 + WALL_THICKNESS, scene.depth / 2 + WALL_THICKNESS)
     d, a = scene.light_diffuse, scene.light_ambient
     bodies = [*_walls(scene), *(line for prop in scene.props for line in _prop(prop)), *_robot(scene),

@@ -22,7 +22,7 @@ _SHUTTLE_RATE = 20.0  # rad/s, of the loop that keeps a shuttle on its reference
 class Ball:
     """A ball of BALL_RADIUS that rolls without resistance and bounces.
 
-    `x`, `y` (m) and `velocity` (m/s, along x and y) are those at time 0. `restitution`: speed after over speed before a
+    ``x``, ``y`` (m) and ``velocity`` (m/s, along x and y) are those at time 0. ``restitution``: speed after over speed before a
     bounce at something that does not move, 0 to 1.
     """
 
@@ -47,10 +47,10 @@ class Ball:
 
 @dataclass(frozen=True)
 class Shuttle:
-    """A cylinder that goes to and fro on a line through `x`, `y` (m), at most `reach` m to either side.
+    """A cylinder that goes to and fro on a line through ``x``, ``y`` (m), at most ``reach`` m to either side.
 
-    `axis`: 0 for x, 1 for y. `phase`: where it is at time 0, as a share of a whole period (0: at the line's middle, in
-    the positive direction). `stops`: begin and duration in s of the times in which it stands, in order, apart.
+    ``axis``: 0 for x, 1 for y. ``phase``: where it is at time 0, as a share of a whole period (0: at the line's middle, in
+    the positive direction). ``stops``: begin and duration in s of the times in which it stands, in order, apart.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Shuttle:
     height: float = 0.45
 
     def reference(self, time: float) -> tuple[float, float]:
-        """Offset (m) from the line's middle and velocity (m/s) along it at `time` s."""
+        """Offset (m) from the line's middle and velocity (m/s) along it at ``time`` s."""
         stood = sum(min(duration, max(0.0, time - begin)) for begin, duration in self.stops)
         stands = any(begin <= time < begin + duration for begin, duration in self.stops)
         # A triangle wave in four quarters: out, back to the middle, out on the other side, back.
@@ -95,7 +95,7 @@ def random_stops(rng: np.random.Generator, seconds: float) -> tuple[tuple[float,
 
 
 def body_mjcf(mover: Mover, solid: str, visual: str) -> Iterator[str]:
-    """Lines of the body of a mover; `solid`, `visual`: attributes of geoms that are hit, or only seen."""
+    """Lines of the body of a mover; ``solid``, ``visual``: attributes of geoms that are hit, or only seen."""
     rgba = ' '.join(f'{value:.17g}' for value in (*mover.rgb, 1.0))
     centre = mover.height / 2
     yield f'<body name="{mover.name}" pos="{mover.x:.17g} {mover.y:.17g} {centre:.17g}">'

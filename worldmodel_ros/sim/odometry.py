@@ -15,9 +15,9 @@ _SLIP_TIME = 1.0  # s, after which slip has forgotten what it was
 class EncoderErrors:
     """How wheel encoders err. The defaults are those of a small robot on a hard floor.
 
-    `scale`: standard deviation of a wheel's radius against the nominal one, drawn once an episode. `slip`: standard
-    deviation of the share of a wheel's turning that is slip, which changes slowly. `noise`: standard deviation in rad of
-    a wheel's travel for each root of a second. `ticks`: of an encoder for each turn of the wheel.
+    ``scale``: standard deviation of a wheel's radius against the nominal one, drawn once an episode. ``slip``: standard
+    deviation of the share of a wheel's turning that is slip, which changes slowly. ``noise``: standard deviation in rad of
+    a wheel's travel for each root of a second. ``ticks``: of an encoder for each turn of the wheel.
     """
 
     scale: float = 0.01
@@ -30,10 +30,10 @@ class WheelOdometry:
     """The pose in SE(2) that follows from the encoders of a world's robot, from where it stands at the beginning.
 
     The errors follow from the world's seed, the time of each update and how the wheels turned, so that an episode that is
-    driven again measures the same. The world's own `pose` stays the truth.
+    driven again measures the same. The world's own ``pose`` stays the truth.
 
-    `pose`: x, y (m) and yaw (rad, -pi..pi) in the frame `odom`, whose origin is where the robot stood at the beginning.
-    `twist`: m/s and rad/s over the last update's interval.
+    ``pose``: x, y (m) and yaw (rad, -pi..pi) in the frame ``odom``, whose origin is where the robot stood at the beginning.
+    ``twist``: m/s and rad/s over the last update's interval.
     """
 
     def __init__(self, world: World, errors: EncoderErrors = EncoderErrors()) -> None:

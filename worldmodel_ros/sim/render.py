@@ -25,7 +25,7 @@ class Renderer:
     def draw(
         self, model: mujoco.MjModel, data: mujoco.MjData, camera: int, size: tuple[int, int]
     ) -> np.ndarray:
-        """The view of camera number `camera`, uint8 (H, W, 3) RGB, for a `size` of (H, W) pixels."""
+        """The view of camera number ``camera``, uint8 (H, W, 3) RGB, for a ``size`` of (H, W) pixels."""
         height, width = size
         self._gl.make_current()
         if (self._context.offWidth, self._context.offHeight) != (width, height):
@@ -41,7 +41,7 @@ class Renderer:
 
 
 def thread_renderer(model: mujoco.MjModel) -> Renderer:
-    """This thread's renderer, made with `model` when there is none yet."""
+    """This thread's renderer, made with ``model`` when there is none yet."""
     renderer = getattr(_local, 'renderer', None)
     if renderer is None:
         renderer = _local.renderer = Renderer(model)

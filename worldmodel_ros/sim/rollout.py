@@ -1,6 +1,6 @@
 """Drives episodes and collects them: images, actions, the expert's, and true state.
 
-`train.simulate` keeps them as a dataset; `collect` holds a few in memory.
+``train.simulate`` keeps them as a dataset; ``collect`` holds a few in memory.
 """
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +29,7 @@ _worker_world: list[World] = []
 def array_shapes(
     episodes: int, steps: int, size: tuple[int, int]
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of every array that `collect` returns."""
+    """Shape and type of every array that ``collect`` returns."""
     e, t, goals = episodes, steps, len(COLOURS)
     return {
         'frames': ((e, t, *size, 3), np.dtype(np.uint8)),
@@ -47,7 +47,7 @@ def array_shapes(
 
 def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), workers: int | None = None,
             mix: Mapping[str, float] = DEFAULT_MIX) -> dict[str, np.ndarray]:
-    """Drives one episode of `steps` frames for each seed and returns their arrays, E episodes of T frames.
+    """Drives one episode of ``steps`` frames for each seed and returns their arrays, E episodes of T frames.
 
     frames         uint8 (E, T, H, W, 3): the camera; frame 0 is before any action
     actions        float32 (E, T, 2): the command executed in the interval that led to frame t; zero at 0
@@ -58,11 +58,11 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
     goal_distance  float32 (E, T, 4): m, to each goal at frame t
     visible        bool (E, T, 4): whether the camera sees each goal at frame t
     poses          float32 (E, T, 3): x, y (m) and yaw (rad) at frame t
-    behaviour      str (E,): which driver of `mix` (name to weight) chose the commands
+    behaviour      str (E,): which driver of ``mix`` (name to weight) chose the commands
     seeds          int64 (E,)
 
     A command begins a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends
-    on its seed, the mix and the size alone. `size` is (height, width). `workers` are processes, by default as
+    on its seed, the mix and the size alone. ``size`` is (height, width). ``workers`` are processes, by default as
     many as cores. The arrays are memory-mapped files without a name, gone with the arrays. Raises ValueError
     for an unknown driver in the mix.
     """
@@ -106,9 +106,9 @@ def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
 
 def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray],
                   drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS) -> str:
-    """Drives a seed's episode into `episode`, arrays as in `collect` without E; returns the driver's name.
+    """Drives a seed's episode into ``episode``, arrays as in ``collect`` without E; returns the driver's name.
 
-    `drivers`: who may be asked in place of those that the names of `mix` stand for, once at every frame.
+    ``drivers``: who may be asked in place of those that the names of ``mix`` stand for, once at every frame.
     """
     rng = np.random.default_rng([seed, _BEHAVIOUR_STREAM])
     weights = np.array(list(mix.values()), float)
@@ -135,7 +135,7 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
 def advance(
     world: World, previous: tuple[float, float], command: tuple[float, float], late_steps: int
 ) -> bool:
-    """One period, its first `late_steps` physics steps still under `previous`; whether anything was hit."""
+    """One period, its first ``late_steps`` physics steps still under ``previous``; whether anything was hit."""
     collided = False
     if late_steps:
         world.step(previous, late_steps * TIMESTEP)

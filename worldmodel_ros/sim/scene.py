@@ -135,7 +135,7 @@ def _place(
 def sample_scene(seed: int, randomise: bool = True) -> Scene:
     """Draw the scene of a seed: the same on every call and machine.
 
-    With `randomise` false the layout still follows the seed, while colours, shapes, light, friction, masses,
+    With ``randomise`` false the layout still follows the seed, while colours, shapes, light, friction, masses,
     motor gains and camera keep their nominal values and the camera has no noise.
     """
     rng = np.random.default_rng(seed)

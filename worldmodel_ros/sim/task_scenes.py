@@ -1,8 +1,8 @@
-"""Rooms with movers for the tasks of `evaluate.control`: what a seed decides in each kind of scene.
+"""Rooms with movers for the tasks of ``evaluate.control``: what a seed decides in each kind of scene.
 
-Looks, size and dynamics are those of `sample_scene`; where something moves, objects, start and movers are placed again. Movers
-begin ahead of the robot: a camera of 90 degrees cannot predict what comes from behind. The scenes of some seeds are pinned
-by their SHA-256 (`task_scenes.json`), so that what a model was trained on can be told later.
+Looks, size and dynamics are those of ``sample_scene``; where something moves, objects, start and movers are placed again.
+Movers begin ahead of the robot: a camera of 90 degrees cannot predict what comes from behind. The scenes of some seeds are
+pinned by their SHA-256 (``task_scenes.json``), so that what a model was trained on can be told later.
 """
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,8 +25,8 @@ _TRIES = 2000
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the scenes that training may use: faster, more and otherwise bouncing movers (`shifted`), or
-    shuttles that stop at random for 0.3 to 1 s (`stops`)."""
+    """What differs from the scenes that training may use: faster, more and otherwise bouncing movers (``shifted``), or
+    shuttles that stop at random for 0.3 to 1 s (``stops``)."""
 
     shifted: bool = False
     stops: bool = False
@@ -45,7 +45,7 @@ class NoLayout(RuntimeError):
 def task_scene(kind: str, seed: int, variant: Variant = Variant()) -> Scene:
     """The scene of a seed (an integer from 0) in one of SCENES: the same on every call and machine.
 
-    `rooms` and `recall` are the rooms of `sample_scene`, which have no variants. Raises ValueError for an unknown kind.
+    ``rooms`` and ``recall`` are the rooms of ``sample_scene``, which have no variants. Raises ValueError for an unknown kind.
     """
     if kind not in SCENES:
         raise ValueError(f'unknown kind of scene {kind!r}: choose one of {", ".join(SCENES)}')
@@ -70,7 +70,7 @@ def goal_colour(kind: str, seed: int) -> str:
 
 
 def fingerprint(kind: str, seeds: range, variant: Variant = Variant()) -> str:
-    """SHA-256 of the scenes and goals of `seeds`, with lengths to a micrometre: beyond that, libraries may differ."""
+    """SHA-256 of the scenes and goals of ``seeds``, with lengths to a micrometre: beyond that, libraries may differ."""
     def rounded(value):
         if isinstance(value, float):
             return round(value, 6) + 0.0  # no negative zero
@@ -98,7 +98,7 @@ def _second_ball(base: Scene, rng: np.random.Generator, variant: Variant) -> Sce
 
 def _with_balls(base: Scene, rng: np.random.Generator, variant: Variant, balls: tuple, distances: tuple[float, float]
                 ) -> Scene:
-    """The room of `base` with balls ahead of its robot, at `distances` (m, least and most) and within 32 degrees, with
+    """The room of ``base`` with balls ahead of its robot, at ``distances`` (m, least and most) and within 32 degrees, with
     nothing between; each rolls in any direction."""
     start, yaw = np.array(base.start[:2]), float(rng.uniform(-math.pi, math.pi))
     movers: list[Mover] = []
@@ -159,7 +159,7 @@ def _avoid_red(base: Scene, rng: np.random.Generator, variant: Variant) -> Scene
 
 
 class _Street:
-    """A room laid out along its longer side: the start, a band of +- `half_band` m in the middle, the goal behind it."""
+    """A room laid out along its longer side: the start, a band of +- ``half_band`` m in the middle, the goal behind it."""
 
     def __init__(self, base: Scene, goal: int, rng: np.random.Generator, half_band: float) -> None:
         self._base, self._flip = base, base.depth > base.width
@@ -191,7 +191,7 @@ class _Street:
 
     def shuttle(self, name: str, lane: float, middle: float, reach: float, variant: Variant,
                 rng: np.random.Generator, radius: float) -> Shuttle:
-        """One that crosses at `lane` m along the room, `reach` m to either side of `middle`."""
+        """One that crosses at ``lane`` m along the room, ``reach`` m to either side of ``middle``."""
         speed, phase = variant.speed(rng), float(rng.uniform())
         stops = random_stops(rng, _STOP_HORIZON) if variant.stops else ()
         return Shuttle(name, 'violet', VIOLET, *self._point(lane, middle), 0 if self._flip else 1, reach, speed, phase,
@@ -206,7 +206,7 @@ def _unit(angle: float) -> np.ndarray:
 
 
 def _inside(scene: Scene, place: np.ndarray, gap: float) -> bool:
-    """Whether a place is at least `gap` m from every wall."""
+    """Whether a place is at least ``gap`` m from every wall."""
     return abs(place[0]) < scene.width / 2 - gap and abs(place[1]) < scene.depth / 2 - gap
 
 

@@ -31,7 +31,7 @@ _SOLID_GROUP = np.array([1, 0, 0, 0, 0, 0], np.uint8)
 class Playback:
     """What T actions led to; entry t is the state after action t.
 
-    frames: uint8 (T, H, W, 3) RGB. poses: float64 (T, 3), x and y in m and yaw in rad, as `World.pose`.
+    frames: uint8 (T, H, W, 3) RGB. poses: float64 (T, 3), x and y in m and yaw in rad, as ``World.pose``.
     collided: bool (T,), contact with a wall or an object during the action.
     """
 
@@ -42,7 +42,7 @@ class Playback:
 
 class World:
     """A differential-drive robot with a camera, in a walled room with four coloured objects that it can push, and what
-    moves by itself in the scene (`movers`).
+    moves by itself in the scene (``movers``).
 
     Everything follows from the seed and the actions, whatever was simulated before. A world and its forks may
     be used from several threads as long as each of them is used by one thread at a time.
@@ -51,21 +51,21 @@ class World:
     colours = COLOURS
 
     def __init__(self, seed: int = 0, image_size: tuple[int, int] = (64, 64), randomise: bool = True) -> None:
-        """`image_size` is (height, width) in pixels. Without `randomise` only the layout follows the seed."""
+        """``image_size`` is (height, width) in pixels. Without ``randomise`` only the layout follows the seed."""
         self.image_size = _checked_size(image_size)
         self._randomise = randomise
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begin the episode of `seed` (an integer from 0): a room, its objects and the robot at rest.
+        """Begin the episode of ``seed`` (an integer from 0): a room, its objects and the robot at rest.
 
-        `collided` says whether anything touched the robot in the last `step`, `touched` what: names of objects and
-        movers, `wall0` to `wall3`. A restored snapshot knows the first alone.
+        ``collided`` says whether anything touched the robot in the last ``step``, ``touched`` what: names of objects and
+        movers, ``wall0`` to ``wall3``. A restored snapshot knows the first alone.
         """
         self.load(sample_scene(seed, self._randomise))
 
     def load(self, scene: Scene) -> None:
-        """Begin an episode in a scene, such as one of `task_scenes`, with its movers on their way."""
+        """Begin an episode in a scene, such as one of ``task_scenes``, with its movers on their way."""
         self._scene = scene
         # A new model rather than a changed one: forks of the last episode keep theirs.
         self._model = mujoco.MjModel.from_xml_string(mjcf.to_mjcf(self._scene, TIMESTEP))
@@ -131,7 +131,7 @@ class World:
         return float(velocity[0] * math.cos(yaw) + velocity[1] * math.sin(yaw)), float(velocity[5])
 
     def step(self, action: np.ndarray, duration: float = 0.1) -> None:
-        """Drives with `action` (2,), forward m/s and yaw rad/s, for `duration` s (a multiple of 5 ms).
+        """Drives with ``action`` (2,), forward m/s and yaw rad/s, for ``duration`` s (a multiple of 5 ms).
 
         The motors follow within some 50 ms and saturate at their greatest speed; nothing else limits the
         action. Raises ValueError for an action that is not two finite numbers or another duration.
@@ -170,7 +170,7 @@ class World:
         mujoco.mj_camlight(self._model, self._data)
 
     def render(self, size: tuple[int, int] | None = None) -> np.ndarray:
-        """The robot's camera, uint8 (H, W, 3) RGB; `size` is (height, width), by default that of the world.
+        """The robot's camera, uint8 (H, W, 3) RGB; ``size`` is (height, width), by default that of the world.
 
         The same state gives the same image, noise included: the noise follows from the seed and the time.
         """
@@ -192,7 +192,7 @@ class World:
         return np.ascontiguousarray(picture)
 
     def top_pixels(self, points: np.ndarray, size: tuple[int, int] = (480, 480)) -> np.ndarray:
-        """Columns and rows, (N, 2) pixels, of floor points, (N, 2) in m, in `render_top(size)`."""
+        """Columns and rows, (N, 2) pixels, of floor points, (N, 2) in m, in ``render_top(size)``."""
         height, width = size
         half_view = math.radians(mjcf.top_camera_fov(self._scene)) / 2
         scale = height / (2 * mjcf.TOP_CAMERA_HEIGHT * math.tan(half_view))
@@ -261,7 +261,7 @@ class World:
         return bool((self._model.geom_bodyid[geoms[geoms >= 0]] == body).any())
 
     def snapshot(self) -> np.ndarray:
-        """The whole state as float64 (N,); `restore` goes back to it exactly."""
+        """The whole state as float64 (N,); ``restore`` goes back to it exactly."""
         state = np.empty(mujoco.mj_stateSize(self._model, _STATE))
         mujoco.mj_getState(self._model, self._data, state, _STATE)
         return np.concatenate(([self._scene.seed, self.collided], state))
@@ -294,7 +294,7 @@ class World:
         return fork
 
     def play(self, actions: np.ndarray, period: float = 0.1) -> Playback:
-        """Drives through `actions` (T, 2), each for `period` s, and tells what followed; moves this world."""
+        """Drives through ``actions`` (T, 2), each for ``period`` s, and tells what followed; moves this world."""
         actions = np.asarray(actions)
         if actions.ndim != 2 or actions.shape[1] != 2:
             raise ValueError(f'actions have the shape (T, 2), got {actions.shape}')

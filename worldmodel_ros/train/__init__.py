@@ -1,5 +1,5 @@
 """
-From episodes to weights: `data`, the losses of each stage (`objectives`), their runs (`run`), and `finetune`.
+From episodes to weights: ``data``, the losses of each stage (``objectives``), their runs (``run``), and ``finetune``.
 
-What a trained model is worth is judged in `evaluate`.
+What a trained model is worth is judged in ``evaluate``.
 """

@@ -41,7 +41,7 @@ def digest(*parts: Blob) -> str:
 
 
 def decode(blob: memoryview, name: str, expected: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `encode` was given; the arrays are views of the blob. ``name``: for errors. Raises Corrupt for a blob that
+    """What ``encode`` was given; the arrays are views of the blob. ``name``: for errors. Raises Corrupt for a blob that
     has not the ``expected`` digest, or is none."""
     if digest(blob) != expected:
         raise Corrupt(f'{name} is damaged: its SHA-256 is not the one that it was stored with')

@@ -18,7 +18,7 @@ _ABANDONED = 600.0   # s, after which such a file is that of a process which is 
 
 
 class FileStore:
-    """A `SlabStore` in a folder of this user's, which any number of processes may share.
+    """A ``SlabStore`` in a folder of this user's, which any number of processes may share.
 
     A blob is written next to its place and renamed. ``durable``: it is also flushed to the disk before its promise is
     kept, and so is its folder; for a folder in memory (tmpfs) that is of no use.

@@ -12,7 +12,7 @@ Result = TypeVar('Result')
 
 
 class HostStore:
-    """A `SlabStore` that is as fast as a copy, and ends with the process. A put copies in the calling thread; a get
+    """A ``SlabStore`` that is as fast as a copy, and ends with the process. A put copies in the calling thread; a get
     copies nothing: what it gives is the store's own, and read-only."""
 
     def __init__(self) -> None:

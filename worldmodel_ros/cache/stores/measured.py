@@ -18,7 +18,7 @@ _SMALL = 64 * 1024   # bytes of a batch, up to which it tells the latency; a lar
 
 
 class MeasuredStore:
-    """A `SlabStore` that measures how long reading from another takes."""
+    """A ``SlabStore`` that measures how long reading from another takes."""
 
     def __init__(self, store: SlabStore):
         self._store, self._lock = store, threading.Lock()

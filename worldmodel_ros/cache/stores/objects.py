@@ -9,8 +9,8 @@ from .protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check
 
 
 class ObjectStore:
-    """A `SlabStore` in a bucket. ``url``: such as ``s3://bucket/folder`` or ``file:///folder``; ``options``: of
-    `obstore.store.from_url`, such as region and credentials."""
+    """A ``SlabStore`` in a bucket. ``url``: such as ``s3://bucket/folder`` or ``file:///folder``; ``options``: of
+    ``obstore.store.from_url``, such as region and credentials."""
 
     def __init__(self, url: str, threads: int = 16, **options: Any):
         """Raise StoreError where obstore is not installed, or does not know such an address."""

@@ -28,7 +28,7 @@ class AlreadyStored(StoreError):
 class SlabStore(Protocol):
     """Blobs by key. From any thread; nothing waits but for what is promised, and a batch is one promise.
 
-    A key is one to five names, joined by ``/``; see `check_key`. What has been put is there as a whole or not at all,
+    A key is one to five names, joined by ``/``; see ``check_key``. What has been put is there as a whole or not at all,
     whenever the process or the machine ends, and once its promise is kept it is there for every reader. Nothing is
     ever changed in place. Promises raise StoreError.
     """

@@ -14,12 +14,12 @@ Result = TypeVar('Result')
 
 
 class TieredStore:
-    """A `SlabStore` that has all blobs in each of ``lower``, the fastest first, and in the host's memory as many as
+    """A ``SlabStore`` that has all blobs in each of ``lower``, the fastest first, and in the host's memory as many as
     fit ``capacity`` bytes.
 
     What is read comes from the first that has it, and is then in the host's memory, too. When that is full, the
-    session goes that is expected to tick last (`expect`); of which nothing is expected, those go first. The first name
-    of a key is its session. What exactly one may make (``create``), and what there is (`list`), is decided by the last
+    session goes that is expected to tick last (``expect``); of which nothing is expected, those go first. The first name
+    of a key is its session. What exactly one may make (``create``), and what there is (``list``), is decided by the last
     store, which others may share.
     """
 

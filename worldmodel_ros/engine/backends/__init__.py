@@ -1,7 +1,8 @@
 """
 How a model's networks are run: PyTorch on a CPU or a GPU, or ONNX Runtime, and what they need to run without waiting.
 
-Sessions, memory and sampling belong to `engine`, networks to `model`; what several GPUs do together to `engine.distributed`.
+Sessions, memory and sampling belong to ``engine``, networks to ``model``; what several GPUs do together to
+``engine.distributed``.
 """
 
 BACKENDS = ('auto', 'torch', 'torch-bf16', 'torch-compiled', 'torch-fp8', 'onnx', 'onnx-int8')

@@ -76,7 +76,7 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
 
 
 def export_graph(module: nn.Module, inputs: tuple, file: Path, shapes) -> None:
-    """Write a module as a graph; ``shapes``: which of its inputs' dimensions are free, as of `torch.export`."""
+    """Write a module as a graph; ``shapes``: which of its inputs' dimensions are free, as of ``torch.export``."""
     torch.onnx.export(module.eval(), inputs, str(file), dynamo=True, opset_version=OPSET, dynamic_shapes=shapes,
                       external_data=False, verbose=False)
 

@@ -20,7 +20,7 @@ from worldmodel_ros.paths import cache_folder
 def random_model(preset: str, seed: int = 0, device: torch.device | str = 'cpu', layers: torch.dtype | None = None,
                  part: PartOf = lambda name: None) -> WorldModel:
     """Networks of a preset with random weights, drawn on the device; ``layers``: type of the DiT's, float32 if not
-    given; ``part`` as in `weights.build`."""
+    given; ``part`` as in ``weights.build``."""
     return build(PRESETS[preset], RandomWeights(seed, device), device, layers or torch.float32, part)
 
 
@@ -30,7 +30,7 @@ class Source:
     Where a process finds the networks that its back end runs.
 
     ``model`` is a folder of weights; or, if there is a ``seed``, the preset of random ones. ``backend`` is one of
-    `backends.BACKENDS`, of torch; ``threads`` bounds those of one network call on a CPU.
+    ``backends.BACKENDS``, of torch; ``threads`` bounds those of one network call on a CPU.
     """
 
     model: str

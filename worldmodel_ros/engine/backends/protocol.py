@@ -33,19 +33,19 @@ class Backend(Protocol):
     Runs the networks of one model; everything that its users call is here.
 
     The defaults are those of a back end in this process that has done its work when a call returns. Arrays that one network
-    makes for another may be the back end's own; `host` makes numpy of them. `TorchBackend.run` says what each network takes
+    makes for another may be the back end's own; ``host`` makes numpy of them. ``TorchBackend.run`` says what each network takes
     and gives.
     """
 
     name: str
     preset: Preset
     sizes: tuple[int, ...] = (1,)  # of batches that are worth while; what lies between two costs what the larger does
-    asynchronous: bool = False     # whether `run` and `launch` may return before the device is done
-    overlaps: bool = False         # whether there is work `in_background`
-    busy: bool = False             # whether the last work `in_background` is still in progress
+    asynchronous: bool = False     # whether ``run`` and ``launch`` may return before the device is done
+    overlaps: bool = False         # whether there is work ``in_background``
+    busy: bool = False             # whether the last work ``in_background`` is still in progress
     degraded_reason: str = ''      # why it cannot look ahead at present
     epoch: int = 0                 # how often the processes that hold the pages have been replaced
-    older: Callable[[TileLayout, int], Storage] | None = None  # as `storage`, where complete slabs take fewer bits
+    older: Callable[[TileLayout, int], Storage] | None = None  # as ``storage``, where complete slabs take fewer bits
 
     @abstractmethod
     def storage(self, layout: TileLayout, pages: int) -> Storage:
@@ -57,7 +57,7 @@ class Backend(Protocol):
         and images as numpy."""
 
     def launch(self, network: str, batch: Sequence[tuple]) -> list:
-        """As `run`, but an asynchronous device has only been given the work, and all outputs are the back end's own."""
+        """As ``run``, but an asynchronous device has only been given the work, and all outputs are the back end's own."""
         return self.run(network, batch)
 
     @abstractmethod
@@ -73,23 +73,23 @@ class Backend(Protocol):
         """Return outputs of equal shapes as one, along a new first axis."""
 
     def settle(self) -> None:
-        """Wait until all that `run` and `launch` began is done."""
+        """Wait until all that ``run`` and ``launch`` began is done."""
 
     def mark(self) -> Mark:
-        """Return the device's present point in time, which is over when `settle` is."""
+        """Return the device's present point in time, which is over when ``settle`` is."""
         return HostMark()
 
     def urgent(self) -> AbstractContextManager[None]:
-        """Return a context in which what this thread launches goes before what is launched `in_background`."""
+        """Return a context in which what this thread launches goes before what is launched ``in_background``."""
         return nullcontext()
 
     def in_background(self) -> AbstractContextManager[Any]:
         """Return a context in which what is launched runs next to what is launched outside of it, at lower priority; one piece
-        of work at a time. Only where it `overlaps`."""
+        of work at a time. Only where it ``overlaps``."""
         raise NotImplementedError(f'{self.name} has no background work')
 
     def settle_background(self) -> None:
-        """Wait until what was launched `in_background` is done."""
+        """Wait until what was launched ``in_background`` is done."""
 
     def before_writing(self) -> None:
         """To be called before pages are claimed and written."""
@@ -106,7 +106,7 @@ class Backend(Protocol):
 
 
 class OnHost:
-    """A `Fetched` that was on the host already."""
+    """A ``Fetched`` that was on the host already."""
 
     def __init__(self, array: np.ndarray):
         self._array = array
@@ -116,7 +116,7 @@ class OnHost:
 
 
 class HostMark:
-    """A `Mark` of a device that has done its work when a call returns."""
+    """A ``Mark`` of a device that has done its work when a call returns."""
 
     def __init__(self) -> None:
         self.seconds = time.perf_counter()

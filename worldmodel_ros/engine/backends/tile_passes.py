@@ -25,7 +25,7 @@ Storages = tuple[TorchStorage, ...]  # by tier
 
 
 class TilePasses:
-    """Commits and denoises as `TorchBackend.run` says; the methods in `_pass` take and return tensors alone, and are
+    """Commits and denoises as ``TorchBackend.run`` says; the methods in ``_pass`` take and return tensors alone, and are
     what is captured."""
 
     def __init__(self, dit: DiT, device: torch.device, launch: Eager | Graphs):
@@ -75,11 +75,11 @@ class TilePasses:
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, actions: Tensor, attention: PagedTiles
                    ) -> tuple[Tensor, Tensor]:
-        """`DiT.over_tiles`."""
+        """``DiT.over_tiles``."""
         return self.dit.over_tiles(latents, tau, step, actions, attention)
 
     def _arrays(self, pages: PassPages) -> list[np.ndarray]:
-        """What `_attention` is made from; the same shapes for as many frames of as many groups, whatever the window."""
+        """What ``_attention`` is made from; the same shapes for as many frames of as many groups, whatever the window."""
         run, tiles = self._run, self._layout.tiles
         arrays = [time_rotation(self.preset, pages.times), pages.own,
                   np.full(len(pages.own), pages.offset * run, np.int32)]
@@ -93,7 +93,7 @@ class TilePasses:
 
     def _attention(self, storages: Storages, tier: int, time: Tensor, own: Tensor, offsets: Tensor | None,
                    lists: Sequence[Tensor]) -> PagedTiles:
-        """The attention of a pass whose own pages are in ``tier``; from `_arrays`."""
+        """The attention of a pass whose own pages are in ``tier``; from ``_arrays``."""
         groups, count = len(own) // self._layout.tiles, time.shape[1]
         rotary = torch.cat([each.expand(2, count, self.preset.tokens, -1)
                             for each in (time[:, :, None], self._space[:, None])], -1).flatten(1, 2)

@@ -226,7 +226,7 @@ class TorchBackend(Backend):
         return list(zip(moved, features))
 
     def _window(self, windows: Sequence[Window]) -> list[list[np.ndarray]]:
-        """What `_block` makes rotations, index and mask of, for each session; nothing for a mask that masks nothing."""
+        """What ``_block`` makes rotations, index and mask of, for each session; nothing for a mask that masks nothing."""
         columns = [[time_rotation(self.preset, window.times) for window in windows],
                    [window.pages for window in windows]]
         seen = [window.seen() for window in windows]

@@ -38,14 +38,14 @@ def use_device(rank: int) -> torch.device:
 
 
 class DividedBackend(TorchBackend):
-    """A `TorchBackend` whose passes over tiles all processes run at the same time; the small networks are whole."""
+    """A ``TorchBackend`` whose passes over tiles all processes run at the same time; the small networks are whole."""
 
     storage_type = HeadsOfPages
     group: Group
     passes: DividedPasses
 
     def __init__(self, source: Source, kind: str, rank: int, count: int):
-        """Read its share; `join` before anything else."""
+        """Read its share; ``join`` before anything else."""
         preset = source.preset
         check(preset, kind, count)
         self._source, self._kind = source, kind

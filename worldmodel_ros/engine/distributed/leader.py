@@ -35,7 +35,7 @@ NO_FEATURES = (None,)  # of a commit while processes are missing
 
 
 class LeadingBackend(DividedBackend):
-    """A `TorchBackend` that has the passes over tiles run by ``count`` processes, of which this is rank 0.
+    """A ``TorchBackend`` that has the passes over tiles run by ``count`` processes, of which this is rank 0.
 
     From when a process has failed until all have been replaced, commits give NO_FEATURES, and whatever looks ahead
     raises RankFailure. The pages of the former processes are lost then; ``epoch`` counts how often that was.
@@ -45,7 +45,7 @@ class LeadingBackend(DividedBackend):
 
     def __init__(self, source: Source, kind: str, count: int, patience: float | None = None,
                  warm_up: float = WARM_UP_S):
-        """``kind``: how the model is divided, one of `backends.PARALLEL_KINDS`; ``patience``: s, in which a pass must be
+        """``kind``: how the model is divided, one of ``backends.PARALLEL_KINDS``; ``patience``: s, in which a pass must be
         over, unless it is the first of its shapes; a tick's period on GPUs, if not given; ``warm_up``: the same while
         it starts up. Raises ModelError, and ValueError for what cannot be divided."""
         check(source.preset, kind, count)
@@ -53,7 +53,7 @@ class LeadingBackend(DividedBackend):
             raise ValueError('this process works with others already, and can for one model only: close that first')
         self._count = count
         self._patience = patience or (source.preset.step_period if torch.cuda.is_available() else PATIENCE_OF_CPU)
-        self._warm_up, self._starting = warm_up, 0  # how many are in `starting_up`
+        self._warm_up, self._starting = warm_up, 0  # how many are in ``starting_up``
         self._opened: list[OpenStorage] = []
         self._known: set[Pass] = set()  # which have been compiled, and captured
         self._beginning = threading.Lock()  # held while a pass is begun
@@ -198,7 +198,7 @@ class LeadingBackend(DividedBackend):
 
 
 class FetchedFromAll:
-    """A `Fetched` that is a result only if no process has failed meanwhile."""
+    """A ``Fetched`` that is a result only if no process has failed meanwhile."""
 
     def __init__(self, fetched: Fetched, backend: LeadingBackend):
         self._fetched, self._backend = fetched, backend

@@ -36,7 +36,7 @@ class OpenStorage:
 
 @dataclass(frozen=True)
 class StorageNumber:
-    """Stands for a storage among the arguments of `ChangePages`."""
+    """Stands for a storage among the arguments of ``ChangePages``."""
 
     number: int
 
@@ -52,7 +52,7 @@ class ChangePages:
 
 @dataclass(frozen=True)
 class Pass:
-    """Run a pass of the network (one of `passes.PASSES`) over storages, on tensors that rank 0 broadcasts in it;
+    """Run a pass of the network (one of ``passes.PASSES``) over storages, on tensors that rank 0 broadcasts in it;
     their shapes and types."""
 
     network: str

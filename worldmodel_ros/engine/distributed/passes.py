@@ -15,9 +15,9 @@ PASSES = ('commit', 'approach', 'denoise')
 
 
 class DividedPasses(TilePasses):
-    """As `TilePasses`, by all processes of a group; every one has the results.
+    """As ``TilePasses``, by all processes of a group; every one has the results.
 
-    `denoise` gives, in the place of features, what is read from them: they are a hundred times as large, and divided.
+    ``denoise`` gives, in the place of features, what is read from them: they are a hundred times as large, and divided.
     """
 
     def __init__(self, model: WorldModel, device: torch.device, launch: Eager | Graphs, group: Group):

@@ -22,9 +22,9 @@ class EpochMoment(Moment):
 
 
 class RestoringSession(Session):
-    """A `Session` of a LeadingBackend, which keeps latents and actions of its window.
+    """A ``Session`` of a LeadingBackend, which keeps latents and actions of its window.
 
-    While processes are missing, `observe` takes frames in nevertheless, and looking ahead raises RankFailure. With
+    While processes are missing, ``observe`` takes frames in nevertheless, and looking ahead raises RankFailure. With
     the first frame after they have been replaced, the window is committed again. Then the session is as one that has
     seen the window's frames alone.
     """

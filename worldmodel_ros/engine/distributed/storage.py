@@ -13,7 +13,7 @@ from worldmodel_ros.model.parallel.group import Group
 from .orders import ChangePages, StorageNumber
 from .supervisor import Supervisor
 
-HEADS = 2  # axis of what `dump` gives
+HEADS = 2  # axis of what ``dump`` gives
 
 
 class HeadsOfPages(TorchStorage):

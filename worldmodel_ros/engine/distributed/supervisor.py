@@ -208,7 +208,7 @@ def exit_after(seconds: float) -> Iterator[None]:
     takes longer.
 
     A collective with a dead peer can hang while holding the GIL, so the time is kept by a thread that needs no Python. It is
-    `faulthandler.dump_traceback_later`, of which a process has one: another use of it meanwhile is lost.
+    ``faulthandler.dump_traceback_later``, of which a process has one: another use of it meanwhile is lost.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
     try:

@@ -1,6 +1,6 @@
 """A process of a model, other than rank 0: does what rank 0 orders, and ends when that is gone.
 
-Rank 0 starts it (see `processes`): `python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE`, file descriptors.
+Rank 0 starts it (see ``processes``): ``python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE``, file descriptors.
 """
 from __future__ import annotations
 

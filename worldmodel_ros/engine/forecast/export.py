@@ -22,7 +22,7 @@ from worldmodel_ros.model.scene_forecast import (
 
 
 def _places(pose: Tensor, turn: Tensor, count: int) -> Places:
-    """Return the places of `count` tokens of one frame, at pose (3,), m and rad, and turned by time by turn (2, pairs)."""
+    """Return the places of ``count`` tokens of one frame, at pose (3,), m and rad, and turned by time by turn (2, pairs)."""
     x, y, yaw = (pose[k].expand(1, count) for k in range(3))
     return Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, count, -1))
 
@@ -40,7 +40,7 @@ class _See(nn.Module):
 
     def forward(self, image: Tensor, previous: Tensor, started: Tensor, executed: Tensor, measured: Tensor, pose: Tensor,
                 turn: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if `started` (1,); executed and measured
+        """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if ``started`` (1,); executed and measured
         (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
         and those of the window and the frame; keys and values (L, 1, H, W * N, d). Returns presence, places at present and
         walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the slots; the encoder's features; the
@@ -78,7 +78,7 @@ class _Again(nn.Module):
 
 
 def export(folder: Path, target: Path, quantised: bool) -> None:
-    """Write the graphs `see` and `again` of the forecast in ``folder`` into ``target``."""
+    """Write the graphs ``see`` and ``again`` of the forecast in ``folder`` into ``target``."""
     net = SceneForecast.load(folder)
     preset, own, seen = net.preset, net.per_frame, net.preset.window_frames * net.per_frame
     h, w = preset.latent_size

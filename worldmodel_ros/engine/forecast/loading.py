@@ -18,7 +18,7 @@ FORECASTS = WEIGHTS / 'forecast'  # with a folder for each that the package ship
 
 
 class Stream(Protocol):
-    """One robot's forecasts, frame by frame; see `control.pilot.Forecast`."""
+    """One robot's forecasts, frame by frame; see ``control.pilot.Forecast``."""
 
     times: np.ndarray
 
@@ -31,7 +31,7 @@ class Stream(Protocol):
 
 
 class Forecasts:
-    """A loaded forecast: its name, what runs it, the size (H, W) of its frames, and `open`, which makes a stream that knows
+    """A loaded forecast: its name, what runs it, the size (H, W) of its frames, and ``open``, which makes a stream that knows
     nothing."""
 
     def __init__(self, name: str, backend: str, image_size: tuple[int, int], step_period: float,
@@ -70,8 +70,8 @@ def forecast_folder(forecast: str) -> Path:
 def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> Forecasts:
     """Load the forecast of a name or folder.
 
-    ``backend``: `onnx-int8`, `onnx` (float32) or `torch`; `auto` takes the first. Back ends of a world model that run on
-    torch stand for `torch`. ``threads`` bounds the threads of one network call.
+    ``backend``: ``onnx-int8``, ``onnx`` (float32) or ``torch``; ``auto`` takes the first. Back ends of a world model that run
+    on torch stand for ``torch``. ``threads`` bounds the threads of one network call.
 
     Raises ModelError, with the remedy, for a forecast that is missing or does not fit.
     """

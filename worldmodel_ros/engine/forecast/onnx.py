@@ -20,9 +20,9 @@ _UNSEEN = np.float32(-1e4)  # additive mask
 
 
 class OnnxForecast:
-    """The graphs of a forecast, which all of its streams share, and what they say of it: `horizons` in frames; `rates` of the
-    rotation by time in rad a frame, which begins after `points` triples of channels; the time in frames that is the `latest`,
-    where it is set back by `earlier`; and how many tokens are `per_frame` and `queries` among them."""
+    """The graphs of a forecast, which all of its streams share, and what they say of it: ``horizons`` in frames; ``rates`` of
+    the rotation by time in rad a frame, which begins after ``points`` triples of channels; the time in frames that is the
+    ``latest``, where it is set back by ``earlier``; and how many tokens are ``per_frame`` and ``queries`` among them."""
 
     def __init__(self, folder: Path, threads: int, quantised: bool) -> None:
         self.name, self.preset = 'onnx-int8' if quantised else 'onnx-fp32', read_description(folder).preset
@@ -66,7 +66,7 @@ class OnnxStream:
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Take a frame and return presence, places and walls, see `control.pilot.Forecast`."""
+        """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
         self._pose = _moved(self._pose, measured, self._network.preset.step_period)
         angle = self._time * self._network.rates
         where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
@@ -92,7 +92,7 @@ class OnnxStream:
         self._network.run('see', *self._newest, self._keys, self._values)
 
     def _set_back(self, frames: int) -> None:
-        """Have the window's frames come so many frames earlier, as `model.scene_forecast.earlier` does."""
+        """Have the window's frames come so many frames earlier, as ``model.scene_forecast.earlier`` does."""
         self._time -= frames
         cos, sin = (part(frames * self._network.rates).astype(np.float32) for part in (np.cos, np.sin))
         for kept in (self._keys, self._values):

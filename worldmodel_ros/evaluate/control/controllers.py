@@ -30,8 +30,8 @@ class Controller(Protocol):
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         """The command (2,), m/s and rad/s, before any limits.
 
-        `terms`: what is asked for. `sent`: commands (2,) that hold until this one takes effect, with the seconds that each
-        does. `executed` (2,): the command in force at the observation.
+        ``terms``: what is asked for. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
+        does. ``executed`` (2,): the command in force at the observation.
         """
 
 
@@ -104,12 +104,12 @@ MEANINGS = {
 
 
 def applies(name: str, task: Task) -> bool:
-    """Whether a controller can be told a task: `b1` knows nothing but goal objects."""
+    """Whether a controller can be told a task: ``b1`` knows nothing but goal objects."""
     return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
 
 
 def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
-    """A controller for an episode; `b1` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
+    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
     if name in PASSES:
         from worldmodel_ros.engine.forecast.loading import TorchStream
         from .learned import Learned

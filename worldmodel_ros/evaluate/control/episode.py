@@ -31,8 +31,9 @@ def rung_seconds() -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Episode:
-    """`seconds`: driven, to success, failure or the end of the time. `contacts`: looks, two or three a
-    tick, with a contact that nothing asked for. `arrivals`: of tasks whose goals follow each other. `reason`: why it ended."""
+    """``seconds``: driven, to success, failure or the end of the time. ``contacts``: looks, two or three a
+    tick, with a contact that nothing asked for. ``arrivals``: of tasks whose goals follow each other. ``reason``: why it
+    ended."""
 
     seed: int
     success: bool
@@ -43,7 +44,7 @@ class Episode:
 
 
 def drive(setup: Setup, controller: Controller, delay: float, world: World) -> Episode:
-    """Drives an episode in `world`, which is loaded with its scene; a command takes effect `delay` s after its picture.
+    """Drives an episode in ``world``, which is loaded with its scene; a command takes effect ``delay`` s after its picture.
 
     The delay counts in physics steps of 5 ms, rounded up, and may be longer than the time between two decisions.
     """
@@ -70,7 +71,7 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
 
 
 def _sent(commands: list[tuple[int, tuple[float, float]]], now: int, late: int) -> list[tuple[float, np.ndarray]]:
-    """The commands that hold from `now` until the next one takes effect, with the seconds that each does."""
+    """The commands that hold from ``now`` until the next one takes effect, with the seconds that each does."""
     ends = [begin for begin, _ in commands[1:]] + [now + late]
     begins = [now] + ends[:-1]
     return [((end - begin) * TIMESTEP, np.array(command))

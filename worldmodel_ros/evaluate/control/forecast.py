@@ -1,6 +1,6 @@
 """What a planner is told about the scene, now and later: forecasts of what moves by itself, whatever the robot does.
 
-A learned model takes the place of these baselines: whatever has `update` and `view` is a forecast.
+A learned model takes the place of these baselines: whatever has ``update`` and ``view`` is a forecast.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 
-SHORT_MEMORY = 1.6   # s: what `tiny` sees at once
+SHORT_MEMORY = 1.6   # s: what ``tiny`` sees at once
 LONG_MEMORY = 6.0    # s, for movers; objects that stand are then remembered for good
 
 
@@ -27,11 +27,11 @@ class Forecast(Protocol):
         """Takes the observation of a tick, of a world at whose state none but the baselines may look."""
 
     def view(self, times: np.ndarray) -> View:
-        """What is known, with things forecast for `times` (T,), s from the newest observation on."""
+        """What is known, with things forecast for ``times`` (T,), s from the newest observation on."""
 
 
 class Memory:
-    """Which things a camera has seen lately: the movers for `movers` s, those that stand for `still` s."""
+    """Which things a camera has seen lately: the movers for ``movers`` s, those that stand for ``still`` s."""
 
     def __init__(self, movers: float, still: float, all_known: bool = False) -> None:
         self._spans, self._all = (movers, still), all_known
@@ -45,7 +45,7 @@ class Memory:
         self._seen |= dict.fromkeys(self.visible, world.time)
 
     def known(self, time: float) -> list[str]:
-        """Names of what is remembered at `time`."""
+        """Names of what is remembered at ``time``."""
         return [name for name, seen in self._seen.items() if time - seen <= self._spans[name in COLOURS] + 1e-6]
 
 
@@ -150,7 +150,7 @@ class _Future:
         self._samples: list[np.ndarray] = []
 
     def paths(self, world: World, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Places (T, 2) of all things at `times` (T,) from now, by name."""
+        """Places (T, 2) of all things at ``times`` (T,) from now, by name."""
         names = [*COLOURS, *(mover.name for mover in world.scene.movers)]
         now = np.array([world.position(name) for name in names])
         if self._fork is None or np.abs(self._at(world.time - self._start, names) - now).max() > self.TOLERANCE:

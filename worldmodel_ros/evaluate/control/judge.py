@@ -21,8 +21,9 @@ class Judge:
     An episode fails as soon as something that a term forbids happens: too near to what is to be avoided, crossed ahead of
     what is to be passed behind, out of the region, a contact that the task does not allow. It succeeds once all that is to
     be touched or reached was; with nothing of the kind, if it has not failed when its time is over and each distance was
-    kept to +-KEPT m for KEPT_SHARE of the time. `succeeded` is None until then; `contacts`: looks with a contact
-    that nothing asked for, as with a goal that is to be reached; `arrivals`: goals reached, of tasks that go on with the next.
+    kept to +-KEPT m for KEPT_SHARE of the time. ``succeeded`` is None until then; ``contacts``: looks with a contact
+    that nothing asked for, as with a goal that is to be reached; ``arrivals``: goals reached, of tasks that go on with the
+    next.
     """
 
     def __init__(self, setup: Setup, world: World) -> None:

@@ -44,11 +44,11 @@ def named_slots(scene: Scene) -> list[Slot | None]:
 
 
 class Learned:
-    """Decides as the robot does on its rungs: by a forecast of one or two `passes`, or by reacting to what the newest frame
-    shows, with none. `still`: the planner, as if everything stayed where the newest frame shows it."""
+    """Decides as the robot does on its rungs: by a forecast of one or two ``passes``, or by reacting to what the newest frame
+    shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False) -> None:
-        """`size`: of the pictures, (H, W)."""
+        """``size``: of the pictures, (H, W)."""
         self._forecast, self._size, self._passes, self._still = forecast, size, passes, still
         self._pilot: Pilot | None = None
 

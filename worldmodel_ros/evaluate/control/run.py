@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.scene_forecast import SceneForecast
 
 PLAIN = 'plain'
-MORE_DELAY = 0.2  # s, of the variant `delay`
+MORE_DELAY = 0.2  # s, of the variant ``delay``
 VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant()}
 _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.items() if task.told)),
            'stops': ('street', 'pass_behind')}
@@ -32,9 +32,9 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be driven. `rungs`: whose measured times pass between a picture and its command, in `tasks` that of the
-    first; each other one is a variant of its name. `variants`: of VARIANTS, each for the tasks that have it, besides the
-    plain tasks. `model`: of the controller `b1`; `forecast`: folder of the forecast of `controllers.PASSES`.
+    """What is to be driven. ``rungs``: whose measured times pass between a picture and its command, in ``tasks`` that of the
+    first; each other one is a variant of its name. ``variants``: of VARIANTS, each for the tasks that have it, besides the
+    plain tasks. ``model``: of the controller ``b1``; ``forecast``: folder of the forecast of ``controllers.PASSES``.
 
     Raises ValueError for an unknown name and for no seeds.
     """
@@ -93,7 +93,7 @@ class Job:
 
 def evaluate(question: Question, workers: int = 1, progress: Callable[[float], None] = lambda share: None,
              kept: Path | None = None) -> dict:
-    """The report, without machine and command. `kept`: a file of JSON lines to which each episode is written as it ends;
+    """The report, without machine and command. ``kept``: a file of JSON lines to which each episode is written as it ends;
     those that are there already are not driven again. Raises ValueError for a file of other rungs or models."""
     jobs = question.jobs()
     done = _read(kept, question)

@@ -30,7 +30,7 @@ def table(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, di
 
 
 def p_values(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, dict[str, float]]:
-    """By task, the McNemar p-value of each pair of controllers, as `a / b`."""
+    """By task, the McNemar p-value of each pair of controllers, as ``a / b``."""
     found: dict[str, dict[str, float]] = {}
     for task in dict.fromkeys(task for task, _ in episodes):
         if TASKS[task].goals_follow:
@@ -64,7 +64,7 @@ def _row(task: str, driven: Sequence[Episode]) -> dict:
 
 
 def _add_shares(rows: dict[str, dict]) -> None:
-    """`share` of what foreseeing perfectly adds to the reactive policy, where both were driven and differ."""
+    """``share`` of what foreseeing perfectly adds to the reactive policy, where both were driven and differ."""
     ends = [rows[name]['success'] for name in ('reactive', 'oracle') if name in rows]
     if len(ends) < 2 or None in ends or ends[1] <= ends[0]:
         return

@@ -17,9 +17,9 @@ _RECALL_GOALS = 100  # drawn in advance: more than can be reached
 class Task:
     """One kind of task.
 
-    `seconds`: the time there is. `terms`: what is asked for, given the colour of the goal object. `contact_fails`: whether
-    any contact that is not asked for ends the episode. `goals_follow`: whether a new goal is given at each arrival, until
-    the time is over. `told`: one of the combinations that no policy may be trained for.
+    ``seconds``: the time there is. ``terms``: what is asked for, given the colour of the goal object. ``contact_fails``:
+    whether any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival,
+    until the time is over. ``told``: one of the combinations that no policy may be trained for.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Setup:
-    """An episode of a task before it begins; `goals`: colours of the goal objects in the order in which they are given."""
+    """An episode of a task before it begins; ``goals``: colours of the goal objects in the order in which they are given."""
 
     task: Task
     seed: int
@@ -83,7 +83,7 @@ RUN_TIME_TASKS = tuple(name for name, task in TASKS.items() if task.told)
 
 
 def expand(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Names of tasks, with `runtime` for all of RUN_TIME_TASKS. Raises ValueError for an unknown one."""
+    """Names of tasks, with ``runtime`` for all of RUN_TIME_TASKS. Raises ValueError for an unknown one."""
     found: list[str] = []
     for name in names:
         if name != 'runtime' and name not in TASKS:

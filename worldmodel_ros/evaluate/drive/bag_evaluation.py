@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """`model`: as it was named. `config`: YAML that says what the topics are. `seconds`: where the recording's part ends,
-    None for its end, and `skip` where it begins [s]."""
+    """``model``: as it was named. ``config``: YAML that says what the topics are. ``seconds``: where the recording's part ends,
+    None for its end, and ``skip`` where it begins [s]."""
 
     bag: Path
     model: str
@@ -41,9 +41,9 @@ class Task:
 
 def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Path,
                  progress: Callable[[float], None] = lambda share: None) -> Evaluation:
-    """Run the model along the bag and write its windows to `lines`, one JSON a line, the same on every run.
+    """Run the model along the bag and write its windows to ``lines``, one JSON a line, the same on every run.
 
-    `measured`: step times to replay the deadline with. Memory does not grow with the bag but for some hundred bytes a
+    ``measured``: step times to replay the deadline with. Memory does not grow with the bag but for some hundred bytes a
     window. Raises BagError where the bag cannot be read or does not say what is what.
     """
     with open_bag(task.bag) as bag:
@@ -71,7 +71,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
 
 def _ticks(drive: Drive, seconds: float | None, arrivals: list[Arrival], progress: Callable[[float], None]
            ) -> Iterator[Tick]:
-    """The ticks of the recording, whose arrivals are noted as they pass; `seconds` of it are read."""
+    """The ticks of the recording, whose arrivals are noted as they pass; ``seconds`` of it are read."""
     began = None
     for tick in drive:
         began = tick.log_ns if began is None else began

@@ -19,9 +19,9 @@ MIN_BLOCKS = 6     # with fewer, the resamples are too few different ones to tel
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `count` windows in `blocks` blocks, with bounds that hold it with probability LEVEL.
+    """A mean over ``count`` windows in ``blocks`` blocks, with bounds that hold it with probability LEVEL.
 
-    `low` and `high` are None where there are less than MIN_BLOCKS blocks, `mean` too where there is nothing.
+    ``low`` and ``high`` are None where there are less than MIN_BLOCKS blocks, ``mean`` too where there is nothing.
     """
 
     mean: float | None
@@ -52,7 +52,7 @@ def block_labels(episodes: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def mean_interval(values: np.ndarray, blocks: np.ndarray, seed: int = 0) -> Interval:
-    """Mean of `values` (N,) and its interval; `blocks` (N,) as of `block_labels`. NaN: no value there.
+    """Mean of ``values`` (N,) and its interval; ``blocks`` (N,) as of ``block_labels``. NaN: no value there.
 
     Of paired differences, this is the interval of a comparison on the same windows.
     """
@@ -69,7 +69,7 @@ def mean_interval(values: np.ndarray, blocks: np.ndarray, seed: int = 0) -> Inte
 
 def difference_interval(a: np.ndarray, blocks_a: np.ndarray, b: np.ndarray, blocks_b: np.ndarray,
                         seed: int = 0) -> Interval:
-    """Mean of `b` less mean of `a`, of two recordings that have nothing to do with each other; arrays as above."""
+    """Mean of ``b`` less mean of ``a``, of two recordings that have nothing to do with each other; arrays as above."""
     (sums_a, counts_a), (sums_b, counts_b) = _block_sums(a, blocks_a), _block_sums(b, blocks_b)
     total, fewest = int(counts_a.sum() + counts_b.sum()), min(len(sums_a), len(sums_b))
     if not fewest:

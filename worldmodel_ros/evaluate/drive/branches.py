@@ -21,8 +21,8 @@ DECISIVE = 0.1
 
 @dataclass(frozen=True)
 class Branches:
-    """By the name of each maneuver: `distance` of its actions from the real ones (root mean square, as a share of
-    each action's range) and `psnr_db`, mean over the chunk, of the images imagined under it against those that
+    """By the name of each maneuver: ``distance`` of its actions from the real ones (root mean square, as a share of
+    each action's range) and ``psnr_db``, mean over the chunk, of the images imagined under it against those that
     came."""
 
     distance: dict[str, float]
@@ -56,9 +56,9 @@ class Branches:
 
 def imagine_branches(session: Session, actions: np.ndarray, seen: list[np.ndarray]
                      ) -> tuple[Branches, dict[str, np.ndarray]]:
-    """Imagine every maneuver from the session's newest image, and compare with the images that came, `seen` (K).
+    """Imagine every maneuver from the session's newest image, and compare with the images that came, ``seen`` (K).
 
-    `actions` (K, A): what was really done, for a base whose actions are linear.x and angular.z. Returns the last
+    ``actions`` (K, A): what was really done, for a base whose actions are linear.x and angular.z. Returns the last
     image of each branch too, and the last one seen under the name ''.
     """
     span = np.subtract(session.spec.action_high, session.spec.action_low)

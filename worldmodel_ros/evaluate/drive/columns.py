@@ -18,12 +18,12 @@ INTEGERS = ('stamp_ns', 'episode', 'goal')
 
 
 class Columns:
-    """Grows by a window at a time; `columns[name]` is an array with a row for each of N windows.
+    """Grows by a window at a time; ``columns[name]`` is an array with a row for each of N windows.
 
-    The fields of Window of the same names: HORIZONS (N, K), SCALARS (N,), INTEGERS (N,) int64, of which `goal` is
-    an index into the preset's goals, -1 where none is known. And, float64 too: `before` (N, A) and `after` (N, A),
-    the actions executed in the step before and after each tick; `plans` (N, goals, A), the first command of each
-    plan; `branches` (M, 6), for the windows with branches alone: number of the window, of the nearest branch and of
+    The fields of Window of the same names: HORIZONS (N, K), SCALARS (N,), INTEGERS (N,) int64, of which ``goal`` is
+    an index into the preset's goals, -1 where none is known. And, float64 too: ``before`` (N, A) and ``after`` (N, A),
+    the actions executed in the step before and after each tick; ``plans`` (N, goals, A), the first command of each
+    plan; ``branches`` (M, 6), for the windows with branches alone: number of the window, of the nearest branch and of
     the best, rank of the nearest, margin, whether it is decisive. NaN where there is nothing.
     """
 

@@ -22,7 +22,7 @@ MEASURES = (('gain_db', 'gain over repeating the last frame', 'dB', 1, True),
 
 @dataclass(frozen=True)
 class Comparison:
-    """`differences`: second less first, by measure. `paired`: on the same windows of one bag, `windows` of them."""
+    """``differences``: second less first, by measure. ``paired``: on the same windows of one bag, ``windows`` of them."""
 
     paired: bool
     windows: int

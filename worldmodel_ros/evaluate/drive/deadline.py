@@ -18,7 +18,7 @@ TIERS = (*STEPS, Tier.PLAN_ONLY, Tier.LAST_PLAN, Tier.STOP, Tier.NONE)
 
 @dataclass(frozen=True)
 class Budget:
-    """`deadline`: from the camera's stamp to the command at the robot [s]; `ladder`: see there."""
+    """``deadline``: from the camera's stamp to the command at the robot [s]; ``ladder``: see there."""
 
     deadline: float
     ladder: Settings
@@ -49,10 +49,10 @@ class Arrival(NamedTuple):
 class Deadline:
     """How the ticks of a recording would have been answered.
 
-    `delay`: median age of the images on receipt [s], None where the bag does not tell it, and they were taken to be
-    new. `latency` [s] and `served`: of each tick with a command, from the camera's stamp until the command was out,
-    and the tier. `late`: ticks that the model did not finish in time. `stale`: ticks whose image was too old.
-    `reasons`: of all that the best tier did not serve.
+    ``delay``: median age of the images on receipt [s], None where the bag does not tell it, and they were taken to be
+    new. ``latency`` [s] and ``served``: of each tick with a command, from the camera's stamp until the command was out,
+    and the tier. ``late``: ticks that the model did not finish in time. ``stale``: ticks whose image was too old.
+    ``reasons``: of all that the best tier did not serve.
     """
 
     budget: Budget

@@ -1,9 +1,9 @@
 """Would the deadline have held? The engine's own worker answers the bag's frames, in virtual time.
 
-The frames come when the bag says that they came. `engine.worker.Worker`, `Responder` and `Ladder` decide as on the
+The frames come when the bag says that they came. ``engine.worker.Worker``, ``Responder`` and ``Ladder`` decide as on the
 robot, by their own code; only the networks are replaced by the times that were measured for them, and the clock by
 one that those times advance. What is in no bag is in no number here: transport to the gate and the gate itself, for
-which `reserve_s` is kept.
+which ``reserve_s`` is kept.
 """
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MOMENTS = 8  # shown at most
 
 @dataclass(frozen=True)
 class Subject:
-    """What was evaluated: `bag` is its name and `path` where it is; `mapping` says in words what its topics are."""
+    """What was evaluated: ``bag`` is its name and ``path`` where it is; ``mapping`` says in words what its topics are."""
 
     bag: str
     path: str
@@ -33,7 +33,7 @@ class Subject:
 
 @dataclass
 class Evaluation:
-    """The numbers and images of one model on one recording; `health` and `findings` are what reading the bag told."""
+    """The numbers and images of one model on one recording; ``health`` and ``findings`` are what reading the bag told."""
 
     subject: Subject
     spec: Preset

@@ -60,5 +60,5 @@ class Highlights:
                 self.what_ifs[name] = scene
 
     def surprise(self, index: int) -> Scene | None:
-        """The scene that should have predicted the image of the tick after `index`."""
+        """The scene that should have predicted the image of the tick after ``index``."""
         return next((scene for scene in self.surprises if scene.window.index == index), None)

@@ -51,8 +51,8 @@ def reconstruction(columns: Columns) -> dict:
 def policy(columns: Columns) -> dict:
     """The first command of the plans against what was executed in the step after, and baselines.
 
-    `known_goal`: against the plan for the goal that the bag tells, if it does. `best_goal`: the goal whose plans
-    are nearest to the recording as a whole, which flatters a model that was given no goal. `hold`: the action of the
+    ``known_goal``: against the plan for the goal that the bag tells, if it does. ``best_goal``: the goal whose plans
+    are nearest to the recording as a whole, which flatters a model that was given no goal. ``hold``: the action of the
     step before.
     """
     spec, after, plans = columns.spec, columns['after'], columns['plans']
@@ -80,7 +80,7 @@ def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:
 
 
 def _agreement(plan: np.ndarray, done: np.ndarray, spec) -> dict:
-    """Errors of `plan` (N, A) against `done`, in SI units; `relative_rmse`: as a share of the actions' ranges."""
+    """Errors of ``plan`` (N, A) against ``done``, in SI units; ``relative_rmse``: as a share of the actions' ranges."""
     error = plan - done
     span = np.subtract(spec.action_high, spec.action_low)
     result = {'relative_rmse': round(float(np.sqrt(np.mean(np.square(error / span)))), 4)}
@@ -101,7 +101,7 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 def what_if(columns: Columns) -> dict:
     """How often the branch most like what was done predicted best what came, where the actions tell the branches apart.
 
-    `chance`: of a model that ignores the action. `always`: of one that always names the most frequent branch.
+    ``chance``: of a model that ignores the action. ``always``: of one that always names the most frequent branch.
     """
     rows = columns['branches']
     asked = len(rows)

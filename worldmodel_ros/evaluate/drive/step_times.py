@@ -29,7 +29,7 @@ class StepTimesError(ValueError):
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """`ticks`: seconds of each of PARTS, in rows that were measured in one tick; `denoise` is one step of it."""
+    """``ticks``: seconds of each of PARTS, in rows that were measured in one tick; ``denoise`` is one step of it."""
 
     ticks: list[dict[str, float]]
     model: str
@@ -43,7 +43,7 @@ class MeasuredTimes:
 
     @classmethod
     def load(cls, path: Path) -> MeasuredTimes:
-        """Read what `save` wrote; raises StepTimesError."""
+        """Read what ``save`` wrote; raises StepTimesError."""
         try:
             content = json.loads(path.read_text())
             rows = [{part: float(row[part]) for part in PARTS} for row in content['seconds']]

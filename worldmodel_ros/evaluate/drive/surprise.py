@@ -17,9 +17,10 @@ MIN_SCALE_DB = 0.25  # on a recording of hardly any surprise, noise is not to lo
 
 @dataclass(frozen=True)
 class Moment:
-    """From `start_s` to `end_s` of the recording, worst at `time_s`; `peak` is that window's number, `score` its z-score.
+    """From ``start_s`` to ``end_s`` of the recording, worst at ``time_s``; ``peak`` is that window's number, ``score`` its
+    z-score.
 
-    `outlier`: beyond THRESHOLD; else it is only among the worst of a recording without many such.
+    ``outlier``: beyond THRESHOLD; else it is only among the worst of a recording without many such.
     """
 
     start_s: float
@@ -58,7 +59,7 @@ def _location(surprise_db: np.ndarray) -> tuple[float, float]:
 
 
 def moments(time_s: np.ndarray, episodes: np.ndarray, surprise_db: np.ndarray, count: int) -> list[Moment]:
-    """At most `count` moments in the order of time: the worst outliers, filled up to FEWEST with the next worst
+    """At most ``count`` moments in the order of time: the worst outliers, filled up to FEWEST with the next worst
     windows."""
     z = scores(surprise_db)
     high = np.flatnonzero(z > THRESHOLD)

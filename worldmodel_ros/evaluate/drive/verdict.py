@@ -19,7 +19,7 @@ GOOD, FAIR, BAD = 'good', 'fair', 'bad'
 
 @dataclass(frozen=True)
 class Verdict:
-    """`level`: good, fair or bad. `sentence`: the result. `remarks`: what else matters, and what to do."""
+    """``level``: good, fair or bad. ``sentence``: the result. ``remarks``: what else matters, and what to do."""
 
     level: str
     sentence: str

@@ -28,7 +28,7 @@ class VirtualClock:
         return self.now
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Have `call` called at `time`, as another thread would do it."""
+        """Have ``call`` called at ``time``, as another thread would do it."""
         heapq.heappush(self._events, (time, self._count, call))
         self._count += 1
 

@@ -31,13 +31,13 @@ PACE_TOLERANCE = 0.5  # of the model's step period
 class Window:
     """What was found at one tick. Lists over horizons hold those whose image came in time, at most a chunk's.
 
-    `actions` (n, A): executed in the steps after the tick (SI units), under which the future was imagined; empty
-    where the bag has no actions, and then nothing is imagined. `moving`: whether the action that led to the
-    horizon's image moves the robot. `psnr_db`, `ssim`: of the predicted images; `copy_...`: of the tick's own
-    image in their place. `reconstruction_db`: of the tick's image through the autoencoder alone, which no
-    prediction can beat. `surprise_db`: by how much the image that was predicted for this tick one step before is
-    worse than that; None where there was no such prediction. `plans`: the first command of the plan for each goal.
-    `branches`: see there.
+    ``actions`` (n, A): executed in the steps after the tick (SI units), under which the future was imagined; empty
+    where the bag has no actions, and then nothing is imagined. ``moving``: whether the action that led to the
+    horizon's image moves the robot. ``psnr_db``, ``ssim``: of the predicted images; ``copy_...``: of the tick's own
+    image in their place. ``reconstruction_db``: of the tick's image through the autoencoder alone, which no
+    prediction can beat. ``surprise_db``: by how much the image that was predicted for this tick one step before is
+    worse than that; None where there was no such prediction. ``plans``: the first command of the plan for each goal.
+    ``branches``: see there.
     """
 
     index: int
@@ -65,8 +65,8 @@ class Window:
 class Scene:
     """A window with its images, uint8 (H, W, 3): the tick's, the predicted and the seen ones of the same horizons.
 
-    `surprise` is how badly the first of them was predicted [dB], known one tick later than the window itself;
-    `branches`: the last image of each imagined branch, and of what really came under its name ''.
+    ``surprise`` is how badly the first of them was predicted [dB], known one tick later than the window itself;
+    ``branches``: the last image of each imagined branch, and of what really came under its name ''.
     """
 
     window: Window
@@ -80,7 +80,7 @@ class Scene:
 def scenes(engine: Engine, ticks: Iterable[Tick], has_actions: bool = True) -> Iterator[Scene]:
     """The scene of every tick of a recording, in order. The same ticks give the same scenes, bit for bit, on one machine.
 
-    `has_actions`: whether the ticks' actions are known; without them nothing can be imagined, and only the
+    ``has_actions``: whether the ticks' actions are known; without them nothing can be imagined, and only the
     autoencoder and the plans are judged.
     """
     runner = _Runner(engine, has_actions)
@@ -161,7 +161,7 @@ class _Runner:
         return kept
 
     def _reconstruct(self, future: Future) -> np.ndarray:
-        """The newest image, encoded and decoded; `future` follows it."""
+        """The newest image, encoded and decoded; ``future`` follows it."""
         before = future.before if self._latent is None else self._latent
         return self._session.decode(replace(future, latents=future.before[None], before=before, frames=None))[0]
 

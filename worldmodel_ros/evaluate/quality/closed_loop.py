@@ -27,9 +27,9 @@ Driver = Callable[[World, np.ndarray, tuple[float, float], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Episode:
-    """`seconds`: to the goal, or all that were driven; `start_distance` in m; `contacts`: steps with one.
+    """``seconds``: to the goal, or all that were driven; ``start_distance`` in m; ``contacts``: steps with one.
 
-    `jumps` (2,): mean absolute difference (m/s, rad/s) between the command of a tick and what the tick before had
+    ``jumps`` (2,): mean absolute difference (m/s, rad/s) between the command of a tick and what the tick before had
     planned for the same moment; None for drivers without a plan.
     """
 
@@ -75,7 +75,7 @@ def drivers(engine: Engine) -> Mapping[str, Callable[[], Driver]]:
 
 
 def drive(seed: int, driver: Driver, image_size: tuple[int, int], seconds: float | None = None) -> Episode:
-    """One episode towards a goal drawn from `seed`; it has SECONDS, or so many `seconds`."""
+    """One episode towards a goal drawn from ``seed``; it has SECONDS, or so many ``seconds``."""
     seconds = SECONDS if seconds is None else seconds
     world, limiter = World(seed=seed, image_size=image_size), TwistLimiter(LIMITS)
     goal = COLOURS[int(np.random.default_rng(seed).integers(len(COLOURS)))]

@@ -18,7 +18,7 @@ _BLUR = 2.0      # pixels, for the first places and moves: imagined edges are so
 
 
 def find_pose(picture: np.ndarray, drive: Drive, frame: int) -> tuple[float, float]:
-    """How far, m and deg of yaw, that pose is from the robot's true one at `frame`.
+    """How far, m and deg of yaw, that pose is from the robot's true one at ``frame``.
 
     The best of a grid of poses around the true one is improved by a pattern search (Hooke and Jeeves, "Direct search
     solution of numerical and statistical problems", 1961), to 15 mm and half a degree. Of views from known poses, it

@@ -29,7 +29,7 @@ _TURN = 0.3                            # rad/s, at least, for a turn that moves 
 def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
     """How the end of a long rollout compares with its beginning, and the same of the true episode.
 
-    `imagined` and `true` of the record: see `_Observer.compare`. Returns with it a strip of images, uint8
+    ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Returns with it a strip of images, uint8
     (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
     """
     spec = model.spec
@@ -101,10 +101,10 @@ class _Observer:
         self._step, self._last = self._step + 1, grey
 
     def compare(self) -> dict:
-        """`sharpness`: mean; `colours`: mean and standard deviation of each channel;
-        `response`: pixels that the image moves sideways in a step for each rad/s of turn; `fork`: difference of what a chunk
-        to the left and one to the right lead to, root mean square. Each at the beginning and the end.
-        `histogram_distance`: between the two, from 0 to 1."""
+        """``sharpness``: mean; ``colours``: mean and standard deviation of each channel;
+        ``response``: pixels that the image moves sideways in a step for each rad/s of turn; ``fork``: difference of what a
+        chunk to the left and one to the right lead to, root mean square. Each at the beginning and the end.
+        ``histogram_distance``: between the two, from 0 to 1."""
         statistics = {name: np.mean(rows, 0) for name, rows in self._rows.items()}
         histograms = [h / h.sum() for h in self._histogram.values()]
         return {name: {'sharpness': float(values[0]), 'colours': values[1:].tolist(),

@@ -27,7 +27,7 @@ class Drive:
     frames uint8 (T, H, W, 3); actions float32 (T, 2), m/s and rad/s, executed in the period before each frame; poses
     (T, 3), x and y in m and yaw in rad; bearings and distances (T, 4), rad in the axes of base_link (positive to the
     left) and m, from the camera to each object's centre; visible bool (T, 4); goals int (T,), which of COLOURS the
-    driver drives to from each frame on, NO_GOAL where it has none. `snapshots`: the world at each frame.
+    driver drives to from each frame on, NO_GOAL where it has none. ``snapshots``: the world at each frame.
     """
 
     seed: int
@@ -43,12 +43,12 @@ class Drive:
     snapshots: tuple[np.ndarray, ...]
 
     def goal(self, start: int, steps: int) -> int:
-        """Which of COLOURS the driver drives to from frame `start` on, for so many steps at least; or NO_GOAL."""
+        """Which of COLOURS the driver drives to from frame ``start`` on, for so many steps at least; or NO_GOAL."""
         goals = set(self.goals[start:start + steps].tolist())
         return goals.pop() if len(goals) == 1 else NO_GOAL
 
     def is_moving(self, start: int, steps: int) -> bool:
-        """Whether the robot really moves in most of the `steps` steps after frame `start`; one that is commanded to
+        """Whether the robot really moves in most of the ``steps`` steps after frame ``start``; one that is commanded to
         drive on into a wall does not."""
         x, y, yaw = np.diff(self.poses[start:start + steps + 1], axis=0).T / PERIOD
         turns = np.remainder(yaw * PERIOD + np.pi, 2 * np.pi) - np.pi
@@ -72,7 +72,7 @@ def objects_from_camera(world: World) -> np.ndarray:
 
 def record_drive(seed: int, frames: int, image_size: tuple[int, int], mix: Mapping[str, float] = DEFAULT_MIX
                  ) -> Drive:
-    """Drives a seed's room by the drivers that training data is collected with; `mix`: their names and weights."""
+    """Drives a seed's room by the drivers that training data is collected with; ``mix``: their names and weights."""
     arrays = {name: np.zeros(shape[1:], dtype)
               for name, (shape, dtype) in array_shapes(1, frames, image_size).items() if len(shape) > 1}
     world, witness = World(seed, image_size), _Witness()
@@ -107,8 +107,8 @@ class _Witness:
 
 @dataclass(frozen=True)
 class Branch:
-    """What would have followed frame t of an episode: `actions` (K, 2), as the robot executes them; images, poses and
-    `collided` (K,) after each."""
+    """What would have followed frame t of an episode: ``actions`` (K, 2), as the robot executes them; images, poses and
+    ``collided`` (K,) after each."""
 
     actions: np.ndarray
     frames: np.ndarray
@@ -117,7 +117,7 @@ class Branch:
 
 
 def drive_branch(drive: Drive, start: int, commands: np.ndarray, period: float) -> Branch:
-    """Really drives `commands` (K, 2) from frame `start` on, each for `period` s, within the robot's accelerations."""
+    """Really drives ``commands`` (K, 2) from frame ``start`` on, each for ``period`` s, within the robot's accelerations."""
     world = World(drive.seed, drive.frames.shape[1:3])
     world.restore(drive.snapshots[start])
     limiter, previous = TwistLimiter(LIMITS), tuple(drive.actions[start].tolist())
@@ -143,8 +143,8 @@ def execute(world: World, previous: tuple[float, float], command: tuple[float, f
 
 def resimulate(drive: Drive, start: int, steps: list[int], period: float, nominal_gains: bool) -> np.ndarray:
     """
-    Images (len(steps), H, W, 3), so many periods after frame `start`, under the commands that were executed: the bound of what
-    can be predicted from the camera.
+    Images (len(steps), H, W, 3), so many periods after frame ``start``, under the commands that were executed: the bound of
+    what can be predicted from the camera.
 
     A command begins a random latency after its frame, which no camera shows. A simulator that knows the room, the robot and
     every command, but not the latencies, is what a perfect world model could be; with nominal motor gains, what one could
@@ -163,7 +163,7 @@ def resimulate(drive: Drive, start: int, steps: list[int], period: float, nomina
 
 
 def _without_gains(action: np.ndarray, gains: tuple[float, float]) -> np.ndarray:
-    """The command whose wheel speeds, times the gains, are those of `action`."""
+    """The command whose wheel speeds, times the gains, are those of ``action``."""
     v, w = action.tolist()
     left, right = (v - w * TRACK / 2) / gains[0], (v + w * TRACK / 2) / gains[1]
     return np.array([(left + right) / 2, (right - left) / TRACK])

@@ -33,18 +33,18 @@ def steps_of(horizon: float, period: float) -> int:
 
 
 def starts(drive: Drive, ahead: int) -> range:
-    """Frames of an episode after which a session with CONTEXT frames is asked for `ahead` more."""
+    """Frames of an episode after which a session with CONTEXT frames is asked for ``ahead`` more."""
     return range(CONTEXT - 1, len(drive.frames) - ahead, SPACING)
 
 
 def drive_frames(period: float, count: int) -> int:
-    """Length of an episode that has `count` starts."""
+    """Length of an episode that has ``count`` starts."""
     return CONTEXT + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
 
 
 def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, deployed: Engine | None
                     ) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """One record for each start, horizon and way to predict: see `_records`. `deployed` runs on its own back end.
+    """One record for each start, horizon and way to predict: see ``_records``. ``deployed`` runs on its own back end.
 
     With them strips, uint8 (rows, 1 + horizons, H, W, 3): the last image that was seen and those that follow, as
     they came and as each of STRIP predicted them; from the first start, and from the one at which two steps did worst.
@@ -130,8 +130,8 @@ def _through_vae(model: Imagination, frames: np.ndarray) -> np.ndarray:
 def _records(drive: Drive, start: int, steps: int, horizon: float, pictures: dict[str, np.ndarray]) -> Iterator[dict]:
     """By the name of each way to predict: how near its image is to the true one, and where things are in it.
 
-    `objects`: of each object that is visible in the true image, (whether it was at the start too, error of the
-    bearing in deg, estimated over true distance); None where it was not found or, of distances, is cut off. `goal`:
+    ``objects``: of each object that is visible in the true image, (whether it was at the start too, error of the
+    bearing in deg, estimated over true distance); None where it was not found or, of distances, is cut off. ``goal``:
     which of them the driver has driven to all the way, None for none.
     """
     end = start + steps

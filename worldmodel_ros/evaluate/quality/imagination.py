@@ -1,8 +1,8 @@
 """
 Open-loop predictions of many moments in one batch, as a session would make each of them.
 
-`Session.what_if` asks its back end for one robot's pass at a time. Here the same passes, with the same window, commits
-and noise, are made for a batch of moments by `model.rollout`, because a 32-step teacher five seconds ahead takes more
+``Session.what_if`` asks its back end for one robot's pass at a time. Here the same passes, with the same window, commits
+and noise, are made for a batch of moments by ``model.rollout``, because a 32-step teacher five seconds ahead takes more
 than four hundred of them. A test holds the two to the same numbers.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Memory(Streams):
     seeds: tuple[int, ...]
 
     def branches(self, count: int) -> Memory:
-        """Return each stream `count` times, one after the other."""
+        """Return each stream ``count`` times, one after the other."""
         return replace(self, keys=self.keys.repeat_interleave(count, 1), values=self.values.repeat_interleave(count, 1),
                        latent=self.latent.repeat_interleave(count, 0),
                        sinks=tuple(part.repeat_interleave(count, axis) for part, axis in zip(self.sinks, (0, 1, 1))),
@@ -74,7 +74,7 @@ class Imagination:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, before: Tensor) -> np.ndarray:
-        """Return images uint8 (N, H, W, 3) of latents (N, h, w, Z), each of which follows one of `before`, same shape."""
+        """Return images uint8 (N, H, W, 3) of latents (N, h, w, Z), each of which follows one of ``before``, same shape."""
         vae = self.model.vae
         _, features = vae.decode(before)
         return to_frames(vae.decode(latents, features)[0]).cpu().numpy()

@@ -21,15 +21,15 @@ _MIN_AREA = 1.5    # pixels of an image of 64 x 64
 
 @dataclass(frozen=True)
 class Sighting:
-    """`bearing`: of the object's middle from the camera, rad in the axes of base_link, positive to the left.
-    `distance`: m, from the object's known size, None where the image's edge cuts it off."""
+    """``bearing``: of the object's middle from the camera, rad in the axes of base_link, positive to the left.
+    ``distance``: m, from the object's known size, None where the image's edge cuts it off."""
 
     bearing: float
     distance: float | None
 
 
 def find_objects(picture: np.ndarray, scene: Scene) -> dict[str, Sighting]:
-    """The objects that are seen in a square image uint8 (H, H, 3), by colour; `scene` tells camera and sizes."""
+    """The objects that are seen in a square image uint8 (H, H, 3), by colour; ``scene`` tells camera and sizes."""
     hsv = cv2.cvtColor(picture.astype(np.float32) / 255.0, cv2.COLOR_RGB2HSV)
     hue, saturation, value = hsv[..., 0] / 360.0, hsv[..., 1], hsv[..., 2]
     coloured = np.clip((saturation - _SATURATION[0]) / (_SATURATION[1] - _SATURATION[0]), 0.0, 1.0)

@@ -19,7 +19,7 @@ DECISIVE, _METRES_PER_RADIAN = 0.05, 0.5
 
 
 def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
-    """One record for each moving start, sampler and branch that the truth tells from all others: see `_ranks`."""
+    """One record for each moving start, sampler and branch that the truth tells from all others: see ``_ranks``."""
     spec = model.spec
     steps = steps_of(HORIZON, spec.step_period)
     moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period)) if drive.is_moving(s, steps)]
@@ -47,8 +47,8 @@ def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
 def _ranks(imagined: dict[str, np.ndarray], truth: dict[str, Branch]) -> list[dict]:
     """For each true branch that differs from all others: which imagined image is nearest to its last one.
 
-    `sensitivity`: how much the imagined branches differ from each other, root mean square, over how much the true ones
-    do; 1 is as much, 0 a model that does not heed the action. `contact`: whether anything is hit on the true branch.
+    ``sensitivity``: how much the imagined branches differ from each other, root mean square, over how much the true ones
+    do; 1 is as much, 0 a model that does not heed the action. ``contact``: whether anything is hit on the true branch.
     """
     pairs = list(combinations(truth, 2))
     true_difference = np.mean([rms(truth[a].frames[-1], truth[b].frames[-1]) for a, b in pairs])

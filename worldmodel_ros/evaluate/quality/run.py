@@ -40,7 +40,7 @@ def evaluate(task: Task, workers: int = 1, progress: Callable[[float], None] = l
              ) -> tuple[dict, dict[str, np.ndarray]]:
     """The numbers, and strips of images by name. Raises ModelError and QualityError.
 
-    A job that fails otherwise costs its own numbers alone: `failed` names it, with what went wrong.
+    A job that fails otherwise costs its own numbers alone: ``failed`` names it, with what went wrong.
     """
     models = _open(task)  # also where a model is exported, once, before the workers need it
     jobs = _jobs(task)

@@ -20,7 +20,7 @@ _PAIRS = {'two_step_over_copy_last': ('two_step', 'copy_last'), 'one_step_over_c
 
 
 def horizons(records: list[dict]) -> dict:
-    """By horizon and way to predict: see `_way`; `gains_db`: paired differences with intervals."""
+    """By horizon and way to predict: see ``_way``; ``gains_db``: paired differences with intervals."""
     found = {}
     for horizon in HORIZONS:
         rows = [r for r in records if r['horizon'] == horizon and r['moving']]
@@ -39,8 +39,8 @@ def by_driver(records: list[dict]) -> dict:
 
 
 def _way(rows: list[dict]) -> dict:
-    """Means over the moments. `bearing_...` are of the goal in the expert's episodes, where it is visible in the true
-    image; `all_objects`: the same of every object, in every episode."""
+    """Means over the moments. ``bearing_...`` are of the goal in the expert's episodes, where it is visible in the true
+    image; ``all_objects``: the same of every object, in every episode."""
     rooms = _rooms(rows)
     goals = _bearings([(r['seed'], *r['objects'][r['goal']]) for r in rows if r['goal'] is not None])
     found = {'psnr_db': _mean(rows, 'psnr_db'), 'psnr_interval': _interval(rows, 'psnr_db'),
@@ -54,8 +54,8 @@ def _way(rows: list[dict]) -> dict:
 
 
 def _bearings(objects: list[tuple]) -> dict:
-    """Of objects (seed, visible at the start, error in deg, estimated over true distance): `bearing_deg` is the median
-    error, MISSED_DEG for one that is not found; `..._in_view`: of those that were visible at the start too."""
+    """Of objects (seed, visible at the start, error in deg, estimated over true distance): ``bearing_deg`` is the median
+    error, MISSED_DEG for one that is not found; ``..._in_view``: of those that were visible at the start too."""
     errors = np.array([MISSED_DEG if o[2] is None else o[2] for o in objects])
     in_view = np.array([o[1] for o in objects], bool)
     ratios = np.array([o[3] for o in objects if o[3]])
@@ -68,7 +68,7 @@ def _bearings(objects: list[tuple]) -> dict:
 
 
 def what_if(records: list[dict]) -> dict:
-    """`what_if_ranking` of two steps, and all that tells how the branches are told apart; `contact`, `free`: of
+    """``what_if_ranking`` of two steps, and all that tells how the branches are told apart; ``contact``, ``free``: of
     branches on which something is hit, and of the others."""
     details = {}
     for way in dict.fromkeys(r['way'] for r in records):
@@ -86,10 +86,10 @@ def what_if(records: list[dict]) -> dict:
 
 
 def drift(records: list[dict]) -> dict:
-    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. `true`: the same of the true episodes.
+    """Ratios of the end to the beginning, over all long rollouts; 1 is no drift. ``true``: the same of the true episodes.
 
-    `colour_ratio`: of the six means and standard deviations of the channels, the one that changed most.
-    `..._of_true`: the long rollouts' over the true episodes', at the beginning and at the end.
+    ``colour_ratio``: of the six means and standard deviations of the channels, the one that changed most.
+    ``..._of_true``: the long rollouts' over the true episodes', at the beginning and at the end.
     """
     if not records:
         return {}
@@ -121,8 +121,8 @@ def _ratio(a: float, b: float) -> float | None:
 
 
 def closed_loop(records: list[dict]) -> dict:
-    """By driver: `success`, the share that reached the goal in time; `seconds`, the median of those; `collisions`,
-    steps with a contact per episode; `jump_...`: see closed_loop.Episode."""
+    """By driver: ``success``, the share that reached the goal in time; ``seconds``, the median of those; ``collisions``,
+    steps with a contact per episode; ``jump_...``: see closed_loop.Episode."""
     found = {}
     for name in dict.fromkeys(r['driver'] for r in records):
         rows = [r for r in records if r['driver'] == name]

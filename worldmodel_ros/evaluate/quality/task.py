@@ -26,8 +26,8 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Task:
-    """`model`, `teacher`: shipped models or folders; no teacher: the model's own flow, in 32 steps. `backend`: what
-    robots run, which drives the closed loop and is held against float32. `dreams`: in how many of the rooms, the first
+    """``model``, ``teacher``: shipped models or folders; no teacher: the model's own flow, in 32 steps. ``backend``: what
+    robots run, which drives the closed loop and is held against float32. ``dreams``: in how many of the rooms, the first
     ones; one takes as long as all the rest of a room."""
 
     seeds: range

@@ -1,7 +1,7 @@
 """
 The report of an evaluation: one HTML page that needs nothing but itself, no network and no scripts.
 
-The numbers come from `evaluate.drive`.
+The numbers come from ``evaluate.drive``.
 """
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ __all__ = ['Run', 'bounds', 'difference', 'escape', 'number', 'picture', 'runs',
 
 @dataclass(frozen=True)
 class Run:
-    """`name`, as HTML: what tells this evaluation from the other one, after its `letter` if there are two.
+    """``name``, as HTML: what tells this evaluation from the other one, after its ``letter`` if there are two.
 
-    `kind`: its style class.
+    ``kind``: its style class.
     """
 
     letter: str

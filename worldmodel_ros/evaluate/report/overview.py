@@ -94,6 +94,6 @@ def _latency(deadline) -> str:
 
 
 def _code(text: str) -> str:
-    """Text whose `quoted` parts are code."""
+    """Text whose ``quoted`` parts are code."""
     parts = escape(text).split('`')
     return ''.join(f'<code>{part}</code>' if i % 2 else part for i, part in enumerate(parts))

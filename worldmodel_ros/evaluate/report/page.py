@@ -23,7 +23,7 @@ CONTENTS = (('compare', 'Comparison'), ('prediction', 'Prediction'), ('surprise'
 
 def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], comparison: Comparison | None,
            provenance: Mapping[str, Any]) -> str:
-    """The page of one evaluation or of two; `provenance`: command, time, machine and versions."""
+    """The page of one evaluation or of two; ``provenance``: command, time, machine and versions."""
     shown, verdicts = runs(evaluations), list(verdicts)
     title = comparison.sentence if comparison else verdicts[0].sentence
     contents = ''.join(f'<li><a href="#{anchor}">{name}</a></li>' for anchor, name in CONTENTS

@@ -11,7 +11,7 @@ MAX_POINTS = 900  # of a line: more cannot be seen, and would make the page of a
 
 
 class Plot:
-    """Axes of fixed ranges to draw into; `svg` gives the element. Style classes are those of style.py."""
+    """Axes of fixed ranges to draw into; ``svg`` gives the element. Style classes are those of style.py."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], *, width: int = 360, height: int = 210,
                  x_label: str = '', y_label: str = '', y_ticks: int = 5, x_ticks: int = 6, left: int = 44) -> None:
@@ -72,14 +72,14 @@ class Plot:
         self._parts.append(f'<path class="band {kind}" d="M{"L".join(path)}Z"/>')
 
     def bar(self, left: float, right: float, low: float, high: float, kind: str, title: str = '') -> None:
-        """A rectangle from x `left` to `right` and y `low` to `high`."""
+        """A rectangle from x ``left`` to ``right`` and y ``low`` to ``high``."""
         x, y = self.px(left), self.py(high)
         width, height = max(0.5, self.px(right) - x), max(0.0, self.py(low) - y)
         self._parts.append(f'<rect class="bar {kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
                            f'height="{height:.1f}"><title>{title}</title></rect>')
 
     def vertical(self, x: float, kind: str, text: str = '', row: int = 0, anchor: str = 'start') -> None:
-        """A vertical line with a text next to its upper end; `row` sets the text lower."""
+        """A vertical line with a text next to its upper end; ``row`` sets the text lower."""
         column, shift = self.px(x), 4 if anchor == 'start' else -4
         self._parts.append(f'<line class="rule {kind}" x1="{column:.1f}" x2="{column:.1f}" y1="{self._top}" '
                            f'y2="{self.height - self._bottom}"/>')
@@ -110,7 +110,7 @@ class Plot:
             f'<text x="{column:.1f}" y="{row + 3.8:.1f}" text-anchor="middle">{text}</text></a>')
 
     def svg(self, title: str, wide: bool = False) -> str:
-        """The element; `title` says to those who cannot see it what it shows."""
+        """The element; ``title`` says to those who cannot see it what it shows."""
         kind = 'plot wide' if wide else 'plot'
         return (f'<div class="scroll"><svg class="{kind}" viewBox="0 0 {self.width} {self.height}" role="img" '
                 f'aria-label="{escape(title)}">{"".join(self._parts)}</svg></div>')
@@ -120,7 +120,7 @@ class Plot:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers between two bounds."""
+    """About ``count`` round numbers between two bounds."""
     raw = (high - low) / max(1, count)
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * 0.999)
@@ -144,7 +144,7 @@ def padded(values: np.ndarray, share: float = 0.08, at_least: float = 1e-3) -> t
 
 def over_time(times: np.ndarray, values: np.ndarray, episodes: np.ndarray, reduce=np.mean
               ) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each `reduce` of some."""
+    """Points of a line, broken between episodes; of a long recording about MAX_POINTS, each ``reduce`` of some."""
     xs, ys = [], []
     size = -(-len(times) // MAX_POINTS)
     for episode in np.split(np.arange(len(times)), np.flatnonzero(np.diff(episodes)) + 1):

@@ -1,9 +1,9 @@
 """How the processes of one network divide a pass among them: by frames or by weights.
 
-* `SequenceParallel`: each has a run of successive frames, with all weights (Ulysses, Jacobs et al. 2023, where
+* ``SequenceParallel``: each has a run of successive frames, with all weights (Ulysses, Jacobs et al. 2023, where
   attention leaves the run, and only there). Layers that attend within a frame move nothing; layers that attend to
   the cache exchange some frames of all heads for all frames of some heads, and back.
-* `TensorParallel`: each has some heads and some hidden units, with all frames (Megatron-LM, Shoeybi et al. 2019).
+* ``TensorParallel``: each has some heads and some hidden units, with all frames (Megatron-LM, Shoeybi et al. 2019).
   It moves more, and is for networks whose weights do not fit one GPU.
 
 In both, a process holds the cache's pages of its own heads.
@@ -54,7 +54,7 @@ class Group:
 
 
 class TensorParallel(Group):
-    """Every process has all frames, and the weights of its own heads and hidden units (`tensor_parallel.share`)."""
+    """Every process has all frames, and the weights of its own heads and hidden units (``tensor_parallel.share``)."""
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every process's x."""
@@ -65,7 +65,7 @@ class SequenceParallel(Group):
     """Every process has all weights, and its own run of the frames.
 
     ``rounded``: what is exchanged travels in e4m3, with a scale for each row along the last dimension
-    (`rounding`).
+    (``rounding``).
     """
 
     def __init__(self, link: Link, rounded: bool = False):
@@ -114,7 +114,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """What `pack` was given: views of its result, of the shapes and types of ``like``."""
+    """What ``pack`` was given: views of its result, of the shapes and types of ``like``."""
     found, start = [], 0
     for tensor in like:
         found.append(packed[start:start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))

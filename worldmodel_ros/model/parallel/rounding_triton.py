@@ -1,4 +1,4 @@
-"""`rounding` in one launch each: every value is read once and written once, where the message has it."""
+"""``rounding`` in one launch each: every value is read once and written once, where the message has it."""
 from __future__ import annotations
 
 import torch
@@ -44,7 +44,7 @@ def _decode(values, scales, out, rows, G, R, C, row_bytes, D: tl.constexpr, ROWS
 
 
 def encode(x: Tensor) -> Tensor:
-    """As in `rounding`, for d a power of two."""
+    """As in ``rounding``, for d a power of two."""
     f, r, c, d = x.shape
     x = x.contiguous()
     message = torch.empty(r, row_bytes(f * c, d), dtype=torch.uint8, device=x.device)
@@ -55,7 +55,7 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """As in `rounding`, for d a power of two; contiguous."""
+    """As in ``rounding``, for d a power of two; contiguous."""
     (g, c, d), r = shape, len(message)
     out = torch.empty(g, r, c, d, dtype=dtype, device=message.device)
     _decode[(triton.cdiv(g * r * c, ROWS),)](message, message.view(torch.float32), out, g * r * c, g, r, c,

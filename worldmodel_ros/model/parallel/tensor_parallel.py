@@ -30,7 +30,7 @@ def share(preset: Preset, rank: int, count: int) -> PartOf:
 
 
 def join(dit: DiT, group: TensorParallel) -> None:
-    """Make layers that have their `share` of the weights exchange what they need of each other, in place."""
+    """Make layers that have their ``share`` of the weights exchange what they need of each other, in place."""
     for block in dit.blocks:
         block.heads //= group.count
         block.modulation = GatheredOutputs(block.modulation, group)

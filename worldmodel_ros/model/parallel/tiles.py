@@ -16,7 +16,7 @@ FRAMES, TOKENS, HEADS = 1, 2, -2  # axes of x (B, T, P, D), and of attended (B, 
 
 
 class DividedTiles:
-    """A `TileAttention` that every process calls with its own frames (``axis`` FRAMES), or with its own tokens of
+    """A ``TileAttention`` that every process calls with its own frames (``axis`` FRAMES), or with its own tokens of
     every frame.
 
     Where attention leaves these, it is done by own heads over the whole pass: what comes in is exchanged for that,
@@ -44,7 +44,7 @@ class DividedTiles:
 
 def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor,
                     whole: PagedTiles) -> tuple[Tensor, Tensor]:
-    """`DiT.over_tiles` by all processes, each of which is given the whole block and has all weights.
+    """``DiT.over_tiles`` by all processes, each of which is given the whole block and has all weights.
 
     Returns the predicted clean latents of all frames, and the features of own frames; of all, where there are too few
     frames to be divided: then it is their tokens that are.

@@ -66,7 +66,7 @@ def relative_poses(poses: np.ndarray, previous: np.ndarray | None, divisor: floa
 
     Without ``previous`` the first is where the sequence starts: the identity. Translations are divided by ``divisor``, in
     metres: it is fixed, so that a chunk does not depend on what comes later. The published code divides by the longest step
-    of the whole trajectory (`longest_step`); the fastest step of the robot, its top speed times the time of a latent frame,
+    of the whole trajectory (``longest_step``); the fastest step of the robot, its top speed times the time of a latent frame,
     stands for that here.
     """
     if not divisor > 0.0:
@@ -132,7 +132,7 @@ def rays(poses: np.ndarray, intrinsics: Intrinsics, size: tuple[int, int], devic
 
 
 def ray_tokens(rays: Tensor) -> Tensor:
-    """Rays (F, height, width, 6) as `dit.WanDiT.camera_control` takes them: all of a token's pixels side by side, (N, 1536),
+    """Rays (F, height, width, 6) as ``dit.WanDiT.camera_control`` takes them: all of a token's pixels side by side, (N, 1536),
     N of F * height / 16 * width / 16."""
     f, height, width, c = rays.shape
     s, p = VAE_STRIDE, PATCH

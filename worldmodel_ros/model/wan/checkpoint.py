@@ -56,7 +56,7 @@ class _Source:
 
 
 def sources(name: str) -> _Source:
-    """Where a parameter of `WanDiT` comes from."""
+    """Where a parameter of ``WanDiT`` comes from."""
     block = re.match(r'blocks\.\d+\.', name)
     front, own = (block[0], name[block.end():]) if block else ('', name)
     layer, _, kind = own.rpartition('.')
@@ -203,7 +203,7 @@ class WanCheckpoint:
 def build(config: WanConfig, weights: Weights, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
           part: PartOf = lambda name: None) -> WanDiT:
     """A network with weights taken by their original names, its layers in ``layers``, what is not computed once a token and
-    layer in float32. ``part`` tells what of an original tensor this process has (`tensor_share`). Raises ModelError."""
+    layer in float32. ``part`` tells what of an original tensor this process has (``tensor_share``). Raises ModelError."""
     dit = WanDiT(config, empty=True)
     for name, empty in list(dit.named_parameters()):
         source = sources(name)

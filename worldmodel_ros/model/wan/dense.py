@@ -1,4 +1,4 @@
-"""A sequence without pages: the definition of what `sequence.PagedSequence` computes.
+"""A sequence without pages: the definition of what ``sequence.PagedSequence`` computes.
 
 Keys are kept as the layers give them and rotated at each pass to where the window has them, in float32; nothing is rounded,
 moved or shared. For tests and for small models.
@@ -21,7 +21,7 @@ Frame = list[tuple[Tensor, Tensor]]  # keys and values (P, H, d) of each layer
 
 
 class DenseSequence:
-    """As `sequence.PagedSequence`."""
+    """As ``sequence.PagedSequence``."""
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int]):
         self.config, self.window, self.grid = config, window, grid
@@ -51,7 +51,7 @@ class DenseSequence:
 
 
 class DenseAttention:
-    """`dit.SelfAttention`, by a product of all queries and keys."""
+    """``dit.SelfAttention``, by a product of all queries and keys."""
 
     def __init__(self, sequence: DenseSequence, seen: dict[int, Frame], first: int, count: int):
         self._sequence, self._seen, self._first, self._count = sequence, seen, first, count

@@ -2,10 +2,11 @@
 
 Everything that is the same in all passes of a chunk is computed once and handed in: modulation (a table by timestep), the
 camera's scales and shifts, and the prompt's keys and values. Where keys and values of earlier chunks lie, and how positions
-rotate them, is the attention's business (`SelfAttention`).
+rotate them, is the attention's business (``SelfAttention``).
 
-The residual stream is float32; the layers may be in bfloat16, or in FP8 (`precision`). What lies between two products of a
-layer is one kernel on a GPU (`kernels.rows`): it adds what the product before left to the stream, and normalises for the next.
+The residual stream is float32; the layers may be in bfloat16, or in FP8 (``precision``). What lies between two products of a
+layer is one kernel on a GPU (``kernels.rows``): it adds what the product before left to the stream, and normalises for the
+next.
 """
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class Unsummed:
 
 
 class WanBlock(nn.Module):
-    """One layer, in the three stages between which tokens meet: `enter`, the attention, `leave`."""
+    """One layer, in the three stages between which tokens meet: ``enter``, the attention, ``leave``."""
 
     def __init__(self, config: WanConfig):
         super().__init__()
@@ -89,7 +90,7 @@ class WanBlock(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(d, config.ffn), nn.GELU(approximate='tanh'), nn.Linear(config.ffn, d))
         self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
             if config.camera_width else None
-        self.fp8 = False  # `precision.to_fp8` says when
+        self.fp8 = False  # ``precision.to_fp8`` says when
 
     def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
         """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
@@ -135,7 +136,7 @@ class WanBlock(nn.Module):
 
 
 class WanDiT(nn.Module):
-    """The network. ``empty``: parameters have shapes and no memory yet, for `checkpoint.build` to fill in."""
+    """The network. ``empty``: parameters have shapes and no memory yet, for ``checkpoint.build`` to fill in."""
 
     def __init__(self, config: WanConfig, empty: bool = False):
         super().__init__()
@@ -187,7 +188,7 @@ class WanDiT(nn.Module):
         return Prompt(torch.stack(keys), torch.stack(values), bias.to(self.device))
 
     def camera_control(self, rays: Tensor) -> CameraControl:
-        """Scales and shifts of each layer for a chunk's rays (N, camera_width), as `camera.ray_tokens` gives them; nothing in
+        """Scales and shifts of each layer for a chunk's rays (N, camera_width), as ``camera.ray_tokens`` gives them; nothing in
         them depends on the timestep."""
         if self.camera is None:
             raise ValueError('this network has no camera control')
@@ -206,7 +207,7 @@ class WanDiT(nn.Module):
 
     def keep(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
              attention: SelfAttention) -> None:
-        """As `forward`, up to the last layer's keys and values."""
+        """As ``forward``, up to the last layer's keys and values."""
         self._layers(latents, modulation, prompt, camera, attention, whole=False)
 
     def _layers(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,

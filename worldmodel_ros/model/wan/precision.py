@@ -1,6 +1,6 @@
 """The layers of a Wan network in FP8: weights in e4m3 by rows, activations rounded row by row on the way.
 
-As for the small model's network (`model.precision`), whose layers and kernels these are. What is computed once a prompt or
+As for the small model's network (``model.precision``), whose layers and kernels these are. What is computed once a prompt or
 once a chunk, and all that is not a product, stays as it is.
 """
 from __future__ import annotations

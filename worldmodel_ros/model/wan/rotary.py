@@ -1,7 +1,7 @@
 """Rotary phases of the Wan family: time, row and column, each with pairs of its own, theta 10,000.
 
 The published networks rotate neighbouring channels; this package rotates halves of a head, so query and key rows are reordered
-when weights are loaded (`halves_order`), which changes no product of the two.
+when weights are loaded (``halves_order``), which changes no product of the two.
 """
 from __future__ import annotations
 

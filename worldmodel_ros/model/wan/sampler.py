@@ -13,7 +13,7 @@ from .schedule import Schedule
 
 
 class Sequence(Protocol):
-    """What a chunk is appended to: `sequence.PagedSequence` or `dense.DenseSequence`."""
+    """What a chunk is appended to: ``sequence.PagedSequence`` or ``dense.DenseSequence``."""
 
     frame: int
 
@@ -34,7 +34,7 @@ class Sampler:
         """The next chunk's clean latents, float32 (C, F, h, w), appended to the sequence.
 
         ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
-        (condition_channels, F, h, w) as `condition` makes it, for networks that take one.
+        (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
         """
         latents, clean = noise(0), None
         with sequence.chunk(latents.shape[1]) as attention:

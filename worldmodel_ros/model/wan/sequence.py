@@ -2,7 +2,7 @@
 
 The window is that of the published models: the chunk that is denoised is part of it, the first frames (sinks) stay in it, and
 what does not fit leaves it, oldest first. Their reference rotates by a table of 1,024 frames and ends there; here phases are
-exact at any distance, and sinks, the only keys from which a chunk moves away, follow it in steps (`Window.limit`).
+exact at any distance, and sinks, the only keys from which a chunk moves away, follow it in steps (``Window.limit``).
 """
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class PagedSequence:
 
 
 class PagedAttention:
-    """`dit.SelfAttention` over pages, of one chunk's passes."""
+    """``dit.SelfAttention`` over pages, of one chunk's passes."""
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
         layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps

@@ -31,13 +31,13 @@ class StreamState:
         return sum(part.nbytes for part in self.features if isinstance(part, Tensor))
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a file; `of_tensors` is the inverse."""
+        """For a file; ``of_tensors`` is the inverse."""
         marks = {str(at): torch.zeros(0) for at, part in enumerate(self.features) if isinstance(part, str)}
         return marks | {str(at): part for at, part in enumerate(self.features) if isinstance(part, Tensor)}
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor], count: int, mark: str) -> StreamState:
-        """A state of ``count`` convolutions; ``mark`` is what the VAE notes instead of a tensor (`WanVae.MARK`)."""
+        """A state of ``count`` convolutions; ``mark`` is what the VAE notes instead of a tensor (``WanVae.MARK``)."""
         held = (tensors.get(str(at)) for at in range(count))
         return cls(tuple(mark if part is not None and not part.numel() else part for part in held))
 
@@ -49,7 +49,7 @@ class WanVae:
     MARK = 'Rep'  # diffusers' sign for "has seen one frame"
 
     def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True):
-        """``fused``: the decoder is `vae_layers.fuse`d, on a GPU with its weights' channels last where ``channels_last``."""
+        """``fused``: the decoder is ``vae_layers.fuse``d, on a GPU with its weights' channels last where ``channels_last``."""
         self.model = model.eval().requires_grad_(False)
         if fused:
             fuse(model.decoder, channels_last and next(model.parameters()).is_cuda)
@@ -147,7 +147,7 @@ class DecodeStream:
         self._stream = torch.cuda.Stream(vae.device) if vae.device.type == 'cuda' else None
 
     def decode(self, latents: Tensor) -> Decoded:
-        """As `WanVae.decode`, of latents that the current stream gives."""
+        """As ``WanVae.decode``, of latents that the current stream gives."""
         if self._stream is None:
             images, self.state = self._vae.decode(latents, self.state)
             return Decoded(images, None)

@@ -1,5 +1,5 @@
 """
 Plays a recorded drive into the graph, at its own rate or as fast as it is followed.
 
-Reading the recording belongs to `bags`.
+Reading the recording belongs to ``bags``.
 """

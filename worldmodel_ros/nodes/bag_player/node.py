@@ -1,5 +1,5 @@
 """
-Plays what the world model takes of a rosbag2 over real topics, also where there is no `ros2 bag play`.
+Plays what the world model takes of a rosbag2 over real topics, also where there is no ``ros2 bag play``.
 
 The messages go out as the bytes that were recorded. /clock says the time of receipt of each one right before it,
 so that with use_sim_time the ages of images and the executed actions come out as they did on the robot.
@@ -47,8 +47,8 @@ _BEHIND = 0.02         # s, of lateness that is worth a warning
 
 class BagPlayer(Node):
     """
-    The node. When the bag has ended it calls `on_end`, from a thread of its own: by default that interrupts the
-    process. `failed` tells whether it ended early.
+    The node. When the bag has ended it calls ``on_end``, from a thread of its own: by default that interrupts the
+    process. ``failed`` tells whether it ended early.
     """
 
     def __init__(self, on_end: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT), **options: Any) -> None:

@@ -17,7 +17,7 @@ class PlaybackTime:
     """
 
     def __init__(self, rate: float, paused: bool, steady: Callable[[], float] = time.monotonic) -> None:
-        """`rate`: seconds of the bag in one second."""
+        """``rate``: seconds of the bag in one second."""
         self._steady = steady
         self._changed = threading.Condition()
         self._rate, self._paused, self._stopped = rate, paused, False
@@ -48,9 +48,9 @@ class PlaybackTime:
 
     def wait_for(self, bag_time: int, period: float, tick: Callable[[int], None]) -> bool:
         """
-        Wait until the message of that time is due, or asked for by `step`; False: playing was stopped.
+        Wait until the message of that time is due, or asked for by ``step``; False: playing was stopped.
 
-        Meanwhile `tick` is called with the time every `period` seconds, paused or not; never before a period is over,
+        Meanwhile ``tick`` is called with the time every ``period`` seconds, paused or not; never before a period is over,
         which leaves subscribers of the clock that long to deal with the message before.
         """
         while True:

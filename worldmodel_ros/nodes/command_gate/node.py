@@ -2,7 +2,7 @@
 The last check between a model and a robot: passes commands that are fresh, sound, in order and within limits.
 
 Runs as a process of its own, without the model's libraries, so that neither a stall nor the death of the
-model's process can keep it from stopping the robot. What it decides, it decides in `worldmodel_ros.safety`.
+model's process can keep it from stopping the robot. What it decides, it decides in ``worldmodel_ros.safety``.
 
 What it hears is bounded before it is deserialised, and no field of it is trusted. DDS puts no bound on names and values,
 and tens of megabytes of them would take the thread that the watchdog has too for longer than a stop may take. So the
@@ -186,7 +186,7 @@ class CommandGate(Node):
 
 
 def max_chunk_bytes(names: Sequence[str]) -> int:
-    """Return the length [bytes] of the longest ActionChunk that can be sound for the axes `names`."""
+    """Return the length [bytes] of the longest ActionChunk that can be sound for the axes ``names``."""
     return _OVERHEAD + sum(len(name.encode()) + _PER_NAME for name in names) + 4 * MAX_ROWS * len(names)
 
 
@@ -298,7 +298,7 @@ class Float64MultiArrayOutput:
 
 
 def make_output(node: Node, output: str, *, frame_id: str, joint_names: Sequence[str]) -> CommandOutput:
-    """Return the publisher for one of `parameters.command_gate.OUTPUTS`."""
+    """Return the publisher for one of ``parameters.command_gate.OUTPUTS``."""
     if output == 'twist_stamped':
         return TwistStampedOutput(node, frame_id)
     if output == 'twist':

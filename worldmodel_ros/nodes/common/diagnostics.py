@@ -16,7 +16,7 @@ ERROR, STALE = DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
 
 class Report(NamedTuple):
-    """The state of one part of a node: `level` OK, WARN, ERROR or STALE; `message` one line for a person."""
+    """The state of one part of a node: ``level`` OK, WARN, ERROR or STALE; ``message`` one line for a person."""
 
     level: bytes
     message: str
@@ -25,9 +25,9 @@ class Report(NamedTuple):
 
 class Diagnostics:
     """
-    Publishes the reports of a node on /diagnostics, every `period` s.
+    Publishes the reports of a node on /diagnostics, every ``period`` s.
 
-    `tasks` maps the name of a part to a callback that returns its Report. Stamped with the node's clock, but
+    ``tasks`` maps the name of a part to a callback that returns its Report. Stamped with the node's clock, but
     paced by the steady one: diagnostics must not fall silent because /clock stands still.
     """
 
@@ -55,7 +55,7 @@ class Refusals:
     Counts refused messages by reason. Safe to use from several threads.
 
     A reason names the kind of fault ('camera/image_raw: wrong encoding'), not the particular message: what
-    varies belongs in the log. Beyond `kinds` distinct reasons the rest is counted as 'other', so that no
+    varies belongs in the log. Beyond ``kinds`` distinct reasons the rest is counted as 'other', so that no
     stream of broken messages can fill the memory.
     """
 

@@ -75,15 +75,15 @@ class LifecycleClient:
         self._change_state = node.create_client(ChangeState, f'{target}/change_state')
 
     def state(self, timeout: float = _QUERY_TIMEOUT) -> str | None:
-        """Return the label of the node's state, None if it does not answer within `timeout` seconds."""
+        """Return the label of the node's state, None if it does not answer within ``timeout`` seconds."""
         response = self._call(self._get_state, GetState.Request(), timeout)
         return response.current_state.label if response is not None else None
 
     def bring_to(self, goal: str, timeout: float) -> None:
         """
-        Take the transitions that lead from the present state to `goal`, one of GOALS.
+        Take the transitions that lead from the present state to ``goal``, one of GOALS.
 
-        :raises LifecycleError: if a transition fails, none leads there, `timeout` seconds have passed, the node takes no
+        :raises LifecycleError: if a transition fails, none leads there, ``timeout`` seconds have passed, the node takes no
             notice of requests for two minutes, or the node's context is shut down meanwhile.
         """
         began = told = time.monotonic()

@@ -12,12 +12,12 @@ _JPEG_QUALITY = 90  # of 100
 
 
 def time_message(stamp: int) -> Time:
-    """Return `stamp` [ns] as a message."""
+    """Return ``stamp`` [ns] as a message."""
     return Time(sec=stamp // NS, nanosec=stamp % NS)
 
 
 def duration_message(duration: int) -> Duration:
-    """Return `duration` [ns] as a message."""
+    """Return ``duration`` [ns] as a message."""
     return Duration(sec=duration // NS, nanosec=duration % NS)
 
 
@@ -27,7 +27,7 @@ def nanoseconds(message: Time | Duration) -> int:
 
 
 def header(stamp: int, frame_id: str) -> Header:
-    """Return a header for `stamp` [ns]."""
+    """Return a header for ``stamp`` [ns]."""
     return Header(stamp=time_message(stamp), frame_id=frame_id)
 
 
@@ -47,7 +47,7 @@ def to_jpeg(rgb: np.ndarray, stamp: Time, frame_id: str) -> CompressedImage:
 
 def frames(pictures: np.ndarray, stamp: int, step_period: float, frame_id: str) -> list:
     """
-    Return RGB, uint8 (T, H, W, 3), as JPEG, each stamped with the time it shows; `stamp` [ns]: the
+    Return RGB, uint8 (T, H, W, 3), as JPEG, each stamped with the time it shows; ``stamp`` [ns]: the
     observation's.
     """
     return [to_jpeg(picture, time_message(stamp + round((k + 1) * step_period * NS)), frame_id)

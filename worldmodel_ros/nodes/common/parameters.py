@@ -21,7 +21,7 @@ class ParameterError(ValueError):
 
 
 def descriptor(param: Param) -> ParameterDescriptor:
-    """Return what `ros2 param describe` shows."""
+    """Return what ``ros2 param describe`` shows."""
     unit = f' [{param.unit}]' if param.unit else ''
     constraints = [*([f'one of: {param.allowed()}'] if param.choices else []),
                    *(['fixed while the node is configured'] if param.while_configured else [])]
@@ -42,19 +42,19 @@ def descriptor(param: Param) -> ParameterDescriptor:
 
 class Parameters(Mapping):
     """
-    The parameters of a node (plain or lifecycle), read by name: `parameters['deadline_s']`. Arrays read as
+    The parameters of a node (plain or lifecycle), read by name: ``parameters['deadline_s']``. Arrays read as
     tuples.
 
     A change is refused, with the reason, before anything is altered; it is applied by `on_change(name,
-    value)`, which is not called for the values that the node starts with. `consistent` maps the values of all
+    value)``, which is not called for the values that the node starts with. ``consistent` maps the values of all
     parameters, as they would be after the change, to the reason for refusing the combination, or None;
-    parameters that depend on each other are changed together with `set_parameters_atomically`. Do not keep it
-    in `node._parameters`: that is rclpy's.
+    parameters that depend on each other are changed together with ``set_parameters_atomically``. Do not keep it
+    in ``node._parameters``: that is rclpy's.
 
     The former name of a parameter is declared too, and has always the value of the new one. Whoever gives it, at the start or
     later, is warned; both names with different values are refused.
 
-    Of the parameters that are a `fault` none is declared unless ALLOW_FAULTS, which must come before them, is true: they
+    Of the parameters that are a ``fault`` none is declared unless ALLOW_FAULTS, which must come before them, is true: they
     cannot be set then, and read as their defaults.
 
     Raises ParameterError where a value that the node is started with is refused.

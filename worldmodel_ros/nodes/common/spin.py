@@ -38,7 +38,7 @@ class _Signals:
     Turns SIGINT and SIGTERM into a request to stop.
 
     rclpy's own handlers shut the context down at once, and then a last stop command could no longer be
-    published. Later signals are ignored: Ctrl-C in a terminal under `ros2 launch` arrives twice.
+    published. Later signals are ignored: Ctrl-C in a terminal under ``ros2 launch`` arrives twice.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Contained:
 
 class _ClockGuard:
     """
-    Notices, by the steady clock, when the machine's wall clock is set back; `set_back` then, and the executor returns.
+    Notices, by the steady clock, when the machine's wall clock is set back; ``set_back`` then, and the executor returns.
 
     The wheels of rclpy and rmw are built for an old C library, where a wait for a while is one until an instant of the wall
     clock. One that has begun when that is set back by an hour lasts for an hour: no timer would run, not even the gate's
@@ -108,13 +108,14 @@ class _ClockGuard:
 
 class ServiceThread:
     """
-    Serves what takes a while for a node, by a `node`, an executor and a thread of its own.
+    Serves what takes a while for a node, by a ``node``, an executor and a thread of its own.
 
     rclpy has no answer that is given later: on the owner's executor a request would hold up its messages.
     """
 
     def __init__(self, owner: Node, name: str, thread_name: str, prepare: Callable[[], object] = lambda: None) -> None:
-        """`name`: of the node that has the services, in the namespace of `owner`. `prepare` is run first in the thread."""
+        """``name``: of the node that has the services, in the namespace of ``owner``. ``prepare`` is run first in the
+        thread."""
         # Without the global arguments: they would give it the owner's name.
         self.node = Node(name, namespace=owner.get_namespace(), context=owner.context, use_global_arguments=False,
                          enable_rosout=False, start_parameter_services=False)
@@ -124,7 +125,7 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._serve, name=thread_name, daemon=True)
 
     def start(self) -> None:
-        """Start serving; return when `prepare` has run, and raise what it raises."""
+        """Start serving; return when ``prepare`` has run, and raise what it raises."""
         self._thread.start()
         self._prepared.result()
 
@@ -149,7 +150,7 @@ class ServiceThread:
 
 def make_executor(kind: str | None = None) -> Executor:
     """
-    Return the executor `kind`, or else the one that the environment names, or else 'events'.
+    Return the executor ``kind``, or else the one that the environment names, or else 'events'.
 
     The events executor does not rebuild a wait set for each callback: a node of two fast timers takes a third
     of the processor time. Where this rclpy has none, 'single' takes its place. Raises ParameterError for an
@@ -175,9 +176,9 @@ def run(factory: Callable[[], Node], *, executor: str | None = None, args: list[
     0 after a signal, whenever it came; BAD_CONFIGURATION where a parameter is refused, or where the environment asks for DDS
     security and there is none; 1 where the node could not be
     built for another reason. An exception in a callback is
-    logged and counted (in `node.refusals`, if there is one) and the node goes on. At the end, while
+    logged and counted (in ``node.refusals``, if there is one) and the node goes on. At the end, while
     publishing is still possible, a lifecycle node is taken through its shutdown transition; of another node,
-    `on_shutdown()` is called, if it has one. To be called from the main thread, as the last thing of a process: both
+    ``on_shutdown()`` is called, if it has one. To be called from the main thread, as the last thing of a process: both
     signals are ignored afterwards.
     """
     signals = _Signals()

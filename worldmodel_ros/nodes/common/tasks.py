@@ -20,7 +20,7 @@ def read_task(message: TaskMessage) -> Task:
 
 
 def task_message(task: Task, names: Mapping[str, str]) -> TaskMessage:
-    """Return a task as a message; `names`: what things are called there, where it differs."""
+    """Return a task as a message; ``names``: what things are called there, where it differs."""
     return TaskMessage(name=task.name, terms=[_term(term, names) for term in task.terms])
 
 

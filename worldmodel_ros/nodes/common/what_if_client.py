@@ -30,7 +30,7 @@ class WhatIfClient:
     """Asks one question at a time, without blocking; answers go to a callback, on the executor's thread."""
 
     def __init__(self, node: Node, on_answer: Callable[[WhatIf], None], model: str, robot: str = '') -> None:
-        """`model` and `robot`: names of the nodes in the node's own namespace; no robot, no truth."""
+        """``model`` and ``robot``: names of the nodes in the node's own namespace; no robot, no truth."""
         self._node = node
         self._on_answer = on_answer
         self._model = node.create_client(WhatIfService, f'{model}/what_if')
@@ -44,7 +44,7 @@ class WhatIfClient:
         return self._model.service_is_ready()
 
     def ask(self, names: tuple[str, ...], goal: str, horizon: float) -> bool:
-        """Ask; `horizon` in s, 0 for the model's own. False: not asked; there is no such service, or a question is open."""
+        """Ask; ``horizon`` in s, 0 for the model's own. False: not asked; there is no such service, or a question is open."""
         if not self.reachable:
             return False
         if self._asked is not None and time.monotonic() - self._asked < PATIENCE:
@@ -88,8 +88,8 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
     """
     Ask a running system one question; returns the answer and the image it starts from, (H, W, 3) or None.
 
-    `images`: topics of the raw and of the compressed camera image; either will do.
-    Raises RuntimeError, with the remedy, when no answer comes within `timeout` seconds.
+    ``images``: topics of the raw and of the compressed camera image; either will do.
+    Raises RuntimeError, with the remedy, when no answer comes within ``timeout`` seconds.
     """
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:

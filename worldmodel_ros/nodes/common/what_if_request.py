@@ -25,9 +25,9 @@ class Askable:
     """
     What can be asked of a node.
 
-    `step_period` [s]; `action_names`, and the lowest and highest action (A,) that is executed [SI units];
-    `goals`; `max_steps` that a branch of a given horizon may have; `horizon` [s] where a request leaves it open;
-    `max_branches` of a request.
+    ``step_period`` [s]; ``action_names``, and the lowest and highest action (A,) that is executed [SI units];
+    ``goals``; ``max_steps`` that a branch of a given horizon may have; ``horizon`` [s] where a request leaves it open;
+    ``max_branches`` of a request.
     """
 
     step_period: float
@@ -42,7 +42,7 @@ class Askable:
 
 def branches(request: WhatIf.Request, askable: Askable) -> tuple[Branch, ...]:
     """
-    Return the branches of a request, at least one, in its order; actions None for `policy`. Raises RequestError.
+    Return the branches of a request, at least one, in its order; actions None for ``policy``. Raises RequestError.
 
     Named sequences last for the horizon, explicit ones as long as they are, but no longer than a horizon that is
     given.
@@ -96,7 +96,7 @@ def _branches(request: WhatIf.Request, askable: Askable) -> Iterator[Branch]:
 
 
 def _explicit(chunk: ActionChunk, askable: Askable, where: str, steps: float) -> np.ndarray:
-    """The first `steps` rows of a chunk at most."""
+    """The first ``steps`` rows of a chunk at most."""
     names = list(askable.action_names)
     if len(chunk.names) != len(names) or list(chunk.names) != names:
         shown = [name[:_SHOWN] for name in chunk.names[:len(names) + 1]]

@@ -31,7 +31,7 @@ LATENCIES_KEY = 'latencies_ms'  # of the robot's diagnostics: camera to command,
 
 class DemoObserver(Node):
     """
-    Appends to a Recording, from the first command on that answers an observation until `finish`.
+    Appends to a Recording, from the first command on that answers an observation until ``finish``.
 
     Deeper queues than the system's own: an observer is to see every message, not just the newest.
     """

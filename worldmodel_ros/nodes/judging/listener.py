@@ -26,9 +26,9 @@ _ALL = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE, durability=D
 
 @dataclass
 class Heard:
-    """`ended`: judgements of episodes that are over, see `sim_robot.tasks`. `tiers`: observations by what they were answered
-    with, `chosen`: decisions by what was chosen. `latencies`: from camera to command at the robot, s. `vetoed`: candidates,
-    of `compared`."""
+    """``ended``: judgements of episodes that are over, see ``sim_robot.tasks``. ``tiers``: observations by what they were
+    answered with, ``chosen``: decisions by what was chosen. ``latencies``: from camera to command at the robot, s. ``vetoed``:
+    candidates, of ``compared``."""
 
     ended: list[dict] = field(default_factory=list)
     tiers: Counter = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Heard:
 
 
 class Listener(Node):
-    """Fills in what is `heard` since `begin`."""
+    """Fills in what is ``heard`` since ``begin``."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__('judging', namespace=namespace)

@@ -1,5 +1,5 @@
 """
 Records topics into a bag without holding up their publishers.
 
-Formats and recovery of bags belong to `bags`.
+Formats and recovery of bags belong to ``bags``.
 """

@@ -52,7 +52,7 @@ class Backlog:
             return message
 
     def close(self) -> None:
-        """Let `get` end once everything has been taken."""
+        """Let ``get`` end once everything has been taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

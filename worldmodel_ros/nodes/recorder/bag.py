@@ -1,4 +1,4 @@
-"""Writes a rosbag2 folder of MCAP files, split by size, that `ros2 bag` and Foxglove open."""
+"""Writes a rosbag2 folder of MCAP files, split by size, that ``ros2 bag`` and Foxglove open."""
 from __future__ import annotations
 
 import os
@@ -16,7 +16,7 @@ _CHUNK = 256 * 1024  # bytes, at most that a killed recorder loses
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """What a bag tells of a topic: its type with the full `definition`, and the QoS that was offered."""
+    """What a bag tells of a topic: its type with the full ``definition``, and the QoS that was offered."""
 
     name: str
     type: str
@@ -48,7 +48,7 @@ class BagWriter:
     A bag that is being written. Not safe for use from two threads at once.
 
     Every file but the one being written is complete at any time, so that a crash costs at most a chunk of messages,
-    the index of one file (`mcap recover` brings it back) and metadata.yaml (`ros2 bag reindex` writes it again).
+    the index of one file (``mcap recover`` brings it back) and metadata.yaml (``ros2 bag reindex`` writes it again).
     """
 
     def __init__(self, folder: Path, max_file_bytes: int = 0) -> None:
@@ -80,7 +80,7 @@ class BagWriter:
         self._topics.setdefault(topic.name, topic)
 
     def write(self, topic: str, time: int, data: bytes) -> None:
-        """Write one serialised message (CDR) of a topic that was added, received at `time` [ns, ROS time]."""
+        """Write one serialised message (CDR) of a topic that was added, received at ``time`` [ns, ROS time]."""
         if self._max and self._files[-1].stream.tell() >= self._max:
             self._end()
             self._begin()
@@ -111,7 +111,7 @@ class BagWriter:
 
     def _end(self) -> None:
         file = self._files[-1]
-        # For `ros2 bag` on this file alone.
+        # For ``ros2 bag`` on this file alone.
         own = yaml.safe_dump(self._information([file]), sort_keys=False)
         file.writer.add_metadata('rosbag2', {'serialized_metadata': own})
         file.writer.finish()

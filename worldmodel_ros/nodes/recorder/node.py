@@ -43,7 +43,7 @@ class _Recorded(NamedTuple):
 
 
 class Recorder(Node):
-    """The node. It records from its construction to `on_shutdown`."""
+    """The node. It records from its construction to ``on_shutdown``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__('recorder', **options)

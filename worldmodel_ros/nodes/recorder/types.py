@@ -33,7 +33,7 @@ def definition(type_name: str) -> str:
     """
     Return the definition of 'package/msg/Name' with those of all types in it, as rosbag2 writes it into MCAP.
 
-    Encoding `ros2msg` of https://mcap.dev/spec/registry: the text of the .msg file, comments included, then
+    Encoding ``ros2msg`` of https://mcap.dev/spec/registry: the text of the .msg file, comments included, then
     each type that it depends on, behind a line of 80 equals signs and its name. Raises UnknownTypeError.
     """
     package, name = _parts(type_name)

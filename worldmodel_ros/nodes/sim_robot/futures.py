@@ -1,4 +1,4 @@
-"""The simulated robot's `~/what_if`: what really follows, found by playing forks of its state."""
+"""The simulated robot's ``~/what_if``: what really follows, found by playing forks of its state."""
 
 import math
 import os
@@ -55,7 +55,7 @@ class Observations:
             self._kept.append(observation)
 
     def find(self, stamp: int) -> Observation:
-        """Return the observation of `stamp` [ns], for 0 the newest; raise RequestError if it is not kept."""
+        """Return the observation of ``stamp`` [ns], for 0 the newest; raise RequestError if it is not kept."""
         with self._lock:
             kept = list(self._kept)
         if not kept:
@@ -77,7 +77,7 @@ class Observations:
 
 class TrueFutures(ServiceThread):
     """
-    Serves `~/what_if` and `~/reset` of a robot from a thread and an executor of their own.
+    Serves ``~/what_if`` and ``~/reset`` of a robot from a thread and an executor of their own.
 
     Playing a branch takes many times a control period. Everything here is done on forks, so the simulation goes on.
     """
@@ -156,7 +156,7 @@ def _prepare() -> None:
 
 def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
           deadline: float) -> WhatIfBranch | None:
-    """Play one branch; None when the steady time `deadline` [s] passes before it is finished."""
+    """Play one branch; None when the steady time ``deadline`` [s] passes before it is finished."""
     world = observation.world()
     origin = world.pose
     distance = world.goal_distance(goal) if goal else math.nan

@@ -33,7 +33,7 @@ class CommandJudge:
     """
 
     def __init__(self, deadline: float, observations: int = 256, window: int = 4096) -> None:
-        """`deadline` is in seconds; the newest `observations` are remembered, and `window` latencies."""
+        """``deadline`` is in seconds; the newest ``observations`` are remembered, and ``window`` latencies."""
         self.deadline = deadline
         self._keep = observations
         self._captured: OrderedDict[int, float] = OrderedDict()

@@ -24,14 +24,14 @@ Planar = tuple[float, float, float]  # x [m], y [m], yaw [rad]
 
 
 def image(frame: np.ndarray, stamp: int, encoding: str = 'rgb8') -> Image:
-    """Return a uint8 (H, W, 3) RGB frame as a raw image, labelled with `encoding`."""
+    """Return a uint8 (H, W, 3) RGB frame as a raw image, labelled with ``encoding``."""
     height, width, channels = frame.shape
     return Image(header=header(stamp, CAMERA_FRAME), height=height, width=width, encoding=encoding,
                  step=width * channels, data=array.array('B', frame.tobytes()))
 
 
 def camera_info(size: tuple[int, int], stamp: int) -> CameraInfo:
-    """Return the ideal pinhole camera of images of `size` (height, width)."""
+    """Return the ideal pinhole camera of images of ``size`` (height, width)."""
     height, width = size
     # The field of view is vertical, pixels are square, and integer coordinates are at the middle of a pixel.
     f = height / 2 / math.tan(math.radians(CAMERA_FOV_DEG) / 2)
@@ -44,14 +44,14 @@ def camera_info(size: tuple[int, int], stamp: int) -> CameraInfo:
 
 
 def relative_pose(pose: Planar, origin: Planar) -> Planar:
-    """Return `pose` as seen from `origin`, the yaw within -pi..pi."""
+    """Return ``pose`` as seen from ``origin``, the yaw within -pi..pi."""
     dx, dy = pose[0] - origin[0], pose[1] - origin[1]
     cos, sin = math.cos(origin[2]), math.sin(origin[2])
     return cos * dx + sin * dy, cos * dy - sin * dx, math.remainder(pose[2] - origin[2], math.tau)
 
 
 def odometry(pose: Planar, twist: tuple[float, float], stamp: int, frame_id: str) -> Odometry:
-    """Return a planar pose in `frame_id` and a twist (forward m/s, yaw rad/s) in base_link."""
+    """Return a planar pose in ``frame_id`` and a twist (forward m/s, yaw rad/s) in base_link."""
     message = Odometry(header=header(stamp, frame_id), child_frame_id='base_link')
     message.pose.pose = _pose(*pose)
     message.twist.twist.linear.x, message.twist.twist.angular.z = twist
@@ -60,10 +60,10 @@ def odometry(pose: Planar, twist: tuple[float, float], stamp: int, frame_id: str
 
 def markers(world: World, stamp: int) -> MarkerArray:
     """
-    Return what stands and moves in the room, in frame `world`, enough to draw it from above.
+    Return what stands and moves in the room, in frame ``world``, enough to draw it from above.
 
-    Namespace `objects`: a cube or cylinder for each object, `text` its colour name. Namespace `movers`: a cylinder for each,
-    `text` its name. Namespace `walls`: four cubes. Scales are full lengths in m along the marker's own axes.
+    Namespace ``objects``: a cube or cylinder for each object, ``text`` its colour name. Namespace ``movers``: a cylinder for
+    each, ``text`` its name. Namespace ``walls``: four cubes. Scales are full lengths in m along the marker's own axes.
     """
     result = MarkerArray()
     for number, prop in enumerate(world.scene.props):
@@ -108,7 +108,7 @@ def _pose(x: float, y: float, yaw: float, z: float = 0.0) -> Pose:
 
 
 def spoil(message: Image, faults: Mapping[str, Any]) -> None:
-    """Put the faults `camera_encoding` and `camera_break` into a sound image."""
+    """Put the faults ``camera_encoding`` and ``camera_break`` into a sound image."""
     message.encoding = faults['camera_encoding']
     kind = faults['camera_break']
     if kind == 'empty':

@@ -51,7 +51,7 @@ class SimRobot(Node):
     The node: the simulation runs in a thread of its own, on the steady clock; callbacks only leave commands.
 
     Publishes camera/image_raw (and /compressed), camera/camera_info, odom (from wheel encoders that slip), sim/ground_truth
-    (Odometry in frame `world`), sim/objects (MarkerArray, latched), /clock if asked to, and with a task `task` and
+    (Odometry in frame ``world``), sim/objects (MarkerArray, latched), /clock if asked to, and with a task ``task`` and
     sim/judgement; takes cmd_vel; serves ~/what_if and ~/reset.
     """
 

@@ -10,7 +10,7 @@ class Pacer:
     Paces steps that are due at start, start + period, start + 2 * period, ... on a steady clock; start is the
     first call.
 
-    A step that comes late does not delay the ones after it. Beyond `max_lag` seconds the lag is dropped
+    A step that comes late does not delay the ones after it. Beyond ``max_lag`` seconds the lag is dropped
     instead of chased: on a machine too slow for real time, the simulation then runs slower rather than
     further and further behind.
     """
@@ -45,10 +45,10 @@ class Rate:
         self._hz = math.nan
 
     def due(self, now: float, hz: float) -> bool:
-        """Whether it is due at `now` [s]; at most once a call, and from now on where `hz` has changed."""
+        """Whether it is due at ``now`` [s]; at most once a call, and from now on where ``hz`` has changed."""
         if hz != self._hz:
             self._hz, self._start, self._count = hz, now, 0
-        # Half a microsecond early is on time: `now` is a sum of floats.
+        # Half a microsecond early is on time: ``now`` is a sum of floats.
         if (now - self._start) * hz < self._count - 5e-7 * hz:
             return False
         self._count = math.floor((now - self._start) * hz + 5e-7 * hz) + 1

@@ -19,9 +19,9 @@ PAUSE = 1.2
 
 class Episodes:
     """
-    Episodes of a task, each in the room of a seed, judged as in `worldmodel evaluate control`.
+    Episodes of a task, each in the room of a seed, judged as in ``worldmodel evaluate control``.
 
-    `tell` takes what the robot is asked for, `judged` a line of JSON at the begin and the end of each episode: task, seed,
+    ``tell`` takes what the robot is asked for, ``judged`` a line of JSON at the begin and the end of each episode: task, seed,
     succeeded (null: it goes on), reason, seconds, contacts and arrivals.
     """
 

@@ -17,7 +17,7 @@ _CHOSEN, _OTHER, _VETOED, _THING = (0.1, 0.9, 0.2, 1.0), (0.6, 0.6, 0.6, 0.5), (
 
 
 def decision(decided: Decided, frame_id: str) -> Decision:
-    """Return what was compared and chosen; paths in `frame_id`, the base at the observation."""
+    """Return what was compared and chosen; paths in ``frame_id``, the base at the observation."""
     observation, choice = decided.observation, decided.choice
     return Decision(
         header=header(observation.stamp, frame_id), episode_id=observation.episode, sequence=observation.sequence,

@@ -48,7 +48,7 @@ _APART = 0.1  # s, at most, between the two times that one message is heard
 
 
 class Taken(NamedTuple):
-    """`sound`: the image could be used, though it need not be a tick. `observation`: None if it is none."""
+    """``sound``: the image could be used, though it need not be a tick. ``observation``: None if it is none."""
 
     sound: bool
     observation: Observation | None = None
@@ -56,8 +56,8 @@ class Taken(NamedTuple):
 
 class IntakeSettings(NamedTuple):
     """
-    Times in s. `deadline`: from the stamp of an image to its answer. `future_tolerance`: so far ahead of ROS time a stamp
-    may be. `frames`: which images are ticks.
+    Times in s. ``deadline``: from the stamp of an image to its answer. ``future_tolerance``: so far ahead of ROS time a stamp
+    may be. ``frames``: which images are ticks.
     """
 
     deadline: float
@@ -72,9 +72,9 @@ class IntakeSettings(NamedTuple):
 
 class Intake:
     """
-    The images of one activation. `goal` and `task` are given to each observation; `frames` finds the ticks among them.
+    The images of one activation. ``goal`` and ``task`` are given to each observation; ``frames`` finds the ticks among them.
 
-    `settings`, `goal` and `task` may be changed at any time; `ros_now` returns ROS time [ns].
+    ``settings``, ``goal`` and ``task`` may be changed at any time; ``ros_now`` returns ROS time [ns].
     """
 
     def __init__(self, spec: Any, settings: IntakeSettings, executed: ExecutedActions,
@@ -156,7 +156,7 @@ class LargeImageAdvice:
     """
 
     def __init__(self, node: Node, topic: str) -> None:
-        """`topic`: fully resolved."""
+        """``topic``: fully resolved."""
         self._node, self._topic = node, topic
         self._bytes = 0
         self._given = 'fastrtps' not in get_rmw_implementation_identifier()
@@ -172,7 +172,7 @@ class LargeImageAdvice:
         self._note(message)
 
     def silent(self, seconds: float) -> None:
-        """No image came for `seconds`."""
+        """No image came for ``seconds``."""
         if self._given:
             return
         if self._bytes > SEGMENT:
@@ -213,14 +213,14 @@ def require_base(spec: Any) -> None:
 
 class ExecutedTopic:
     """
-    Keeps in `actions` what comes on the topic of executed actions.
+    Keeps in ``actions`` what comes on the topic of executed actions.
 
     Notices when commands go out and nothing is heard of any, which nothing else would show: for a wrong topic, or
     a wrong type of message, there is no error in ROS.
     """
 
     def __init__(self, node: Node, spec: Any, settings: Mapping[str, Any], refusals: Refusals) -> None:
-        """`settings`: the node's parameters."""
+        """``settings``: the node's parameters."""
         self._node, self._refusals = node, refusals
         self._timeout = settings['executed_timeout_s']
         self.actions = ExecutedActions(len(spec.action_names), spec.step_period, self._timeout)
@@ -240,7 +240,7 @@ class ExecutedTopic:
         self._node.destroy_subscription(self._subscription)
 
     def commanded(self, answer: Answer, now: float) -> None:
-        """Take note of an answer that goes out `now` [steady, s]. From any thread."""
+        """Take note of an answer that goes out ``now`` [steady, s]. From any thread."""
         if answer.actions is None or not np.any(answer.actions[0]):
             return
         if self._since is None or now - self._newest > _PATIENCE:
@@ -291,7 +291,7 @@ class ExecutedTopic:
 
 
 class OdometryTopic:
-    """Keeps in `readings` what the wheels measure: nav_msgs/Odometry on `odom`, best effort."""
+    """Keeps in ``readings`` what the wheels measure: nav_msgs/Odometry on ``odom``, best effort."""
 
     def __init__(self, node: Node, spec: Any, refusals: Refusals) -> None:
         self._node, self._refusals = node, refusals
@@ -312,7 +312,7 @@ class OdometryTopic:
 
 class GoalTopic:
     """
-    Hears `goal` from any publisher, and calls `take` with each goal, in the order of their arrival.
+    Hears ``goal`` from any publisher, and calls ``take`` with each goal, in the order of their arrival.
 
     A volatile publisher matches no transient-local subscription, and a volatile subscription is not given what a
     latched publisher said before; so there is one of each, and what both of them hear counts once.

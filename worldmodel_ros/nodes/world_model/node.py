@@ -79,8 +79,8 @@ class WorldModelNode(LifecycleNode):
     The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
     command.
 
-    `load_engine` is called in configure, with the parameters ENGINE by name; by default it is
-    worldmodel_ros.engine.load. With the parameter `forecast`, so is `load_forecast`, by default
+    ``load_engine`` is called in configure, with the parameters ENGINE by name; by default it is
+    worldmodel_ros.engine.load. With the parameter ``forecast``, so is ``load_forecast``, by default
     engine.forecast.loading.load_forecast; the commands are then decided on that.
     """
 
@@ -200,7 +200,7 @@ class WorldModelNode(LifecycleNode):
         super().destroy_node()
 
     def release(self, keep_engine: bool) -> None:
-        """Undo activate, and configure unless `keep_engine`, as far as they came."""
+        """Undo activate, and configure unless ``keep_engine``, as far as they came."""
         self._slow_services.context = None
         activation, self._activation = self._activation, None
         try:
@@ -337,7 +337,7 @@ def _load_forecast(name: str, backend: str, threads: int) -> Any:
 
 
 class Deciding:
-    """What commands are decided with: `forecasts`, the measured `times` of decisions, and the `odometry` topic."""
+    """What commands are decided with: ``forecasts``, the measured ``times`` of decisions, and the ``odometry`` topic."""
 
     def __init__(self, forecasts: Any, times: Any, odometry: OdometryTopic) -> None:
         self.forecasts, self.times, self.odometry = forecasts, times, odometry
@@ -355,7 +355,7 @@ class Activation:
     """
     One activation of a node: a new episode, with a session that knows nothing.
 
-    `settings` are the node's parameters, read here and in `settings_changed`. Where the making of it fails, nothing is left
+    ``settings`` are the node's parameters, read here and in ``settings_changed``. Where the making of it fails, nothing is left
     of it. Its methods belong to the executor's thread, but those of a control.responder.Listener, which it is.
     """
 
@@ -375,7 +375,7 @@ class Activation:
         self._undo = ExitStack()
 
     def start(self) -> None:
-        """Begin to answer; `stop` also undoes a start that has failed half-way."""
+        """Begin to answer; ``stop`` also undoes a start that has failed half-way."""
         undo = self._undo
         undo.callback(self._outputs.stop)
         self._outputs.start()
@@ -508,7 +508,7 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
                 listener: 'Activation', deciding: Deciding | None = None) -> Worker | FailoverWorker:
     """
     Return what observations go to: an engine of the robot's own, with a forecast to decide on if there is one, or a shared
-    one, as the parameters `forecast` and `server` say. `executed`: the ExecutedActions.
+    one, as the parameters ``forecast`` and ``server`` say. ``executed``: the ExecutedActions.
     """
     if deciding:
         return DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,

@@ -44,7 +44,7 @@ _RATE_TOLERANCE = 0.1  # of the expected frequency, relative
 
 class Outputs:
     """
-    The publishers of an engine's results. `command` is safe from any thread; so are the others, which return
+    The publishers of an engine's results. ``command`` is safe from any thread; so are the others, which return
     at once.
     """
 
@@ -89,7 +89,7 @@ class Outputs:
             self._command.publish(action_chunk(answer, self._names, self._period, self._base_frame))
 
     def status(self, answer: Answer, age: float, camera_frame: str) -> None:
-        """Publish how a tick stood; `age` as in `deadline_status`."""
+        """Publish how a tick stood; ``age`` as in ``deadline_status``."""
         self._later(lambda: self._status.publish(deadline_status(answer, age, camera_frame)))
 
     def decided(self, decided: Decided) -> None:
@@ -134,7 +134,7 @@ def action_chunk(answer: Answer, names: list[str], step_period: float, frame_id:
 
 
 def deadline_status(answer: Answer, age: float, frame_id: str) -> DeadlineStatus:
-    """Return how a tick stood; `age` is that of the observation at the answer, by ROS time [s]."""
+    """Return how a tick stood; ``age`` is that of the observation at the answer, by ROS time [s]."""
     counts = answer.counts
     return DeadlineStatus(
         header=header(answer.stamp, frame_id), episode_id=answer.episode, sequence=answer.sequence,
@@ -209,7 +209,7 @@ class Statistics:
         self.dropped = 0
 
     def image(self, observation: Observation, delay: float) -> None:
-        """Count a tick; `delay`: its age on receipt by ROS time [s]."""
+        """Count a tick; ``delay``: its age on receipt by ROS time [s]."""
         with self._lock:
             self._first = observation.received if self._first is None else self._first
             self._received.append(observation.received)
@@ -226,7 +226,7 @@ class Statistics:
         return misfit(steps, step_period, Policy().command_timeout)
 
     def answered(self, answer: Answer, age: float) -> None:
-        """Count an answer to an observation that was `age` s old by ROS time when it went out."""
+        """Count an answer to an observation that was ``age`` s old by ROS time when it went out."""
         with self._lock:
             self.counts = answer.counts
             if answer.tier is not Tier.NONE and answer.latency:
@@ -234,7 +234,7 @@ class Statistics:
                 self._age, self._oldest = age, max(self._oldest, age)
 
     def predicted(self, now: float) -> None:
-        """Count a prediction that is published at the steady time `now` [s]."""
+        """Count a prediction that is published at the steady time ``now`` [s]."""
         with self._lock:
             self.predictions += 1
             self._predicted.append(now)
@@ -245,7 +245,7 @@ class Statistics:
         """
         Say at which rate predictions come, where that is far below the ticks'; '' if it is not.
 
-        `fastest`: the rate that the machine could keep up with, by its measured times [Hz].
+        ``fastest``: the rate that the machine could keep up with, by its measured times [Hz].
         """
         with self._lock:
             ticks, predictions = _rate([*self._received, now]), self._prediction_rate(now)
@@ -262,7 +262,7 @@ class Statistics:
 
     def values(self, now: float, step_period: float) -> dict[str, Any]:
         """
-        Return the key-value pairs of a report at the steady time `now` [s]; the largest age begins again.
+        Return the key-value pairs of a report at the steady time ``now`` [s]; the largest age begins again.
         """
         with self._lock:
             counts = self.counts
@@ -284,7 +284,7 @@ class Statistics:
 
 
 def _rate(times: Sequence[float]) -> float:
-    """Return the mean rate of events [Hz] at `times` [s]."""
+    """Return the mean rate of events [Hz] at ``times`` [s]."""
     span = times[-1] - times[0] if len(times) > 1 else 0.0
     return (len(times) - 1) / span if span > 0.0 else 0.0
 

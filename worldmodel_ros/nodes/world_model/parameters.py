@@ -10,7 +10,7 @@ from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.parameters.declaration import Param
 from worldmodel_ros.parameters.world_model_node import PARAMETERS
 
-ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # what an engine is chosen by, as `engine.load` names it
+ENGINE = ('model', 'backend', 'threads', 'gpus', 'parallel')  # what an engine is chosen by, as ``engine.load`` names it
 
 
 def parameters(configured: Callable[[], bool],
@@ -18,7 +18,7 @@ def parameters(configured: Callable[[], bool],
     """
     Return the parameters of a node, with the checks that depend on its state.
 
-    `configured` tells whether the node has an engine by now; `goal_refusal` returns why a goal cannot be set,
+    ``configured`` tells whether the node has an engine by now; ``goal_refusal`` returns why a goal cannot be set,
     or None.
     """
     def of_node(param: Param) -> Param:

@@ -38,8 +38,8 @@ class _NotYet(Exception):
 @dataclass(frozen=True)
 class Context:
     """
-    What an active node can answer with. `intake` knows the goal and the camera's frame. `horizon` and `timeout`: where a
-    request leaves them open [s]; `denoising_steps`: of what is imagined for it. `sessions`: gives where they are kept.
+    What an active node can answer with. ``intake`` knows the goal and the camera's frame. ``horizon`` and ``timeout``: where a
+    request leaves them open [s]; ``denoising_steps``: of what is imagined for it. ``sessions``: gives where they are kept.
     """
 
     worker: Worker
@@ -53,7 +53,8 @@ class Context:
 
 
 class SlowServices(ServiceThread):
-    """Serves `~/what_if`, `~/save_session` and `~/load_session` of a node; `context` is None while that is not active."""
+    """Serves ``~/what_if``, ``~/save_session`` and ``~/load_session`` of a node; ``context`` is None while that is not
+    active."""
 
     def __init__(self, node: LifecycleNode) -> None:
         super().__init__(node, f'_{node.get_name()}_services', 'services')
@@ -119,7 +120,7 @@ class SlowServices(ServiceThread):
 
 
 def to_question(context: Context, request: WhatIf.Request, now: float) -> Question:
-    """Return the question of a request that came `now` (steady, s). Raises RequestError."""
+    """Return the question of a request that came ``now`` (steady, s). Raises RequestError."""
     spec = context.spec
     askable = Askable(spec.step_period, spec.action_names, spec.action_low, spec.action_high, spec.goals, MAX_STEPS,
                       context.horizon)
@@ -146,7 +147,7 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str) 
 
 
 def _result(promise: Promise, timeout: float) -> Any:
-    """Return the result of a promise, or raise what it raises; _NotYet after `timeout` s."""
+    """Return the result of a promise, or raise what it raises; _NotYet after ``timeout`` s."""
     try:
         return promise.result(timeout)
     except TimeUp:

@@ -31,7 +31,7 @@ _SETTLED = 30  # s of driving, after which what was before is forgotten
 
 class FailoverWorker:
     """
-    A control.worker.Worker made of two, the server's and `own`, which share one responder.
+    A control.worker.Worker made of two, the server's and ``own``, which share one responder.
 
     While the server drives, the own engine is loaded and idle. When the server is lost, the own one takes over with
     the observation that is not answered yet, and begins a session of its own; meanwhile the last plan bridges. A
@@ -43,7 +43,7 @@ class FailoverWorker:
     def __init__(self, path: Path | Endpoint, robot: str, own: Worker, spec: Preset,
                  executed: Callable[[int | None, int], np.ndarray], responder: Responder, listener: Listener,
                  say: Callable[[str], None]) -> None:
-        """`spec`: of the own model. `say` is told, in words, of each change of what drives and why."""
+        """``spec``: of the own model. ``say`` is told, in words, of each change of what drives and why."""
         self._own, self._spec, self._say, self._path = own, spec, say, path
         self._remote = RemoteWorker(path, robot, spec, executed, responder, listener, self)
         self._lock = threading.RLock()
@@ -109,7 +109,7 @@ class FailoverWorker:
         return self._remote.save(name) if engine is self._remote else self._own.save(folder, name, patience)
 
     def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
-        """Replace the session that drives; as `save`."""
+        """Replace the session that drives; as ``save``."""
         engine = self._engine()
         return self._remote.load(name) if engine is self._remote else self._own.load(folder, name, patience)
 

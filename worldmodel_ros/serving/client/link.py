@@ -40,7 +40,7 @@ class Link:
     frames: int = 0      # that the session had seen before
 
     def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
-        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within `timeout` s.
+        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
         Raises MessageError, ConnectionLost."""
         received = self.connection.receive(timeout)
         if received is None or isinstance(self.connection, NetworkConnection):
@@ -52,8 +52,8 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
               patience: float = HANDSHAKE_TIMEOUT) -> Link:
     """
     Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
-    `own`; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
-    `session`; one whose generation of it is below `generation` is not believed.
+    ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
+    ``session``; one whose generation of it is below ``generation`` is not believed.
 
     Raises Unavailable.
     """

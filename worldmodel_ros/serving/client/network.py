@@ -35,8 +35,8 @@ class EndpointError(ValueError):
 @dataclass(frozen=True)
 class Endpoint:
     """
-    A gateway: `url`, wss://host:port, or ws:// on this machine alone. Files: `token`, whose text is sent to the gateway;
-    `ca`, the authorities that its certificate may be of, the system's where empty; `certificate`, the robot's own with its
+    A gateway: ``url``, wss://host:port, or ws:// on this machine alone. Files: ``token``, whose text is sent to the gateway;
+    ``ca``, the authorities that its certificate may be of, the system's where empty; ``certificate``, the robot's own with its
     key, PEM.
     """
 
@@ -83,7 +83,7 @@ class Endpoint:
 
 def server_address(server: str, token: str = '', ca: str = '', certificate: str = '') -> Path | Endpoint:
     """
-    Return where a server is that somebody names: a gateway's URL, with its files, else a socket's path, as `socket_path`.
+    Return where a server is that somebody names: a gateway's URL, with its files, else a socket's path, as ``socket_path``.
 
     Raises EndpointError, AddressError.
     """
@@ -91,7 +91,7 @@ def server_address(server: str, token: str = '', ca: str = '', certificate: str 
 
 
 class NetworkSlots:
-    """Frames until they are sent; as `transport.frames.FrameSlots`."""
+    """Frames until they are sent; as ``transport.frames.FrameSlots``."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._shape = (*size, 3)
@@ -101,7 +101,7 @@ class NetworkSlots:
         return SLOTS
 
     def write(self, slot: int, number: int, frame: np.ndarray) -> None:
-        """Put the frame of tick `number` into a slot. Raises ValueError for another shape."""
+        """Put the frame of tick ``number`` into a slot. Raises ValueError for another shape."""
         if frame.shape != self._shape or frame.dtype != np.uint8:
             raise ValueError(f'the frame is {frame.dtype} {frame.shape}, and the server takes uint8 {self._shape}')
         self.frames[slot] = frame.copy()
@@ -109,14 +109,14 @@ class NetworkSlots:
 
 class NetworkConnection:
     """
-    As `transport.connection.Connection`, over a WebSocket. Times in messages are of this machine's steady clock: they are
+    As ``transport.connection.Connection``, over a WebSocket. Times in messages are of this machine's steady clock: they are
     converted, and a deadline is told as when the answer must leave the other machine.
 
-    `send` never waits: a thread of its own has the socket, since the caller may be the executor of a node.
+    ``send`` never waits: a thread of its own has the socket, since the caller may be the executor of a node.
     """
 
     def __init__(self, dialed: AbstractContextManager) -> None:
-        """`dialed`: gives the socket, and closes it. Raises what it raises."""
+        """``dialed``: gives the socket, and closes it. Raises what it raises."""
         self._dialed = dialed
         self._socket = dialed.__enter__()
         self.clock = RemoteClock()
@@ -140,7 +140,7 @@ class NetworkConnection:
             raise ConnectionLost('it does not read what it is sent') from None
 
     def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
-        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within `timeout` s.
+        """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
         Raises MessageError, ConnectionLost."""
         from websockets.exceptions import ConnectionClosed
         end = time.monotonic() + timeout
@@ -173,7 +173,7 @@ class NetworkConnection:
         self.clock.take(stamps, received)
 
     def shutdown(self) -> None:
-        """End the connection for both sides; who waits in `receive` gets ConnectionLost."""
+        """End the connection for both sides; who waits in ``receive`` gets ConnectionLost."""
         self._gone = self._gone or 'the connection is ended'
         try:
             self._outgoing.put_nowait(None)

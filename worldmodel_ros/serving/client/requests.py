@@ -27,9 +27,9 @@ class RemoteRequests:
 
     def send(self, send: Callable[[Any], bool], make: Callable[[int], Any]) -> Promise:
         """
-        Send the message that `make` makes of a number; return what will hold its answer.
+        Send the message that ``make`` makes of a number; return what will hold its answer.
 
-        `send` returns whether there is a server to send to. Once it has been called, `give_up` reaches the promise.
+        ``send`` returns whether there is a server to send to. Once it has been called, ``give_up`` reaches the promise.
         """
         promise = uncancellable_future()
         with self._lock:

@@ -43,7 +43,7 @@ class Chooser(Protocol):
 
     def away(self, reason: str, observation: Observation | None, idle: bool = False) -> None:
         """
-        There is none, or it is of no use; `observation` is what it still had to answer. `idle`: it ended only because
+        There is none, or it is of no use; ``observation`` is what it still had to answer. ``idle``: it ended only because
         nothing was observed.
         """
 
@@ -80,8 +80,8 @@ class _Sent:
 
 class RemoteWorker:
     """
-    A session on the server at `path`, opened again whenever it was lost. The public methods may be called from any
-    thread; `executed` as for engine.worker.Worker.
+    A session on the server at ``path``, opened again whenever it was lost. The public methods may be called from any
+    thread; ``executed`` as for engine.worker.Worker.
     """
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
@@ -122,7 +122,7 @@ class RemoteWorker:
         """
         Send an observation; return False where there is no server to send it to.
 
-        What comes back of a `trial` is not used, only judged.
+        What comes back of a ``trial`` is not used, only judged.
         """
         with self._lock:
             link = self._link
@@ -151,7 +151,7 @@ class RemoteWorker:
         return self._transfer(name, load=False)
 
     def load(self, name: str) -> str:
-        """Have the server replace the session by one from a file in its folder; as `save`."""
+        """Have the server replace the session by one from a file in its folder; as ``save``."""
         said = self._transfer(name, load=True)
         self._responder.forget_plan()
         return said

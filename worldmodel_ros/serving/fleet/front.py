@@ -48,15 +48,15 @@ class Server:
 
 class Front:
     """
-    Answers robots at one socket by where to go (`messages.Moved`), by a `Router` that knows the servers by their statuses.
+    Answers robots at one socket by where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
 
     No tick comes through here: a robot that has its server does not notice that the front is lost. One that comes up anew
-    learns from the servers what they run. `run` belongs to one thread, the looks at the servers to another one.
+    learns from the servers what they run. ``run`` belongs to one thread, the looks at the servers to another one.
     """
 
     def __init__(self, listening: ListeningSocket, servers: list[Path], sessions: int, period: float = 0.1,
                  settings: RouterSettings = SETTINGS) -> None:
-        """`sessions`: that one server takes."""
+        """``sessions``: that one server takes."""
         self._listening, self._period = listening, period
         self.servers = [Server(path) for path in servers]
         self._router = Router([1.0] * len(servers), settings=settings, sessions=sessions)
@@ -76,7 +76,7 @@ class Front:
         self._looking.start()
 
     def run(self, timeout: float | None = None) -> None:
-        """Serve; with a `timeout` [s], return after the first events, or after that time without any."""
+        """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
         while True:
             for key, _ in self._selector.select(timeout):
                 if key.fileobj is self._listening:

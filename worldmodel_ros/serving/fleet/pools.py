@@ -29,7 +29,7 @@ class Pool(Protocol):
     name: str
 
     def start(self, number: int, arguments: Sequence[str], log: Path) -> None:
-        """Have `worldmodel serve` run with these arguments, and again whenever it has ended. Raises PoolError."""
+        """Have ``worldmodel serve`` run with these arguments, and again whenever it has ended. Raises PoolError."""
 
     def look(self) -> dict[int, str]:
         """What each server does, in a word or two; starts again what has ended. Raises PoolError where that is of no use."""
@@ -61,7 +61,7 @@ class ServerProcess:
         return True
 
     def state(self) -> str:
-        """`runs` or `ended`; one that has ended is started again, unless it would refuse again: `refused`."""
+        """``runs`` or ``ended``; one that has ended is started again, unless it would refuse again: ``refused``."""
         if self._child is None:
             with suppress(OSError):
                 os.kill(self._pid, 0)

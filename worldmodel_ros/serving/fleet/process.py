@@ -1,4 +1,4 @@
-"""`worldmodel fleet up` as a process: servers, their front, and the page that shows them."""
+"""``worldmodel fleet up`` as a process: servers, their front, and the page that shows them."""
 from __future__ import annotations
 
 import logging
@@ -21,7 +21,7 @@ _LOOK = 1.0  # s, between two looks at the pool
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for. ``arguments``: for each server, of `worldmodel serve`."""
+    """What the command line asks for. ``arguments``: for each server, of ``worldmodel serve``."""
 
     servers: int = 2
     pool: str = 'local'

@@ -4,7 +4,7 @@ Decides which server runs which session. A state machine on the time that is pas
 A session's pages are where it ran last, so it stays there (a claim) until it is moved, or its server is lost. What a
 placement looks at, in this order: whether all ticks of a server would still be in time, whether the server has the
 session's pages, whether its other sessions tick at other moments, and how much there is to do. How sessions move is
-`fleet.move`.
+``fleet.move``.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMPTY = frozenset()
 
 @dataclass(frozen=True)
 class Claim:
-    """A session on a server: `generation` rises with every owner, `lease` [s] is when it ends unless it is renewed."""
+    """A session on a server: ``generation`` rises with every owner, ``lease`` [s] is when it ends unless it is renewed."""
 
     session: Hashable
     server: int
@@ -30,8 +30,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a session asks for: a tick every `period` s, which takes a server of speed 1 `cost` s, at a `phase` [0, 1) of
-    the period. `resident`: servers that have its pages. `transfer` [s]: that another one takes to read them."""
+    """What a session asks for: a tick every ``period`` s, which takes a server of speed 1 ``cost`` s, at a ``phase`` [0, 1) of
+    the period. ``resident``: servers that have its pages. ``transfer`` [s]: that another one takes to read them."""
 
     cost: float
     period: float = 0.1
@@ -43,9 +43,9 @@ class Demand:
 @dataclass(frozen=True)
 class RouterSettings:
     """
-    `lease` [s]. `full`: share of a server's time beyond which nothing is placed there. `blocking` [s]: by how much the
-    other sessions' ticks at the same moment may hold up one. `high` and `low`: loads beyond which sessions are moved
-    away, and below which a server takes them (hysteresis). `transfer`, `phase`, `load`: how much a second of transfer, of
+    ``lease`` [s]. ``full``: share of a server's time beyond which nothing is placed there. ``blocking`` [s]: by how much the
+    other sessions' ticks at the same moment may hold up one. ``high`` and ``low``: loads beyond which sessions are moved
+    away, and below which a server takes them (hysteresis). ``transfer``, ``phase``, ``load``: how much a second of transfer, of
     waiting at the same moment, and of a server's time count against each other.
     """
 
@@ -68,7 +68,7 @@ class Router:
 
     def __init__(self, speeds: Sequence[float], racks: Sequence[int] | None = None,
                  settings: RouterSettings = RouterSettings(), sessions: int | None = None) -> None:
-        """`speeds`: how fast each server is. `racks`: where it is; `sessions`: that one has memory for, None: any."""
+        """``speeds``: how fast each server is. ``racks``: where it is; ``sessions``: that one has memory for, None: any."""
         self.settings = settings
         self._slowness = 1.0 / np.asarray(speeds, np.float64)
         self._rack = np.zeros(len(speeds), np.int64) if racks is None else np.asarray(racks)
@@ -155,7 +155,7 @@ class Router:
         return lost
 
     def lose_rack(self, rack: int) -> list[Hashable]:
-        """As `lose`, of a whole rack."""
+        """As ``lose``, of a whole rack."""
         return self.lose(np.flatnonzero((self._rack == rack) & self._alive).tolist())
 
     def restore(self, server: int) -> None:
@@ -169,8 +169,8 @@ class Router:
         return self.sessions(server)
 
     def overloaded(self) -> list[tuple[Hashable, int]]:
-        """Sessions to be moved, and from where, so that no server is above `high`: the newest, while others are below
-        `low`."""
+        """Sessions to be moved, and from where, so that no server is above ``high``: the newest, while others are below
+        ``low``."""
         settings, moves = self.settings, []
         room = float(np.clip(settings.low - self._busy[self._alive & self._open], 0.0, None).sum())
         for server in np.flatnonzero((self._busy > settings.high) & self._alive):
@@ -230,11 +230,11 @@ class Router:
 def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowness: np.ndarray, waits: np.ndarray,
            demand: Demand, but: int | None = None) -> int | None:
     """
-    The server for a session, of those that take one (`takes`, bool); None where it would be late on each.
+    The server for a session, of those that take one (``takes``, bool); None where it would be late on each.
 
-    `busy`, `slowness` (1 / speed): of each server; `waits` [s]: for how long a tick at the session's phase waits there for
-    others'. A server is feasible where all its ticks fit its time up to `full`, and the session's own waits for no longer
-    than `blocking`; of the feasible ones the cheapest is taken.
+    ``busy``, ``slowness`` (1 / speed): of each server; ``waits`` [s]: for how long a tick at the session's phase waits there
+    for others'. A server is feasible where all its ticks fit its time up to ``full``, and the session's own waits for no longer
+    than ``blocking``; of the feasible ones the cheapest is taken.
     """
     after = busy + slowness * (demand.cost / demand.period)
     feasible = takes & (after <= settings.full) & (waits <= settings.blocking)

@@ -1,7 +1,7 @@
 """
 Who may connect: tokens, kept as hashes, and client certificates; and how much each of them may ask for.
 
-The tokens are random and long (`new_token`), so that one round of SHA-256 hides them: there is nothing to guess.
+The tokens are random and long (``new_token``), so that one round of SHA-256 hides them: there is nothing to guess.
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class AccountError(ValueError):
 @dataclass(frozen=True)
 class Account:
     """
-    A robot or a person. Known by `sha256`, the hash of a token in hexadecimal digits, or by `certificate`, the common
+    A robot or a person. Known by ``sha256``, the hash of a token in hexadecimal digits, or by ``certificate``, the common
     name of a client certificate, or by both together.
 
-    `sessions`: at a time; `openings` of sessions, `messages` and `megabytes`: a second, 0 for no limit.
+    ``sessions``: at a time; ``openings`` of sessions, ``messages`` and ``megabytes``: a second, 0 for no limit.
     """
 
     name: str

@@ -44,9 +44,9 @@ _JPEG_QUALITY = 90
 @dataclass(frozen=True)
 class Extensions:
     """
-    What a connection has asked for. `frames`: one of ENCODINGS; `timings` and `chunk` with each message of frames;
-    `rays`: 'origin' or 'moment', the Pluecker coordinates of the frames' pixels as the server has understood the camera;
-    `poses`: where the camera really got.
+    What a connection has asked for. ``frames``: one of ENCODINGS; ``timings`` and ``chunk`` with each message of frames;
+    ``rays``: 'origin' or 'moment', the Pluecker coordinates of the frames' pixels as the server has understood the camera;
+    ``poses``: where the camera really got.
     """
 
     frames: str = 'float32'
@@ -127,13 +127,13 @@ class World:
     base: np.ndarray             # (4, 4), where the robot is
     left: np.ndarray             # (m, A), newest actions, too few for a chunk of the model
     size: tuple[int, int]        # (H, W) of the image that the client gave, which its intrinsics are of
-    imagined: int = 0            # frames, those of `left` included
+    imagined: int = 0            # frames, those of ``left`` included
     kept: bool = False           # whether the engine has a branch to go on from
     answered: tuple[str, list[bytes]] = ('', [])  # the newest event and the messages that answered it
 
 
 class Dialect:
-    """As `openpi.Dialect`. `mount`: x, y, z, roll, pitch, yaw of the camera's body in the robot's base."""
+    """As ``openpi.Dialect``. ``mount``: x, y, z, roll, pitch, yaw of the camera's body in the robot's base."""
 
     name = NAME
 
@@ -244,7 +244,7 @@ class Dialect:
 
     def _additions(self, extensions: Extensions, intrinsics: np.ndarray, bases: np.ndarray, timings: dict[str, float],
                    first: int, spec: Preset) -> Callable[[int, int], dict[str, Any]]:
-        """What is said besides the frames from `begin` to `end` of a reply, the first of which has number `first`."""
+        """What is said besides the frames from ``begin`` to ``end`` of a reply, the first of which has number ``first``."""
         reached = bases @ self._mount
 
         def add(begin: int, end: int) -> dict[str, Any]:

@@ -28,12 +28,12 @@ class ObservationError(ValueError):
 @dataclass(frozen=True)
 class Contract:
     """
-    `image`, `state` and `goal` are keys of an observation; a key ``a/b`` is also looked for as ``b`` in a map ``a``.
+    ``image``, ``state`` and ``goal`` are keys of an observation; a key ``a/b`` is also looked for as ``b`` in a map ``a``.
 
-    `image`: uint8 (H, W, 3) or (3, H, W), RGB. `goals`: goal of the model -> words, any of which in the text of `goal`
-    means it; a goal's own name always does. `executed`: columns of the vector `state` that are the measured action, in
-    the order of the model's actions and in their units; empty: the state is not read. `deadline_ms`: of an observation
-    that names none. `mount`: of the camera in the robot's base, x, y, z [m], roll, pitch, yaw [rad] (REP 103).
+    ``image``: uint8 (H, W, 3) or (3, H, W), RGB. ``goals``: goal of the model -> words, any of which in the text of ``goal``
+    means it; a goal's own name always does. ``executed``: columns of the vector ``state`` that are the measured action, in
+    the order of the model's actions and in their units; empty: the state is not read. ``deadline_ms``: of an observation
+    that names none. ``mount``: of the camera in the robot's base, x, y, z [m], roll, pitch, yaw [rad] (REP 103).
     """
 
     image: str = 'observation/image'
@@ -46,7 +46,7 @@ class Contract:
 
     @classmethod
     def read(cls, path: Path) -> Contract:
-        """Return the contract in the maps `openpi` and `camera` of a YAML file. Raises ContractError."""
+        """Return the contract in the maps ``openpi`` and ``camera`` of a YAML file. Raises ContractError."""
         try:
             whole = yaml.safe_load(path.read_text())
             given = {**whole['openpi'], **(whole.get('camera') or {})}

@@ -29,7 +29,7 @@ class EngineAway(RuntimeError):
 
 
 class NotAnswered(RuntimeError):
-    """A question that is refused; the text says why. `again` [s]: it may be asked again after so long; 0: as it is, never."""
+    """A question that is refused; the text says why. ``again`` [s]: it may be asked again after so long; 0: as it is, never."""
 
     def __init__(self, text: str, again: float = 0.0) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class EngineSession:
     async def tick(self, number: int, frame: np.ndarray, goal: str, executed: np.ndarray, due: float, stamp: int,
                    episode: int, prefix: np.ndarray | None = None, answer: bool = True) -> Answer:
         """
-        Send an observation, as `messages.Tick`, with a frame of the model's size; return the answer. `number` must rise.
+        Send an observation, as ``messages.Tick``, with a frame of the model's size; return the answer. ``number`` must rise.
 
         Raises EngineAway.
         """
@@ -81,8 +81,8 @@ class EngineSession:
 
     async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A) from the newest observation on, or `onward` from
-        the end of what was kept last; `keep`: they can be gone on from.
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A) from the newest observation on, or ``onward`` from
+        the end of what was kept last; ``keep``: they can be gone on from.
 
         Raises EngineAway, NotAnswered.
         """
@@ -171,7 +171,7 @@ class EngineSession:
             else:
                 future.set_result((message, branches))
         elif isinstance(message, messages.Status):
-            pass  # the answer to `stay`
+            pass  # the answer to ``stay``
         elif isinstance(message, (messages.Rejected, messages.Idle)):
             self._idle = isinstance(message, messages.Idle)
             self.close(message.reason)

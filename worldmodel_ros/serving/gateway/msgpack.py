@@ -31,7 +31,7 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of one message: `depth` of containers in containers, `values` in all of them, keys included."""
+    """Of one message: ``depth`` of containers in containers, ``values`` in all of them, keys included."""
 
     depth: int = 8
     values: int = 20_000

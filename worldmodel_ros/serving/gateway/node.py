@@ -1,7 +1,7 @@
 """
-A robot's own node on another machine: its messages to an engine's server, as `serving.transport` has them, over a WebSocket.
+A robot's own node on another machine: its messages to an engine's server, as ``serving.transport`` has them, over a WebSocket.
 
-Times in them are of this machine's steady clock, which the node estimates from the exchange (`transport.network`). Sessions
+Times in them are of this machine's steady clock, which the node estimates from the exchange (``transport.network``). Sessions
 end with their connection, as on a Unix socket, and are saved to no files.
 """
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Bridge:
                                        tick.answer)
         except EngineAway as error:
             if engine.gone:
-                return  # `_ended` has said so
+                return  # ``_ended`` has said so
             answer = messages.Refused(tick.number, time.monotonic(), str(error))
         session.count(answer, tick.due, arrival)
         await self._send(answer)

@@ -1,7 +1,7 @@
 """
 The dialect of openpi: observations in, chunks of actions out, as openpi_client 0.1.2 speaks it.
 
-The first message is the server's metadata. An observation is answered by a map with `actions`; by a text where it is
+The first message is the server's metadata. An observation is answered by a map with ``actions``; by a text where it is
 refused, which raises in the client and leaves the connection as it is. Keys besides the contract's are optional, so
 that an unmodified client works.
 """
@@ -73,7 +73,7 @@ class Request:
 
 
 class Dialect:
-    """What the gateway's loop needs of a dialect: `refuses`, `greeting`, `read`, `answer` and `refusal`."""
+    """What the gateway's loop needs of a dialect: ``refuses``, ``greeting``, ``read``, ``answer`` and ``refusal``."""
 
     name = NAME
 

@@ -31,7 +31,7 @@ class PoseError(ValueError):
 
 def read(camera: Any) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return poses (N, 4, 4) and intrinsics (N, 4), fx, fy, cx, cy in pixels, of a map {`poses`, `intrinsics`}; one row of
+    Return poses (N, 4, 4) and intrinsics (N, 4), fx, fy, cx, cy in pixels, of a map {``poses``, ``intrinsics``}; one row of
     intrinsics stands for all poses. Raises PoseError.
     """
     if not isinstance(camera, Mapping):
@@ -80,8 +80,8 @@ def unsupported(spec: Preset) -> str:
 
 def follow(start: np.ndarray, poses: np.ndarray, mount: np.ndarray, spec: Preset) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return the actions (N, A) that bring a base at `start` (4, 4) along camera `poses` (N, 4, 4), one in each step of the
-    model, and where the base then is, (N, 4, 4). `mount`: the optical frame in the base's.
+    Return the actions (N, A) that bring a base at ``start`` (4, 4) along camera ``poses`` (N, 4, 4), one in each step of the
+    model, and where the base then is, (N, 4, 4). ``mount``: the optical frame in the base's.
 
     An action is the constant motion to where the base should be, as far as the model has names for it and within its
     limits; the next one starts from where that leads. Raises PoseError for a pose that is missed by more than REACH.
@@ -114,7 +114,7 @@ def twist(pose: np.ndarray) -> np.ndarray:
     axis = 0.5 * np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
     rotation = axis * (angle / math.sin(angle) if angle > _STRAIGHT else 1.0)
     cross = _cross(rotation)
-    # The inverse of `transform`'s integral (Barfoot, State Estimation for Robotics, 7.1.5).
+    # The inverse of ``transform``'s integral (Barfoot, State Estimation for Robotics, 7.1.5).
     bend = (1.0 - 0.5 * angle / math.tan(0.5 * angle)) / angle ** 2 if angle > 1e-4 else 1.0 / 12.0
     return np.concatenate([(np.eye(3) - 0.5 * cross + bend * cross @ cross) @ pose[:3, 3], rotation])
 
@@ -134,8 +134,8 @@ def transform(motion: np.ndarray) -> np.ndarray:
 
 def pluecker(poses: np.ndarray, intrinsics: np.ndarray, size: tuple[int, int], form: str = 'origin') -> np.ndarray:
     """
-    Return the ray of each pixel, float32 (N, H, W, 6), in the frame of `poses` (N, 4, 4): its origin and unit direction
-    (`form` 'origin', which LingBot-World takes), or its moment, origin x direction, and unit direction ('moment', Pluecker's
+    Return the ray of each pixel, float32 (N, H, W, 6), in the frame of ``poses`` (N, 4, 4): its origin and unit direction
+    (``form`` 'origin', which LingBot-World takes), or its moment, origin x direction, and unit direction ('moment', Pluecker's
     own coordinates). The centre of pixel (0, 0) is at (0.5, 0.5); each pose has intrinsics (N, 4) of its own.
     """
     fx, fy, cx, cy = (column[:, None, None] for column in intrinsics.T)
@@ -149,7 +149,7 @@ def pluecker(poses: np.ndarray, intrinsics: np.ndarray, size: tuple[int, int], f
 
 
 def fitted(intrinsics: np.ndarray, size: tuple[int, int], to: tuple[int, int]) -> np.ndarray:
-    """Return the intrinsics (N, 4) of an image of `size` (H, W) after `inputs.images.fit` has made one of `to` of it."""
+    """Return the intrinsics (N, 4) of an image of ``size`` (H, W) after ``inputs.images.fit`` has made one of ``to`` of it."""
     scale = min(size[0] / to[0], size[1] / to[1])
     h, w = max(1, round(to[0] * scale)), max(1, round(to[1] * scale))
     top, left = (size[0] - h) // 2, (size[1] - w) // 2

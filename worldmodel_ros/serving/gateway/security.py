@@ -24,7 +24,7 @@ _LOG_QUEUE = 10_000               # lines that wait for the disk; what does not 
 
 def server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     """
-    Return the settings of TLS 1.3; with `client_ca`, clients need a certificate that it has signed.
+    Return the settings of TLS 1.3; with ``client_ca``, clients need a certificate that it has signed.
 
     Raises OSError, ssl.SSLError for files that cannot be used.
     """
@@ -44,7 +44,7 @@ class LimitedSocket(socket.socket):
     """
 
     def __init__(self, host: str, port: int, rate: float) -> None:
-        """`rate`: connections a second of one address, 0 for no limit; of all, ten times that."""
+        """``rate``: connections a second of one address, 0 for no limit; of all, ten times that."""
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         super().__init__(family, kind, protocol)
@@ -82,7 +82,7 @@ class AuditLog:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """`path`: appended to, mode 0600; None: nothing is written. Raises OSError."""
+        """``path``: appended to, mode 0600; None: nothing is written. Raises OSError."""
         self._listener = None
         if path is None:
             return

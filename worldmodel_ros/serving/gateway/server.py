@@ -48,7 +48,7 @@ Dialect = openpi.Dialect | camera.Dialect | node.Dialect
 
 @dataclass(frozen=True)
 class Limits:
-    """`message` [bytes]: the longest one. `idle` [s]: a connection from which nothing comes for so long is closed."""
+    """``message`` [bytes]: the longest one. ``idle`` [s]: a connection from which nothing comes for so long is closed."""
 
     message: int = 8 << 20
     idle: float = 300.0
@@ -93,7 +93,7 @@ class Gateway:
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
                  origins: tuple[str, ...] = (), audit: AuditLog | None = None) -> None:
-        """`socket`: the engine's. Without `accounts` nobody is asked who they are. `origins`: of browsers' pages."""
+        """``socket``: the engine's. Without ``accounts`` nobody is asked who they are. ``origins``: of browsers' pages."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
         self._accounts = accounts
@@ -110,7 +110,7 @@ class Gateway:
             network.PATH: node.Dialect()}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop` is set; `ready` is called when clients can connect."""
+        """Serve until ``stop`` is set; ``ready`` is called when clients can connect."""
         quiet = logging.getLogger('worldmodel_ros.gateway.websockets')
         quiet.setLevel(logging.CRITICAL)  # it has a traceback for each connection that is no WebSocket
         async with serve(

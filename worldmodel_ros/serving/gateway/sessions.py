@@ -30,7 +30,7 @@ _STAY = 15.0       # s, between two signs of life of a world that nobody moves i
 
 
 class Refusal(Exception):
-    """Something is not done, and the connection stays. `kind` is one word, to be counted; the text says why."""
+    """Something is not done, and the connection stays. ``kind`` is one word, to be counted; the text says why."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f'refused: {kind}: {text}')
@@ -41,7 +41,7 @@ class Session:
     """One client's session, of whichever dialect. Everything of it belongs to the event loop's thread."""
 
     def __init__(self, account: Account, name: str, dialect: str, socket: Path, kept: bool) -> None:
-        """`kept`: whether it outlasts its connection."""
+        """``kept``: whether it outlasts its connection."""
         self.account, self.name, self.dialect, self.kept = account, name, dialect, kept
         self.lock = asyncio.Lock()        # one request at a time
         self.holder: object | None = None  # the connection that it belongs to at present
@@ -107,10 +107,10 @@ class Session:
     async def tick(self, frame: np.ndarray, goal: str, executed: np.ndarray | None, due: float, arrival: float,
                    delay: int = 0, count: int | None = None) -> tuple[messages.Planned, float, int]:
         """
-        Have a frame of the model's size, uint8 (H, W, 3), answered by `due`, steady time in s, by a plan.
+        Have a frame of the model's size, uint8 (H, W, 3), answered by ``due``, steady time in s, by a plan.
 
-        `executed` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. `delay`: so
-        many of the last plan's actions will be executed before the answer can take over; `count` of it were already
+        ``executed`` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. ``delay``: so
+        many of the last plan's actions will be executed before the answer can take over; ``count`` of it were already
         (None: as many as fit into the time that has passed). Returns the plan, the seconds that the engine took, and with
         how many committed actions the plan begins. Raises Refusal.
         """
@@ -153,8 +153,8 @@ class Session:
 
     async def imagine(self, actions: np.ndarray, patience: float, keep: bool, onward: bool) -> np.ndarray:
         """
-        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A), as `EngineSession.imagine`. Where the engine takes
-        questions more slowly, it is asked again, for `patience` s. Raises Refusal.
+        Return the frames, uint8 (T, H, W, 3), that come of actions (T, A), as ``EngineSession.imagine``. Where the engine takes
+        questions more slowly, it is asked again, for ``patience`` s. Raises Refusal.
         """
         begun, end = time.monotonic(), time.monotonic() + patience
         while True:
@@ -225,7 +225,7 @@ class Sessions:
     """All sessions, by account and name: no name reaches a session of another account."""
 
     def __init__(self, socket: Path, linger: float, say: Callable[..., None]) -> None:
-        """`linger` [s]: for so long a session without a connection is kept. `say(event, **facts)`: is told of each."""
+        """``linger`` [s]: for so long a session without a connection is kept. ``say(event, **facts)``: is told of each."""
         self._socket, self._linger, self._say = socket, linger, say
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ended: Counter[str] = Counter()

@@ -15,7 +15,7 @@ class Arrivals:
         self._order = 0  # sessions need not be comparable
 
     def expect(self, session: Hashable, at: float) -> None:
-        """Take `at` as the time of the session's next tick."""
+        """Take ``at`` as the time of the session's next tick."""
         self._at[session] = at
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, session))
@@ -32,7 +32,7 @@ class Arrivals:
         return self._at.get(session)
 
     def next(self, now: float, overdue: float) -> float | None:
-        """Return the earliest expected tick; one that has not come for `overdue` [s] is not waited for any more."""
+        """Return the earliest expected tick; one that has not come for ``overdue`` [s] is not waited for any more."""
         while self._heap:
             at, _, session = self._heap[0]
             if self._at.get(session) == at:
@@ -43,7 +43,7 @@ class Arrivals:
         return None
 
     def phase(self, period: float) -> float:
-        """Return the middle of the widest gap between the expected ticks, as time modulo `period` [s]."""
+        """Return the middle of the widest gap between the expected ticks, as time modulo ``period`` [s]."""
         taken = sorted(at % period for at in self._at.values())
         if not taken:
             return 0.0

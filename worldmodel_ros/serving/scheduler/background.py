@@ -23,8 +23,8 @@ class Background:
     share of the device (shares.py), so that its questions leave room for those of others.
 
     A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
-    `settings.blocking`. Where every gap is too short for that, one is begun all the same each typical time divided by
-    `settings.background_share`; and where ticks are refused and none has been admitted for `settings.starving`, units
+    ``settings.blocking``. Where every gap is too short for that, one is begun all the same each typical time divided by
+    ``settings.background_share``; and where ticks are refused and none has been admitted for ``settings.starving``, units
     follow each other: no request is kept waiting, and only what is measured can show that the device has time.
     """
 
@@ -80,7 +80,7 @@ class Background:
         """
         Return the places of the next batch and its typical and high time [s], or None if none may begin now.
 
-        `slack`: for how long ticks that wait can go on doing so [s], infinite if none waits.
+        ``slack``: for how long ticks that wait can go on doing so [s], infinite if none waits.
         """
         if not self._queues:
             return None
@@ -110,7 +110,7 @@ class Background:
         return max(now, min(times))
 
     def rebase(self, now: float) -> None:
-        """The clock was set back to `now`."""
+        """The clock was set back to ``now``."""
         self._since, self._refusing = min(self._since, now), inf
 
     def _gap(self, now: float) -> float:

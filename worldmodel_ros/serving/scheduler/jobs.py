@@ -16,11 +16,11 @@ class Job:
     """
     An open request.
 
-    `position` is the index of the unit that is next or, if `flying`, on the device. `limit`: by when it is to be done
-    [s], infinite where nothing depends on it. `key` orders it within queues; `labels` and `rest` are, by position, the
-    name of the queue and the typical time of the units after it [s]; `work` is that of the whole route. `follower`:
-    the next tick of the session, which begins when this one has ended. `headroom`: whether a better tier would have
-    fitted with room to spare. `postponed`: by how much its deadline is, as its robot has used more than its share [s].
+    ``position`` is the index of the unit that is next or, if ``flying``, on the device. ``limit``: by when it is to be done
+    [s], infinite where nothing depends on it. ``key`` orders it within queues; ``labels`` and ``rest`` are, by position, the
+    name of the queue and the typical time of the units after it [s]; ``work`` is that of the whole route. ``follower``:
+    the next tick of the session, which begins when this one has ended. ``headroom``: whether a better tier would have
+    fitted with room to spare. ``postponed``: by how much its deadline is, as its robot has used more than its share [s].
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ Queues = dict[str, list[Place]]
 
 
 def enqueue(queues: Queues, job: Job, position: int) -> None:
-    """Put a job into the queue of the unit at `position`."""
+    """Put a job into the queue of the unit at ``position``."""
     insort(queues.setdefault(job.labels[position], []), (job.key, job.order, job, position))
 
 

@@ -37,7 +37,7 @@ class Overruns:
 
     def record(self, expected: float, high: float, seconds: float, slowness: float, now: float) -> None:
         """
-        Take what was expected of a batch at its beginning, its high quantile, what it took until `now` [s], and how
+        Take what was expected of a batch at its beginning, its high quantile, what it took until ``now`` [s], and how
         slow the device was taken to be: a plan was made by what was known at the beginning of its first batch.
         """
         self._batches.appendleft((expected / slowness, min(seconds, high), slowness))

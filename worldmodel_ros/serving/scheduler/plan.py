@@ -17,7 +17,7 @@ GAIN = 1.02  # so much more work per second must a larger batch do; one that sav
 @dataclass(frozen=True)
 class Device:
     """
-    When the device is free: `at` [s], typically, and up to `tail` [s] later. `flying`: the ticks in the
+    When the device is free: ``at`` [s], typically, and up to ``tail`` [s] later. ``flying``: the ticks in the
     batch that it works on.
     """
 
@@ -74,7 +74,7 @@ class Planner:
         self._table, self._settings, self._overruns = table, settings, overruns
 
     def plan(self, queues: Queues, device: Device) -> Plan:
-        """Plan everything in `queues`, which are left as they are, and what follows it."""
+        """Plan everything in ``queues``, which are left as they are, and what follows it."""
         queues = {label: queue.copy() for label, queue in queues.items()}
         plan, now, tail = Plan(), device.at, device.tail
         for job in device.flying:
@@ -94,8 +94,8 @@ class Planner:
 
     def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:
         """
-        Take the next batch out of `queues`, which must not be empty; return its places and its typical and high
-        time [s]. It begins `now`, or up to `tail` later [s].
+        Take the next batch out of ``queues``, which must not be empty; return its places and its typical and high
+        time [s]. It begins ``now``, or up to ``tail`` later [s].
         """
         label = min(queues, key=lambda name: queues[name][0])
         bound = inf if len(queues[label]) == 1 else self._bound(queues, label, now + tail)
@@ -103,7 +103,7 @@ class Planner:
 
     def take(self, queues: Queues, label: str, now: float, bound: float,
              tail: float = 0.0) -> tuple[list[Place], float, float]:
-        """As `draw`, out of one queue, and to end by `bound` [s], where a batch of one can."""
+        """As ``draw``, out of one queue, and to end by ``bound`` [s], where a batch of one can."""
         queue = queues[label]
         network = network_of(queue[0])
         curve = self._table.curve(network)
@@ -128,7 +128,7 @@ class Planner:
 
 
 def _size(queue: list[Place], room: int, curve: Curve, now: float, tail: float, bound: float) -> int:
-    """The size, up to `room`, that does most work per second and ends by `bound` and its members' limits."""
+    """The size, up to ``room``, that does most work per second and ends by ``bound`` and its members' limits."""
     typical, high = curve
     alone = now + max(tail + typical[1], high[1])
     best, rate = 1, 1.0 / typical[1]
@@ -151,7 +151,7 @@ def network_of(place: Place) -> str:
 
 
 def _advance(plan: Plan, queues: Queues, job: Job, position: int, now: float, tail: float) -> None:
-    """The unit at `position` is done: the next one waits, or the job has ended and its follower begins."""
+    """The unit at ``position`` is done: the next one waits, or the job has ended and its follower begins."""
     if job.outcome is not None:
         return
     if position + 1 < len(job.route):

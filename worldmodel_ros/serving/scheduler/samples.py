@@ -17,7 +17,7 @@ EXTREME = 16.0  # times; what is slower or faster than that is left to the cells
 
 
 class Window:
-    """The newest `size` values; of them only `kept`, where the others are older than MEMORY."""
+    """The newest ``size`` values; of them only ``kept``, where the others are older than MEMORY."""
 
     def __init__(self, size: int, kept: int) -> None:
         self._size, self._kept = size, kept
@@ -28,14 +28,14 @@ class Window:
         return len(self._ordered)
 
     def add(self, value: float, now: float) -> None:
-        """Take a value that came `now` [s]."""
+        """Take a value that came ``now`` [s]."""
         self._values.append((value, now))
         insort(self._ordered, value)
         while len(self) > self._size or (len(self) > self._kept and self._values[0][1] < now - MEMORY):
             del self._ordered[bisect_left(self._ordered, self._values.popleft()[0])]
 
     def quantile(self, level: float, spared: int = 0) -> float:
-        """A quantile of the values, of which the largest `spared` never decide."""
+        """A quantile of the values, of which the largest ``spared`` never decide."""
         return self._ordered[max(0, min(ceil(level * len(self)) - 1, len(self) - 1 - spared))]
 
 
@@ -56,7 +56,7 @@ class Cell:
         return cell
 
     def add(self, seconds: float, now: float) -> None:
-        """Take a duration that was measured `now`."""
+        """Take a duration that was measured ``now``."""
         self.count += 1
         self._recent.add(seconds, now)
         self._window.add(seconds, now)
@@ -83,7 +83,7 @@ class Speed:
         self._waiting: deque[tuple[Cell, float, float]] = deque()
 
     def take(self, cell: Cell, seconds: float, now: float) -> bool:
-        """Take a duration of a cell, measured `now`; return whether the slowness has changed."""
+        """Take a duration of a cell, measured ``now``; return whether the slowness has changed."""
         if cell.count < MATURE:
             cell.add(seconds / self.slowness, now)
             return False

@@ -22,10 +22,10 @@ class Scheduler:
     """
     A state machine on the time that is passed in: it computes nothing, waits for nothing and has no clock.
 
-    The caller submits requests, asks for the `next` batch whenever the device is free, reports it `finished` or
-    `failed`, and after every call fetches the `completions`. Every admitted request completes exactly once, a refused
+    The caller submits requests, asks for the ``next`` batch whenever the device is free, reports it ``finished`` or
+    ``failed``, and after every call fetches the ``completions``. Every admitted request completes exactly once, a refused
     one never. A request's tier can go down after its admission, where others overran: the entries of a batch say what
-    is to be computed. `now` is a steady time in s; one that goes back is taken to stand still. Not thread-safe.
+    is to be computed. ``now`` is a steady time in s; one that goes back is taken to stand still. Not thread-safe.
     """
 
     def __init__(self, table: StepTable, policy: Policy = EDF_LADDER, settings: Settings | None = None) -> None:
@@ -123,7 +123,7 @@ class Scheduler:
         return completions
 
     def wake_at(self, now: float) -> float | None:
-        """Return when `next` is worth a call if nothing else happens until then; None for never."""
+        """Return when ``next`` is worth a call if nothing else happens until then; None for never."""
         now = self._at(now)
         if self._flying:
             return None
@@ -153,7 +153,7 @@ class Scheduler:
 
     def phase(self, period: float) -> float:
         """
-        Return the best phase for another robot that ticks each `period` [s], as time modulo `period`: the middle of
+        Return the best phase for another robot that ticks each ``period`` [s], as time modulo ``period``: the middle of
         the widest gap between the ticks that are expected. Robots that come evenly wait least for each other.
         """
         return self._arrivals.phase(period)
@@ -180,7 +180,7 @@ class Scheduler:
         return Device(at, max(0.0, batch.finish - at), ticks)
 
     def _landed(self, batch: Batch) -> list[Job]:
-        """Free the device of `batch`; return its jobs that are still open."""
+        """Free the device of ``batch``; return its jobs that are still open."""
         if self._flying is None or self._flying[0] is not batch:
             raise ValueError(f'batch {batch.id} is not the one that was begun last')
         jobs, self._flying = self._flying[1], None

@@ -10,10 +10,10 @@ from .work import Request, Tier
 
 class SessionRecord:
     """
-    `sequence`: of its newest tick. `current`: its open tick, `held` the one that waits until that has ended. `jobs`:
+    ``sequence``: of its newest tick. ``current``: its open tick, ``held`` the one that waits until that has ended. ``jobs``:
     all its open requests.
 
-    Its best tier goes down as soon as a better one does not fit, and up by one after `recovery_ticks` good ticks.
+    Its best tier goes down as soon as a better one does not fit, and up by one after ``recovery_ticks`` good ticks.
     """
 
     def __init__(self, recovery_ticks: int) -> None:
@@ -29,12 +29,12 @@ class SessionRecord:
         return [tier for tier in tiers if tier >= self._recovery.best] or tiers[-1:]
 
     def fell(self, tier: Tier) -> None:
-        """Nothing better than `tier` fitted."""
+        """Nothing better than ``tier`` fitted."""
         if tier > self._recovery.best:
             self._recovery.allow(tier)
 
     def refused(self, tier: Tier) -> None:
-        """Not even `tier`, the last one, fitted."""
+        """Not even ``tier``, the last one, fitted."""
         self._recovery.allow(tier)
 
     def ended(self, job: Job, met: bool) -> None:

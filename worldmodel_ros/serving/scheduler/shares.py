@@ -21,16 +21,16 @@ class Shares:
     A budget of device time for each account (a session, or what its sessions have in common), after the constant
     bandwidth server of Abeni and Buttazzo, "Integrating Multimedia Applications in Hard Real-Time Systems" (RTSS 1998).
 
-    Every account has a bandwidth: `share` of the device's time, or an equal part of it for each account that has asked
+    Every account has a bandwidth: ``share`` of the device's time, or an equal part of it for each account that has asked
     for something within ACTIVE, whichever is less (0: the equal part). Its budget is filled at that rate, up to what
-    `period` [s] gives, and is charged with the time of what it was served. Where the budget is exhausted, what comes
+    ``period`` [s] gives, and is charged with the time of what it was served. Where the budget is exhausted, what comes
     next is postponed by the time that fills it again. So an account that always claims the earliest deadline gets its
     share and what others leave, and no more. Branches of questions are ordered by the postponed deadlines; ticks, to
     whom promises are made at their arrival, are admitted by them (ticks.py).
     """
 
     def __init__(self, share: float, period: float, longest: float = LONGEST) -> None:
-        """`longest`: by which a deadline is postponed at most [s]."""
+        """``longest``: by which a deadline is postponed at most [s]."""
         self._share, self._period, self._longest = share, period, longest
         self._accounts: dict[Hashable, _Account] = {}
 

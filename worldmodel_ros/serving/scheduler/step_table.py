@@ -30,7 +30,7 @@ class StepTable:
     them as many times longer as the device has been slower of late than it was when they were measured, whatever it
     did: one that shares its processor, or has become hot, is slower at everything.
 
-    A size between two measured ones takes what lies between them, linearly, or, where batches are `padded` to the
+    A size between two measured ones takes what lies between them, linearly, or, where batches are ``padded`` to the
     measured sizes, what the larger one takes. Times never fall with the size.
     """
 
@@ -42,8 +42,8 @@ class StepTable:
 
     def record(self, network: str, batch: int, seconds: float, now: float = -inf, calibrating: bool = False) -> None:
         """
-        Take a duration that was measured `now` [s, steady], in order; a size larger than all before makes batches of
-        that size possible. One that was taken `calibrating`, of cases chosen one after the other, says nothing about
+        Take a duration that was measured ``now`` [s, steady], in order; a size larger than all before makes batches of
+        that size possible. One that was taken ``calibrating``, of cases chosen one after the other, says nothing about
         how slow the device is.
         """
         if batch < 1 or not isfinite(seconds) or seconds < 0.0:

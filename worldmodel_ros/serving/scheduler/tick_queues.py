@@ -28,7 +28,7 @@ class TickQueues:
         job.take_route(tier, key, limit, self._table, self._policy.mixed_steps)
 
     def change_tier(self, job: Job, tier: Tier, position: int) -> None:
-        """Go on with another tier, from `position`, whether the job waits or not."""
+        """Go on with another tier, from ``position``, whether the job waits or not."""
         waited = not job.flying and dequeue(self.queues, job)
         self.take_tier(job, tier)
         job.position = position

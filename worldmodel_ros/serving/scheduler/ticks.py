@@ -22,8 +22,8 @@ CLAIMED = 10  # ticks in a row that are to be admitted before a claim is over
 @dataclass
 class _Claim:
     """
-    Of a session that was within its share of the device, and was refused: its next ticks have `lead` [s] from their
-    arrival to their limit, and need `work` [s] of that. It ends when `left` ticks have been admitted.
+    Of a session that was within its share of the device, and was refused: its next ticks have ``lead`` [s] from their
+    arrival to their limit, and need ``work`` [s] of that. It ends when ``left`` ticks have been admitted.
     """
 
     lead: float
@@ -36,7 +36,7 @@ class Ticks:
     With the ladder there is always a plan in which everything admitted is in time; a tick is admitted if there is one
     with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
 
-    `give_up(job, reason)` is called to end a job that cannot be in time any more.
+    ``give_up(job, reason)`` is called to end a job that cannot be in time any more.
 
     A tick of a robot that has used more than its share of the device (shares.py) is admitted with what the others
     leave: it lowers the tiers of its like alone, and is refused where it would take the time of a robot that is within
@@ -170,7 +170,7 @@ class Ticks:
         return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
 
     def _taken(self, finish: float, now: float) -> float:
-        """By how much a claim's tick would be late after work until `finish` [s]; 0 if none would."""
+        """By how much a claim's tick would be late after work until ``finish`` [s]; 0 if none would."""
         most = 0.0
         for session, claim in list(self._claims.items()):
             at = self._arrivals.of(session)
@@ -207,7 +207,7 @@ class Ticks:
         return None
 
     def _delayed(self, delay: float) -> bool:
-        """Put the whole plan off by `delay` [s], if everything in it is expected in time all the same."""
+        """Put the whole plan off by ``delay`` [s], if everything in it is expected in time all the same."""
         ends = {job: (expected + delay, finish + delay) for job, (expected, finish) in self._plan.ends.items()
                 if job.outcome is None}
         if any(expected > self._waiting.limit(job.request) + ROUNDING for job, (expected, _) in ends.items()):
@@ -234,7 +234,7 @@ class Ticks:
     def _keep(self, job: Job, expected: float, finish: float, spread: float) -> bool:
         """
         Return whether a job stays as it is planned. One that may still be in time, if what is before it takes less than
-        expected by as much as it has been taking more (`spread` [s]), stays, with what is left of its promise; nobody
+        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; nobody
         is admitted at the cost of that.
         """
         request, last = job.request, job.begun == len(job.route)
@@ -264,7 +264,7 @@ class Ticks:
 
     def _make_room(self, job: Job, device: Device, others: list[Job]) -> Plan | None:
         """
-        Return a plan with a job that would be refused, in its tier, at the cost of the tiers of `others`, or None: the
+        Return a plan with a job that would be refused, in its tier, at the cost of the tiers of ``others``, or None: the
         second step of one is worth less than any answer to another.
         """
         lower = [(other, found) for other in others if other.outcome is None and (found := lower_tier(other))]

@@ -25,7 +25,7 @@ class Unit(NamedTuple):
     """
     One pass of one network for one request: what cannot be interrupted, and what batches are made of.
 
-    `network` names a row of the step table ('tiny/denoise'); `step` of `steps` is the denoising step, where there
+    ``network`` names a row of the step table ('tiny/denoise'); ``step`` of ``steps`` is the denoising step, where there
     are any. Units of one network may share a batch; without mixed steps only equal units may.
     """
 
@@ -40,11 +40,11 @@ Route = tuple[Unit, ...]
 @dataclass(frozen=True)
 class Request:
     """
-    Something to be computed for a session by `deadline` [s, steady].
+    Something to be computed for a session by ``deadline`` [s, steady].
 
-    `id` is unique for as long as the request is open. `sequence` increases within the ticks of a session; the
-    other kinds may leave it 0. `arrival` [s] orders requests under FIFO. `routes` gives the units of each tier that
-    the caller can serve; WHAT_IF and IDLE take the best one. `deadline` may be infinite for IDLE. `account`: whose
+    ``id`` is unique for as long as the request is open. ``sequence`` increases within the ticks of a session; the
+    other kinds may leave it 0. ``arrival`` [s] orders requests under FIFO. ``routes`` gives the units of each tier that
+    the caller can serve; WHAT_IF and IDLE take the best one. ``deadline`` may be infinite for IDLE. ``account``: whose
     share of the device's time it is served from; None: its session's.
     """
 
@@ -73,10 +73,10 @@ class Admission:
     """
     What became of a request at its arrival. Times are steady [s].
 
-    `tier` NONE: it is refused and will not run, `reason` says why in words and numbers, and `finish` is when the last tier that
-    was tried would have been done. Otherwise `finish` is when it is done at the latest, as long as one batch at most
-    exceeds its typical time, and `expected` when none does; both are None where nothing is promised (without a
-    ladder, and for background work). `reason` of an admitted request says why its tier is not the best one.
+    ``tier`` NONE: it is refused and will not run, ``reason`` says why in words and numbers, and ``finish`` is when the last
+    tier that was tried would have been done. Otherwise ``finish`` is when it is done at the latest, as long as one batch at
+    most exceeds its typical time, and ``expected`` when none does; both are None where nothing is promised (without a ladder,
+    and for background work). ``reason`` of an admitted request says why its tier is not the best one.
     """
 
     tier: Tier
@@ -90,7 +90,7 @@ class Admission:
 
 
 class Entry(NamedTuple):
-    """A request's part in a batch. `tier` can be lower than the admitted one: see Scheduler."""
+    """A request's part in a batch. ``tier`` can be lower than the admitted one: see Scheduler."""
 
     request: Request
     unit: Unit
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Entries to be computed together, now: all of one network. `finish`: when it ends, by the high quantile [s]."""
+    """Entries to be computed together, now: all of one network. ``finish``: when it ends, by the high quantile [s]."""
 
     id: int
     network: str
@@ -125,7 +125,7 @@ class Completion:
     """
     The end of an admitted request; every one has exactly one.
 
-    `tier` is the one served (or last tried), `admission` what was promised. `finish` is when it ended [s]. `done`
+    ``tier`` is the one served (or last tried), ``admission`` what was promised. ``finish`` is when it ended [s]. ``done``
     counts the units computed, of that tier's route; of a WHAT_IF they are the part of the answer that exists.
     """
 

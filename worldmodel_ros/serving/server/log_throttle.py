@@ -13,7 +13,7 @@ _KEPT = 1000  # places and robots, before those that are quiet are forgotten
 
 class LogThrottle(logging.Filter):
     """
-    Lets one warning or error through per `interval` [s] for each place in the code and each first argument, which
+    Lets one warning or error through per ``interval`` [s] for each place in the code and each first argument, which
     names the robot; the next one that passes says how many were left out. Other lines always pass.
     """
 

@@ -38,7 +38,7 @@ class Options:
     backend: str = 'auto'
     sessions: int = 8     # robots at a time
     threads: int = 1      # of one network call on a CPU
-    gpus: int = 1         # that `model` is divided among,
+    gpus: int = 1         # that ``model`` is divided among,
     parallel: str = 'sequence'  # and how
     realtime_priority: int = 0
     ticks: float | None = None   # a second, of one robot; None: RATE times as many as its model's period has; 0: any
@@ -130,7 +130,7 @@ def _serve(listening, options: Options) -> None:
                       f' (and {options.smaller})' if options.smaller else '', options.sessions, listening.path)
             server.run()
         finally:
-            _ignore_signals()  # Ctrl-C in a terminal under `ros2 launch` arrives twice
+            _ignore_signals()  # Ctrl-C in a terminal under ``ros2 launch`` arrives twice
             server.close()
     finally:
         _ignore_signals()

@@ -39,14 +39,14 @@ class Robot:
     """
     One session of the service, as its listener, and the connection to the front end that it is for.
 
-    `receive` belongs to the server's thread; replies come from the service's.
+    ``receive`` belongs to the server's thread; replies come from the service's.
     """
 
     def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
                  files: Executor, folder: SessionFolder, keeper: Keeper | None = None) -> None:
         """
-        `shows`: where pictures are sent from, which takes too long for the service's thread; `files`: where sessions
-        are saved and loaded, in `folder`. `keeper`: keeps the session in a store, if the robot has a name for it.
+        ``shows``: where pictures are sent from, which takes too long for the service's thread; ``files``: where sessions
+        are saved and loaded, in ``folder``. ``keeper``: keeps the session in a store, if the robot has a name for it.
         """
         self.name, self.pid = name, pid
         self._connection, self._service, self._shows = connection, service, shows
@@ -68,7 +68,7 @@ class Robot:
     def open(self, session: str) -> None:
         """
         Open the robot's session and tell it what it is connected to; where a keeper has to look for what it calls
-        `session`, soon. Raises ServiceFull, ConnectionLost.
+        ``session``, soon. Raises ServiceFull, ConnectionLost.
         """
         if self._keeper and session:
             self._keeper.submit(self._contained(self._open_kept), session)
@@ -139,7 +139,7 @@ class Robot:
         self._end(f'its session has moved to {address}')
 
     def status(self) -> dict[str, Any]:
-        """Return what `worldmodel serve --status` tells of this robot."""
+        """Return what ``worldmodel serve --status`` tells of this robot."""
         kept = {'session': self._kept.name, 'generation': self._kept.generation} if self._kept else {}
         with self._counting:
             return {'robot': self.name, 'pid': self.pid, **kept, **self._counts}

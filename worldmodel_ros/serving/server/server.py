@@ -41,7 +41,7 @@ _ROBOT_COMES = 10.0  # s, after which a session that was taken over for a robot 
 @dataclass(frozen=True)
 class Limits:
     """
-    Of each connection; 0 is no limit. `idle` [s]: one from which nothing has come for so long ends. `messages`: as many
+    Of each connection; 0 is no limit. ``idle`` [s]: one from which nothing has come for so long ends. ``messages``: as many
     a second are read; the rest waits in the sender's own buffer, since also to refuse them takes time from the others.
     """
 
@@ -64,10 +64,10 @@ class _Peer:
 
 class Server:
     """
-    Serves until `run` is left by an exception, such as one that a signal's handler raises.
+    Serves until ``run`` is left by an exception, such as one that a signal's handler raises.
 
     One thread takes in messages; networks run in the service's, pictures are sent from a third one, and a fourth one
-    saves and loads sessions, in `folder`. `keeper`: keeps sessions in a store, by threads of its own.
+    saves and loads sessions, in ``folder``. ``keeper``: keeps sessions in a store, by threads of its own.
     """
 
     def __init__(self, service: Service, listening: ListeningSocket, folder: SessionFolder,
@@ -85,7 +85,7 @@ class Server:
         self._moving = threading.Lock()  # one session at a time
 
     def run(self, timeout: float | None = None) -> None:
-        """Serve; with a `timeout` [s], return after the first events, or after that time without any."""
+        """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
         while True:
             for key, _ in self._selector.select(self._patience(_LOOK if timeout is None else timeout)):
                 if key.fileobj is self._listening:

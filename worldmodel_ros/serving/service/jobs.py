@@ -17,7 +17,7 @@ from .messages import Reply, Tick
 
 
 class Job:
-    """One request of a client, on its way through the device. `work` and `done` are the service's thread's."""
+    """One request of a client, on its way through the device. ``work`` and ``done`` are the service's thread's."""
 
     def __init__(self, client: Client):
         self.client = client

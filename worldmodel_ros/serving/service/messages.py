@@ -24,12 +24,12 @@ class ServiceFull(RuntimeError):
 @dataclass(frozen=True, eq=False)
 class Tick:
     """
-    A frame, uint8 (H, W, 3) RGB, to be answered by `due`. The service reads `image` until the Reply.
+    A frame, uint8 (H, W, 3) RGB, to be answered by ``due``. The service reads ``image`` until the Reply.
 
-    `executed` (A,), SI units: mean action since the previous Tick of the session, whatever became of that one.
-    `sequence` increases within an episode; a Tick of another `episode` begins a new one. `stamp` [ns] of the
-    observation is echoed, and is what a question refers to. Without a `goal` the future of standing still is imagined.
-    `prefix` (n, A): actions that will be executed before the answer can take over. Where `answer` is False the frame
+    ``executed`` (A,), SI units: mean action since the previous Tick of the session, whatever became of that one.
+    ``sequence`` increases within an episode; a Tick of another ``episode`` begins a new one. ``stamp`` [ns] of the
+    observation is echoed, and is what a question refers to. Without a ``goal`` the future of standing still is imagined.
+    ``prefix`` (n, A): actions that will be executed before the answer can take over. Where ``answer`` is False the frame
     is taken in when there is time, and is replied to with a refusal.
     """
 
@@ -47,11 +47,11 @@ class Tick:
 @dataclass(frozen=True, eq=False)
 class Reply:
     """
-    What a Tick was answered with: `plan` float32 (K, A), the first action for now, or None for tier NONE: refused.
+    What a Tick was answered with: ``plan`` float32 (K, A), the first action for now, or None for tier NONE: refused.
 
-    `reason` says why it is not the best tier. `predicted` is the typical finish as seen at arrival, None where nothing
-    was promised; `finish` the real one. `queue` [s] from arrival to the first unit; `timings` [s]: observe, denoise and
-    total. `collision_risk` (K,) and `progress` [m] by goal are those of the imagined plan. `failed`: the model failed
+    ``reason`` says why it is not the best tier. ``predicted`` is the typical finish as seen at arrival, None where nothing
+    was promised; ``finish`` the real one. ``queue`` [s] from arrival to the first unit; ``timings`` [s]: observe, denoise and
+    total. ``collision_risk`` (K,) and ``progress`` [m] by goal are those of the imagined plan. ``failed``: the model failed
     on it; the session begins again with the next Tick.
     """
 
@@ -73,7 +73,7 @@ class Reply:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The future that a reply's plan leads to, with its frames; `seconds` that decoding them took."""
+    """The future that a reply's plan leads to, with its frames; ``seconds`` that decoding them took."""
 
     reply: Reply
     future: Future
@@ -82,7 +82,7 @@ class Picture:
 
 class ServiceListener(Protocol):
     """
-    Where the results of one session go. Called one at a time by the service's thread, and by that of `tick` for what is
+    Where the results of one session go. Called one at a time by the service's thread, and by that of ``tick`` for what is
     refused at arrival. Must return quickly, and must not call back.
     """
 

@@ -101,7 +101,7 @@ class Questions:
         self._waiting: deque[Waiting] = deque()
 
     def ask(self, client: Client, question: Question) -> Promise:
-        """Take a question; the promise is the one that `Service.ask` speaks of."""
+        """Take a question; the promise is the one that ``Service.ask`` speaks of."""
         promise = uncancellable_future()
         self._waiting.append(Waiting(client, client.generation, question, promise))
         return promise

@@ -12,7 +12,7 @@ _KEPT = 256                              # accounts, before those with full buck
 @dataclass(frozen=True)
 class Quotas:
     """
-    Of one robot; 0 is no limit. `ticks` and `questions`: as many a second. `shortest_due` [s]: a tick that is due
+    Of one robot; 0 is no limit. ``ticks`` and ``questions``: as many a second. ``shortest_due`` [s]: a tick that is due
     sooner after its arrival is refused, since a deadline that cannot be met is none.
 
     Its share of the device's time is the scheduler's: Settings.share.
@@ -30,10 +30,10 @@ class Quotas:
 
 
 class TokenBuckets:
-    """A token bucket for each account: `rate` a second come into it, until there are as many as come in `saved` s."""
+    """A token bucket for each account: ``rate`` a second come into it, until there are as many as come in ``saved`` s."""
 
     def __init__(self, rate: float, saved: float) -> None:
-        """`rate` 0: no limit."""
+        """``rate`` 0: no limit."""
         self.rate, self._full = rate, max(1.0, rate * saved)
         self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and when there were so many
 

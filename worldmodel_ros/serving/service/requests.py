@@ -1,6 +1,6 @@
 """What is in flight for all clients of the service: makes requests of what they want, and replies of what became of it.
 
-Not thread-safe: the service calls it under its lock, and calls what `take_deliveries` gave it without.
+Not thread-safe: the service calls it under its lock, and calls what ``take_deliveries`` gave it without.
 """
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Requests:
         self._settle(now)
 
     def wake_at(self, now: float) -> float | None:
-        """When `next` is worth a call if nothing else happens until then; None for never."""
+        """When ``next`` is worth a call if nothing else happens until then; None for never."""
         return self._scheduler.wake_at(now)
 
     def phase(self, period: float) -> float:

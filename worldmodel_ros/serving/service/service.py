@@ -1,7 +1,7 @@
 """Many sessions on one device: takes ticks and questions from any thread, and runs them in batches in one of its own.
 
-The scheduler decides what comes next, and knows requests by number; `Requests` knows whose they are and what becomes of
-them; the jobs know what there is to compute. Questions wait in `Questions` until no tick is to be done.
+The scheduler decides what comes next, and knows requests by number; ``Requests`` knows whose they are and what becomes of
+them; the jobs know what there is to compute. Questions wait in ``Questions`` until no tick is to be done.
 """
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while an
 @dataclass(frozen=True)
 class ServiceSettings:
     """
-    `sessions`: how many may be open; None for as many as the engines were made for. `pictures`: whether predictions are
-    decoded. `priority`: of the thread that runs the networks, under SCHED_FIFO; 0 for none. `quotas`: of each account.
+    ``sessions``: how many may be open; None for as many as the engines were made for. ``pictures``: whether predictions are
+    decoded. ``priority``: of the thread that runs the networks, under SCHED_FIFO; 0 for none. ``quotas``: of each account.
     """
 
     sessions: int | None = None
@@ -62,7 +62,7 @@ class Service:
     """One device, and the one thread that runs its networks. The public methods may be called from any thread.
 
     ``smaller``: an engine for the same robot, for the tier of that name. ``table``: step times that were measured
-    before; without, `start` measures them.
+    before; without, ``start`` measures them.
     """
 
     def __init__(self, engine: Engine, smaller: Engine | None = None, settings: ServiceSettings | None = None,
@@ -158,7 +158,7 @@ class Service:
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).save(folder, name)
 
     def load(self, session: int, folder: SessionFolder, name: str) -> str:
-        """Replace a session by one from a file; as `save`. Where it raises, nothing was changed."""
+        """Replace a session by one from a file; as ``save``. Where it raises, nothing was changed."""
         return Transfer(self._engines[0], partial(self._call, session, loads=False)).load(
             folder, name, partial(self._call, session, loads=True))
 

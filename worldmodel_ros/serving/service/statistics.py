@@ -32,9 +32,9 @@ class Statistics:
         self._batch_errors.append(abs(seconds - expected) / expected)
 
     def summary(self) -> dict:
-        """Everything, as JSON values. Errors are relative to the time that was predicted: `prediction_error` at a
-        tick's arrival, of those that kept their tier (the others are `lowered`: to let another robot in, mostly, and
-        are done sooner), `step_time_error` at the beginning of a batch."""
+        """Everything, as JSON values. Errors are relative to the time that was predicted: ``prediction_error`` at a
+        tick's arrival, of those that kept their tier (the others are ``lowered``: to let another robot in, mostly, and
+        are done sooner), ``step_time_error`` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
             'ticks', 'late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon', 'given_up', 'stale_dropped',
             'frames_taken_in_later', 'lowered')}

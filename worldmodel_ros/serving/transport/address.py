@@ -28,7 +28,7 @@ class AddressError(OSError):
 
 def socket_path(server: str = AUTO) -> Path:
     """
-    Return the path that `server` means: 'auto' is this user's own, in XDG_RUNTIME_DIR or else under /tmp.
+    Return the path that ``server`` means: 'auto' is this user's own, in XDG_RUNTIME_DIR or else under /tmp.
 
     Raises AddressError for a path that is too long for a socket.
     """

@@ -41,7 +41,7 @@ class Codec(Protocol):
         """Append the value's bytes."""
 
     def read(self, data: memoryview, at: int) -> tuple[Any, int]:
-        """Return the value whose bytes begin `at`, and where they end. Raises MessageError."""
+        """Return the value whose bytes begin ``at``, and where they end. Raises MessageError."""
 
 
 class _Number:

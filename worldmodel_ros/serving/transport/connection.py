@@ -26,7 +26,7 @@ class Connection:
     """
     One side of a SOCK_SEQPACKET connection: message boundaries are kept, and the end of a process is noticed at once.
 
-    `send` may be called from any thread and never waits; `receive` from one thread.
+    ``send`` may be called from any thread and never waits; ``receive`` from one thread.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -61,7 +61,7 @@ class Connection:
     def receive(self, timeout: float | None = None) -> tuple[Any, int | None] | None:
         """
         Return the next message and the descriptor that came with it, which is the caller's; None: none within
-        `timeout` s (None: wait).
+        ``timeout`` s (None: wait).
 
         Raises MessageError for what is none, and ConnectionLost at the end.
         """
@@ -108,7 +108,7 @@ class Connection:
                 return 0  # it has ended
 
     def shutdown(self) -> None:
-        """End the connection for both sides; who waits in `receive` gets ConnectionLost."""
+        """End the connection for both sides; who waits in ``receive`` gets ConnectionLost."""
         with self._sending:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -116,6 +116,6 @@ class Connection:
                 pass  # it has ended already
 
     def close(self) -> None:
-        """Close the socket, from the thread that receives; a `send` after this raises ConnectionLost."""
+        """Close the socket, from the thread that receives; a ``send`` after this raises ConnectionLost."""
         with self._sending:
             self._socket.close()

@@ -20,10 +20,10 @@ _MARK = np.dtype('<u8')
 
 
 class FrameSlots:
-    """Memory for `SLOTS` frames, uint8 (H, W, 3). Made by the server, mapped by both."""
+    """Memory for ``SLOTS`` frames, uint8 (H, W, 3). Made by the server, mapped by both."""
 
     def __init__(self, descriptor: int, size: tuple[int, int], count: int = SLOTS, writable: bool = False) -> None:
-        """`size`: (H, W) in pixels. Takes the descriptor over. Raises MessageError where the memory does not fit."""
+        """``size``: (H, W) in pixels. Takes the descriptor over. Raises MessageError where the memory does not fit."""
         shape = (*size, 3)
         pixels = int(np.prod(shape))
         stride = _stride(size)
@@ -43,7 +43,7 @@ class FrameSlots:
         return len(self._frames)
 
     def write(self, slot: int, number: int, frame: np.ndarray) -> None:
-        """Put the frame of tick `number` into a slot that is one's own. Raises ValueError for another shape."""
+        """Put the frame of tick ``number`` into a slot that is one's own. Raises ValueError for another shape."""
         if frame.shape != self._shape or frame.dtype != np.uint8:
             raise ValueError(f'the frame is {frame.dtype} {frame.shape}, and the server takes uint8 {self._shape}')
         self._begun[slot][0] = number
@@ -51,7 +51,7 @@ class FrameSlots:
         self._ended[slot][0] = number
 
     def read(self, slot: int, number: int) -> np.ndarray:
-        """Return a copy of the frame of tick `number`. Raises MessageError where the slot does not hold it."""
+        """Return a copy of the frame of tick ``number``. Raises MessageError where the slot does not hold it."""
         if slot >= len(self):
             raise MessageError(f'there is no slot {slot}: there are {len(self)}')
         ended = int(self._ended[slot][0])

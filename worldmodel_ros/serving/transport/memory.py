@@ -17,7 +17,7 @@ _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make(name: str, size: int) -> int:
-    """Return the descriptor of new memory of `size` bytes, all zero, that keeps this size. `name` is for /proc."""
+    """Return the descriptor of new memory of ``size`` bytes, all zero, that keeps this size. ``name`` is for /proc."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)

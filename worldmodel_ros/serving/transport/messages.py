@@ -33,7 +33,7 @@ class Tick:
     """An observation. From now on until its answer the slot belongs to the server."""
 
     number: int = u64()      # rises by one
-    slot: int = u8()         # where the frame is; it carries `number`
+    slot: int = u8()         # where the frame is; it carries ``number``
     stamp: int = i64()       # of the observation, ns
     episode: int = u64()
     goal: str = text()       # empty: nothing is commanded
@@ -45,7 +45,7 @@ class Tick:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One sequence to be imagined; `actions` (T, A), or (0, 0) for the model's own plan of `steps`."""
+    """One sequence to be imagined; ``actions`` (T, A), or (0, 0) for the model's own plan of ``steps``."""
 
     name: str = text()
     steps: int = u32()
@@ -186,7 +186,7 @@ class ImaginedBranch:
 
 @message(72)
 class Answered:
-    """The end of the answer to a question. With a `refusal` there is none."""
+    """The end of the answer to a question. With a ``refusal`` there is none."""
 
     number: int = u64()
     stamp: int = i64()      # of the observation that was branched from, ns
@@ -197,7 +197,7 @@ class Answered:
 
 @message(73)
 class Done:
-    """A session has been saved or loaded, or, with a `refusal`, not."""
+    """A session has been saved or loaded, or, with a ``refusal``, not."""
 
     number: int = u64()
     refusal: str = text()

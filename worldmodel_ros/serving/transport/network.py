@@ -23,7 +23,7 @@ _JITTER = 0.9   # quantile of the round trips that is allowed for
 
 @dataclass(frozen=True)
 class Stamps:
-    """Steady times [s]: `sent` by the sender's clock; `echo_sent` by the receiver's, `echo_received` by the sender's."""
+    """Steady times [s]: ``sent`` by the sender's clock; ``echo_sent`` by the receiver's, ``echo_received`` by the sender's."""
 
     sent: float
     echo_sent: float = 0.0
@@ -40,7 +40,7 @@ def wrap(message: Any | None, stamps: Stamps, pixels: np.ndarray | None = None) 
 
 
 def unwrap(data: bytes) -> tuple[Any | None, Stamps, np.ndarray | None]:
-    """Return what `wrap` was given; the pictures share the memory of `data`. Raises MessageError."""
+    """Return what ``wrap`` was given; the pictures share the memory of ``data``. Raises MessageError."""
     if len(data) < _ENVELOPE.size:
         raise MessageError(f'{len(data)} bytes are no frame of this protocol')
     *times, length = _ENVELOPE.unpack_from(data)

@@ -60,7 +60,7 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
          generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
     """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
 
-    contacts (N, 2): episodes and frames that `contact_share` of the clips hold one of; None: no such share.
+    contacts (N, 2): episodes and frames that ``contact_share`` of the clips hold one of; None: no such share.
     """
     around = 0 if contacts is None else round(options.contact_share * options.batch)
     episode, frame = episodes.clips(options.batch - around, options.clip_frames, generator)

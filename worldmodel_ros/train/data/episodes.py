@@ -43,7 +43,7 @@ class Episodes:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: str = 'cpu') -> Episodes:
-        """Episodes of the arrays that `sim.rollout.collect` returns."""
+        """Episodes of the arrays that ``sim.rollout.collect`` returns."""
         return cls(**{name: torch.from_numpy(np.asarray(arrays[name])).to(device) for name in ARRAYS if name in arrays})
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Episodes:
 
     def clips_around(self, moments: Tensor, count: int, length: int, lead: int, generator: torch.Generator
                      ) -> tuple[Tensor, Tensor]:
-        """As `clips`, each holding one of the ``moments`` (N, 2), episode and frame, all equally likely; ``lead`` frames
+        """As ``clips``, each holding one of the ``moments`` (N, 2), episode and frame, all equally likely; ``lead`` frames
         of it or more are before the moment, where the episode has them."""
         device = self.frames.device
         moment = moments[torch.randint(len(moments), (count,), device=device, generator=generator)]

@@ -43,7 +43,7 @@ class Description:
     image: str                        # name of the feature that holds the images
     action_names: tuple[str, ...]
     state_names: tuple[str, ...]      # () if there is no state
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in it, by feature that begins with `label.`
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in it, by feature that begins with ``label.``
 
     @property
     def starts_from_state(self) -> bool:
@@ -53,7 +53,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive frames of one episode: rows of one file; `first` if it begins the episode."""
+    """Consecutive frames of one episode: rows of one file; ``first`` if it begins the episode."""
 
     description: Description
     file: Path
@@ -97,8 +97,8 @@ def load(folders: Sequence[Path], device: str, preset: Preset, clip_frames: int 
 
     The action of a row is taken as what was executed from it to the next row, as LeRobot records; before the first
     one it is the state, if that has the actions' names, else zero. What only a simulator knows (the expert, contacts,
-    distances, poses) is None unless every dataset has it. Episodes too short for a clip can be in it; `Episodes.clips`
-    never draws from them. `clip_frames` is the longest clip that will be drawn; of `share` = (k, n), only every n-th
+    distances, poses) is None unless every dataset has it. Episodes too short for a clip can be in it; ``Episodes.clips``
+    never draws from them. ``clip_frames`` is the longest clip that will be drawn; of ``share`` = (k, n), only every n-th
     episode is read, from the k-th on.
 
     Raises DatasetError for a dataset that does not fit the preset.

@@ -2,7 +2,7 @@
 
     python -m worldmodel_ros.train.data.simulate --episodes 60 --first-seed 1000000 --out data/eval
 
-Each process writes files of whole episodes (`datasets.shard`). An episode depends on its seed, the image's size and
+Each process writes files of whole episodes (``datasets.shard``). An episode depends on its seed, the image's size and
 the drivers' mix alone, so the number of processes changes nothing. The seeds stand in meta/info.json.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worldmodel_ros.datasets.shard import Shard, ShardWriter
 from worldmodel_ros.datasets.writer import describe, new_folder
 from worldmodel_ros.model.presets import PRESETS, Preset
 
-# The simulator is imported by the processes that use it, after their GPU is chosen (see `_start_worker`).
+# The simulator is imported by the processes that use it, after their GPU is chosen (see ``_start_worker``).
 
 EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
     'label.expert_action', 'label.search_action', 'label.contact', 'label.goal_distance', 'label.goal_visible',
@@ -35,7 +35,7 @@ EXPERT, SEARCH, CONTACT, DISTANCE, VISIBLE, POSE = (
 
 @dataclass(frozen=True)
 class Drives:
-    """`episodes` simulated episodes of `frames` images of the preset's size, by the seeds from `first_seed` on."""
+    """``episodes`` simulated episodes of ``frames`` images of the preset's size, by the seeds from ``first_seed`` on."""
 
     first_seed: int
     episodes: int

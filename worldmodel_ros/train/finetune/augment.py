@@ -22,7 +22,7 @@ def mirror_signs(preset: Preset) -> Tensor | None:
 
 
 class Light:
-    """`count` changes of light, each constant over a clip, as lamps are; the first `unchanged` change nothing."""
+    """``count`` changes of light, each constant over a clip, as lamps are; the first ``unchanged`` change nothing."""
 
     def __init__(self, count: int, generator: torch.Generator, unchanged: int = 0) -> None:
         deviations = torch.tensor([GAMMA, CONTRAST, EXPOSURE, *[COLOUR] * 3], device=generator.device)
@@ -41,5 +41,5 @@ class Light:
 
 
 def mirrored(images: Tensor, which: Tensor) -> Tensor:
-    """Swap left and right in those of the images (B, ..., W) that `which` (B,) says."""
+    """Swap left and right in those of the images (B, ..., W) that ``which`` (B,) says."""
     return torch.where(which.reshape(-1, *[1] * (images.dim() - 1)), images.flip(-1), images)

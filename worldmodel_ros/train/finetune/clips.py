@@ -20,7 +20,7 @@ PIECE_FRAMES = 240
 
 
 def episodes(chains: Sequence[Chain], clip_frames: int, device: torch.device) -> Episodes:
-    """Return chains as episodes to draw clips of `clip_frames` from. ValueError if there are none."""
+    """Return chains as episodes to draw clips of ``clip_frames`` from. ValueError if there are none."""
     pieces = [(chain.frames[k:k + PIECE_FRAMES], chain.actions[k:k + PIECE_FRAMES]) for chain in chains
               for k in range(0, max(1, len(chain) - clip_frames + 1), PIECE_FRAMES - clip_frames + 1)]
     if not pieces:
@@ -36,7 +36,7 @@ def episodes(chains: Sequence[Chain], clip_frames: int, device: torch.device) ->
 
 def encoded_variants(recorded: Episodes, vae: VAE, preset: Preset, count: int, mirror: bool,
                      generator: torch.Generator) -> Episodes:
-    """Return `count` variants of each episode, encoded; the first is as it was recorded, every second one mirrored.
+    """Return ``count`` variants of each episode, encoded; the first is as it was recorded, every second one mirrored.
 
     Their images are not kept (E * count, T, 0, 0, 3): of an hour they would take gigabytes, and the DiT needs none.
     """

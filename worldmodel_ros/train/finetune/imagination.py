@@ -66,7 +66,7 @@ def moments(parts: Sequence[Part], preset: Preset, most: int) -> Moments:
 
 @torch.no_grad()
 def imagine(model: WorldModel, moments: Moments, steps: int, ahead: np.ndarray | None = None) -> np.ndarray:
-    """Return the F imagined images of each moment, uint8 (B, F, H, W, 3), under its own actions or those of `ahead`.
+    """Return the F imagined images of each moment, uint8 (B, F, H, W, 3), under its own actions or those of ``ahead``.
 
     The same moments give the same images on one machine: the noise is always the same.
     """
@@ -106,7 +106,7 @@ def encode(vae: VAE, frames: np.ndarray) -> Tensor:
 
 
 def _decode(vae: VAE, latents: Tensor, before: Tensor) -> np.ndarray:
-    """Images uint8 (B, T, H, W, 3) of latents (B, T, h, w, Z) that follow `before` (B, h, w, Z)."""
+    """Images uint8 (B, T, H, W, 3) of latents (B, T, h, w, Z) that follow ``before`` (B, h, w, Z)."""
     before = torch.cat([before[:, None], latents[:, :-1]], 1)
     images = vae.decode_after(latents.flatten(0, 1), before.flatten(0, 1)).unflatten(0, latents.shape[:2])
     return to_frames(images).cpu().numpy()

@@ -19,10 +19,10 @@ _DIFFERENT = 0.1
 def judge(model: WorldModel, moments: Moments) -> dict:
     """Return the numbers of a model on moments that it was not trained on.
 
-    `prediction`: by number of steps and by horizon, PSNR [dB] and SSIM of the image imagined under the actions that
-    were really executed, of the newest image in its place (`copy`), and the differences with their 95 % intervals,
-    over the images that a moving robot led to. `autoencoder_db`: PSNR of images that were just encoded and decoded,
-    the bound of every prediction. `what_if`: how often the future imagined under the true actions is nearer to what
+    ``prediction``: by number of steps and by horizon, PSNR [dB] and SSIM of the image imagined under the actions that
+    were really executed, of the newest image in its place (``copy``), and the differences with their 95 % intervals,
+    over the images that a moving robot led to. ``autoencoder_db``: PSNR of images that were just encoded and decoded,
+    the bound of every prediction. ``what_if``: how often the future imagined under the true actions is nearer to what
     came than the one under other actions, and by how much; a model that ignores its actions has 0.5 and 0 dB.
     """
     imagined = {name: imagine(model, moments, steps) for name, steps in STEPS.items()}

@@ -51,7 +51,7 @@ class Imagined(_TruthAsTarget, SelfForcingObjective):
 
 
 class RecordedAndImagined(Objective):
-    """Recorded context until `settled` of the training is done, from then on imagined context in every second step."""
+    """Recorded context until ``settled`` of the training is done, from then on imagined context in every second step."""
 
     def __init__(self, recorded: Recorded, imagined: Imagined, settled: float) -> None:
         self.recorded, self.imagined, self.settled = recorded, imagined, settled

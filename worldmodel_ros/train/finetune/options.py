@@ -13,10 +13,10 @@ MOST_STEPS = 1_000_000  # where time is the limit
 
 @dataclass(frozen=True)
 class FineTuning:
-    """`minutes` of learning in all, or exactly `steps` of autoencoder and DiT (repeatable).
+    """``minutes`` of learning in all, or exactly ``steps`` of autoencoder and DiT (repeatable).
 
-    `vae_batch` and `batch`: clips per step. `variants`: of each recording that the DiT sees, half of them mirrored unless
-    `mirror` is off or the names of the actions do not tell how. Rates are peaks of the learning rate; `imagined_from`
+    ``vae_batch`` and ``batch``: clips per step. ``variants``: of each recording that the DiT sees, half of them mirrored unless
+    ``mirror`` is off or the names of the actions do not tell how. Rates are peaks of the learning rate; ``imagined_from``
     is the share of the DiT's training after which it goes on from its own imagination too.
     """
 

@@ -28,7 +28,7 @@ class Recording:
     frames uint8 (N, H, W, 3), at the model's size; stamps (N,) [s], rising within an episode; received (N,) in s since
     the first image's receipt, never falling; executed float32 (N, A), SI units, the mean action since the image
     before (of an episode's first: over one step before it); episode int (N,): no step leads from one to another.
-    `notes` are for the reader of the result.
+    ``notes`` are for the reader of the result.
     """
 
     path: Path
@@ -62,7 +62,7 @@ def read(path: Path, preset: Preset, config: Path | None = None) -> Recording:
     """
     Return all images of a rosbag2 recording, or of a LeRobot dataset.
 
-    A bag is read as `worldmodel evaluate bag` reads it, with the same file of `config`, but that no image between two
+    A bag is read as ``worldmodel evaluate bag`` reads it, with the same file of ``config``, but that no image between two
     ticks is left out. Raises RecordingError, BagError or DatasetError.
     """
     return _read_dataset(path, preset) if lerobot.is_dataset(path) else _read_bag(path, preset, config)
@@ -106,7 +106,7 @@ def _read_dataset(path: Path, preset: Preset) -> Recording:
 
 
 def chains(recording: Recording, preset: Preset, start: float, end: float) -> list[Chain]:
-    """Return the images received from `start` until `end` [s] as chains, which have each image at most once.
+    """Return the images received from ``start`` until ``end`` [s] as chains, which have each image at most once.
 
     A camera of 20 Hz gives a model of 10 Hz two chains, which differ in their phase: a clip may begin at any image.
     """
@@ -133,7 +133,7 @@ def _parts(stamps: np.ndarray, period: float) -> Iterator[np.ndarray]:
 
 
 def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Iterator[int]:
-    """Yield what a live node takes that begins with the image `first`, up to a gap, or to one that is used."""
+    """Yield what a live node takes that begins with the image ``first``, up to a gap, or to one that is used."""
     pacer, last = FramePacer(period), stamps[first]
     for k in range(first, len(stamps)):
         pace = pacer.classify(stamps[k], _SETTINGS.tick_tolerance, _SETTINGS.time_jump)
@@ -146,7 +146,7 @@ def _part(stamps: list[int], used: np.ndarray, first: int, period: float) -> Ite
 
 
 def _actions(recording: Recording, part: np.ndarray, period: float) -> np.ndarray:
-    """Mean actions (T, A) over the steps that end at the images `part` (T,), float32."""
+    """Mean actions (T, A) over the steps that end at the images ``part`` (T,), float32."""
     stamps = recording.stamps
     # No image of the chain is before the first: that one takes what is nearest to a step back.
     earlier = np.flatnonzero(recording.episode[:part[0] + 1] == recording.episode[part[0]])

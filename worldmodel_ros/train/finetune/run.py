@@ -28,10 +28,10 @@ Progress = Callable[[str], None]  # is told what begins
 
 def fine_tune(model: WorldModel, parts: Split, options: FineTuning, out: Path,
               progress: Progress = lambda what: None) -> dict:
-    """Adapt VAE and DiT of `model` in place, on its device; return what there is to say about it, for JSON.
+    """Adapt VAE and DiT of ``model`` in place, on its device; return what there is to say about it, for JSON.
 
-    The heads stay as they are. Nothing of `parts.held_out` is trained on, or decides when to stop. Logs of the losses
-    go into the folder `out`. With `options.steps` the same recordings give the same weights on one machine.
+    The heads stay as they are. Nothing of ``parts.held_out`` is trained on, or decides when to stop. Logs of the losses
+    go into the folder ``out``. With ``options.steps`` the same recordings give the same weights on one machine.
     """
     preset, device = model.preset, model.vae.latent_mean.device
     mirror = options.mirror and mirror_signs(preset) is not None

@@ -15,7 +15,7 @@ LEAST_VALIDATION = 2 * HORIZON_STEPS
 
 @dataclass(frozen=True)
 class Part:
-    """What was received from `start` until `end`, in s since the recording's first image."""
+    """What was received from ``start`` until ``end``, in s since the recording's first image."""
 
     recording: Recording
     start: float
@@ -26,7 +26,7 @@ class Part:
         return self.recording.path
 
     def chains(self, preset: Preset, least: int = 1) -> list[Chain]:
-        """The part's images; chains of fewer than `least` frames are left out."""
+        """The part's images; chains of fewer than ``least`` frames are left out."""
         return [chain for chain in chains(self.recording, preset, self.start, self.end) if len(chain) >= least]
 
     def to_dict(self) -> dict:
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """Parts of all recordings. `gap_s` lies unused before what is held out, so that no window reaches from what is
+    """Parts of all recordings. ``gap_s`` lies unused before what is held out, so that no window reaches from what is
     trained on to what judges. A validation part begins with a window that is trained on; what follows it counts."""
 
     training: Sequence[Part]
@@ -57,7 +57,7 @@ def judged_frames(preset: Preset) -> int:
 
 def split(recordings: Sequence[Recording], preset: Preset, clip_frames: int, share: float = 0.25,
           held_out: Sequence[Recording] = ()) -> Split:
-    """Hold out the last `share` of each recording, with a gap before it; or `held_out`, and nothing of the others.
+    """Hold out the last ``share`` of each recording, with a gap before it; or ``held_out``, and nothing of the others.
 
     Raises RecordingError where a part is too short to be trained on or judged.
     """
@@ -68,7 +68,7 @@ def split(recordings: Sequence[Recording], preset: Preset, clip_frames: int, sha
     context = (1 + preset.window_frames) * period
     training, validation, judged = [], [], []
     for recording in recordings:
-        # Tenths of a second, so that `--skip` of `worldmodel evaluate bag` says exactly the same.
+        # Tenths of a second, so that ``--skip`` of ``worldmodel evaluate bag`` says exactly the same.
         border = recording.seconds + period if held_out else round((1.0 - share) * recording.seconds, 1)
         end = border - gap
         middle = end - max(VALIDATION_SHARE * end, LEAST_VALIDATION * period)

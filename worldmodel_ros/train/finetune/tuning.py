@@ -22,7 +22,7 @@ PATIENCE = 4   # looks without a better result after which the training ends, on
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a loop went: `scores` [dB] are (step, score of the averaged weights); those of `best_step` were kept."""
+    """How a loop went: ``scores`` [dB] are (step, score of the averaged weights); those of ``best_step`` were kept."""
 
     steps: int
     seconds: float
@@ -38,10 +38,10 @@ class Tuned:
 
 def tune(module: nn.Module, averaged: nn.Module, objective: Objective, schedule: Schedule, log: Log, score: Callable[[], float],
          seed: int) -> Tuned:
-    """Train `module` by an objective and leave it with the best averaged weights seen.
+    """Train ``module`` by an objective and leave it with the best averaged weights seen.
 
-    `score` judges `averaged`, more is better; where no step makes it better, the weights stay as they were. The
-    objective is told in `done` which share of the schedule is over.
+    ``score`` judges ``averaged``, more is better; where no step makes it better, the weights stay as they were. The
+    objective is told in ``done`` which share of the schedule is over.
     """
     device = next(module.parameters()).device
     generator, rng = torch.Generator(device).manual_seed(seed), np.random.default_rng(seed)

@@ -130,7 +130,7 @@ class DistributionMatching:
                    clips.rotary(self.preset, np.arange(k), device), torch.zeros(k, k, device=device))[0].float()
 
     def state(self) -> dict[str, Tensor]:
-        """What `restore` needs, by names that begin with ``dmd.``."""
+        """What ``restore`` needs, by names that begin with ``dmd.``."""
         state = {f'dmd.fake.{name}': tensor for name, tensor in self.fake.state_dict().items()}
         state |= {f'dmd.optimiser.{i}.{key}': torch.as_tensor(value) for i, key, value in self._moments()}
         if self.latents is not None:

@@ -1,4 +1,4 @@
-"""Stage `imitation`: the policy alone, on the features of a network that stays as it is.
+"""Stage ``imitation``: the policy alone, on the features of a network that stays as it is.
 
 What the network makes of an episode is computed once, so that a step costs what the policy's small head costs: minutes on a
 CPU, where the other stages take a GPU. The world model is the same afterwards, bit for bit.

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 class Objective:
     """
-    What a stage minimises; the loop draws a batch, takes the loss's gradient by `parameters`, and calls `after_update`.
+    What a stage minimises; the loop draws a batch, takes the loss's gradient by ``parameters``, and calls ``after_update``.
 
-    All that is random is drawn from the two generators of `draw`.
+    All that is random is drawn from the two generators of ``draw``.
     """
 
     def parameters(self) -> list[nn.Parameter]:
@@ -39,4 +39,4 @@ class Objective:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take up what `state` gave."""
+        """Take up what ``state`` gave."""

@@ -73,7 +73,7 @@ def unseen(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset) -> T
 
 def policy_labels(episodes: Episodes, clip: tuple[Tensor, Tensor], preset: Preset, search: bool) -> Tensor:
     """The commands (B, F, goals, A) that the policy is to learn on clips: the expert's, or with ``search`` those of a
-    search for goals that are `unseen`: nothing that the policy sees tells there what the expert knows."""
+    search for goals that are ``unseen``: nothing that the policy sees tells there what the expert knows."""
     expert = episodes.expert[clip]
     if not search:
         return expert

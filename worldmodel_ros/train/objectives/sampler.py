@@ -42,7 +42,7 @@ class ChunkSampler:
 def roll_out(dit: DiT, observed: Tensor, actions: Tensor, noise: Tensor, steps: int,
              truth: Tensor | None = None, tether: Tensor | None = None) -> Tensor:
     """
-    Return the latents (B, N, h, w, Z) that B sessions predict when each goes on from its own predictions (`model.rollout`).
+    Return the latents (B, N, h, w, Z) that B sessions predict when each goes on from its own predictions (``model.rollout``).
 
     observed (B, T, h, w, Z), at most a window of frames; actions (B, T + N, A), the one that leads to each frame; noise
     (B, N, h, w, Z) of whole chunks; steps per chunk. The window simply rolls on, also for presets with sinks.

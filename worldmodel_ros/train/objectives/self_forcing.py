@@ -1,4 +1,4 @@
-"""Stage `self_forcing`: the student's losses on what the student itself has imagined, so that errors do not compound.
+"""Stage ``self_forcing``: the student's losses on what the student itself has imagined, so that errors do not compound.
 
 A session that looks far ahead goes on from its own predictions, which no recorded clip contains. Self Forcing (Huang
 et al. 2025) trains on roll-outs by back-propagating a distribution loss into their last step. Here the true episode under
@@ -128,7 +128,7 @@ class SelfForcingObjective(StudentObjective):
         """The truth, as far as it is to be trusted; for the rest what the frozen teacher predicts in the same place.
 
         The noisy latents tell of the truth what the context does not: of two sources of the same image, of squared
-        error `apart` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what `flow_trust` goes by.
+        error ``apart`` and (1 - tau)^2 / tau^2, what the better mean of both leaves is what ``flow_trust`` goes by.
         """
         told = ChunkSampler(self.teacher, batch).predict(z, batch.tau, batch.step)
         return torch.lerp(told, batch.target, expand(batch.flow_trust))

@@ -1,4 +1,4 @@
-"""Stage `student`: steps of length 1/2 and 1 next to the flow (shortcut models, Frans et al. 2024).
+"""Stage ``student``: steps of length 1/2 and 1 next to the flow (shortcut models, Frans et al. 2024).
 
 Two step lengths are served, so the half step's target is an explicit roll of the frozen teacher instead of a bootstrap
 over all lengths; the whole step's is two half steps of the averaged student.

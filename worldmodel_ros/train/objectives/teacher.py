@@ -1,4 +1,4 @@
-"""Stage `teacher`: flow matching in x-prediction with the ramp weight (Dreamer 4, Hafner et al. 2025), each chunk of a
+"""Stage ``teacher``: flow matching in x-prediction with the ramp weight (Dreamer 4, Hafner et al. 2025), each chunk of a
 clip at a noise level of its own (diffusion forcing, Chen et al. 2024); and what all stages of the DiT share, one pass over
 committed and noisy frames and the losses of the heads."""
 from __future__ import annotations

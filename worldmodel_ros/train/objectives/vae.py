@@ -1,4 +1,4 @@
-"""Stage `vae`: the streaming autoencoder, on clips of three frames."""
+"""Stage ``vae``: the streaming autoencoder, on clips of three frames."""
 from __future__ import annotations
 
 import numpy as np

@@ -16,9 +16,9 @@ TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module doe
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Simulated episodes by default: `episodes` of `frames`, by the seeds from `first_seed`, and `held_back` further ones
-    that are not trained on but calibrate the contact probability. `mix`: weights of the drivers of `sim.behaviour`, by
-    name; null: the usual ones. `folders` of LeRobot datasets are taken instead."""
+    """Simulated episodes by default: ``episodes`` of ``frames``, by the seeds from ``first_seed``, and ``held_back`` further
+    ones that are not trained on but calibrate the contact probability. ``mix``: weights of the drivers of ``sim.behaviour``, by
+    name; null: the usual ones. ``folders`` of LeRobot datasets are taken instead."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
@@ -30,9 +30,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a stage learns: `steps`, or less if `max_minutes` end before (the schedule then follows the
-    clock). `rate` is the peak of the learning rate, after a `warm_up` (share of the schedule) and before a cosine;
-    `average` the decay of the averaged weights, `decay` that of AdamW."""
+    """How long and how fast a stage learns: ``steps``, or less if ``max_minutes`` end before (the schedule then follows the
+    clock). ``rate`` is the peak of the learning rate, after a ``warm_up`` (share of the schedule) and before a cosine;
+    ``average`` the decay of the averaged weights, ``decay`` that of AdamW."""
 
     steps: int
     rate: float
@@ -54,7 +54,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class VaeOptions:
-    """Stage `vae`: clips per step."""
+    """Stage ``vae``: clips per step."""
 
     batch: int = 256
 
@@ -94,9 +94,9 @@ class CalibrationConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Losses and short predictions on `episodes` episodes from `first_seed` on (`batches` of `batch` clips); and
-    `worldmodel evaluate quality` on the seeds `quality` ('first:end'), if given, only the parts of it that are named; on
-    the CPU, with what robots run by default, or with `gpu` where there is one."""
+    """Losses and short predictions on ``episodes`` episodes from ``first_seed`` on (``batches`` of ``batch`` clips); and
+    ``worldmodel evaluate quality`` on the seeds ``quality`` ('first:end'), if given, only the parts of it that are named; on
+    the CPU, with what robots run by default, or with ``gpu`` where there is one."""
 
     episodes: int = 60
     first_seed: int = 1_000_000
@@ -109,7 +109,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run. A section that is null is a stage that is left out; `init` names a model to start from."""
+    """A run. A section that is null is a stage that is left out; ``init`` names a model to start from."""
 
     preset: str
     policy: str | None = None  # 'flow' or 'regression' instead of the preset's
@@ -169,7 +169,7 @@ class TrainConfig:
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """
-    Read a run from YAML; `overrides` are `section.key=value`, the value as YAML.
+    Read a run from YAML; ``overrides`` are ``section.key=value``, the value as YAML.
 
     Raises ConfigError for a file that cannot be read, a key that is unknown or missing, or a value of another kind.
     """
@@ -177,5 +177,5 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def from_dict(content: Mapping[str, Any], where: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """As `read_config`, of what a file holds; `where` names it in errors."""
+    """As ``read_config``, of what a file holds; ``where`` names it in errors."""
     return build(TrainConfig, with_values(content, dict(map(parse_override, overrides))), where)

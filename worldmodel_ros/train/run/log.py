@@ -15,9 +15,9 @@ _NOT_DRAWN = ('step', 'seconds', 'steps_per_s', 'loss')
 
 class Log:
     """
-    Averages what is added between two lines; a line is written every `every` seconds.
+    Averages what is added between two lines; a line is written every ``every`` seconds.
 
-    `steps` is the number of the stage's steps, for the bar. `first` is the step that is gone on from: later lines of an
+    ``steps`` is the number of the stage's steps, for the bar. ``first`` is the step that is gone on from: later lines of an
     earlier attempt are dropped.
     """
 

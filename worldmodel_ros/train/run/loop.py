@@ -31,13 +31,13 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
              ranks: Ranks, out: Path, seed: int = 0, compile_networks: bool = False,
              checkpoint_minutes: float = 10.0, log_every: float = 5.0) -> dict[str, float]:
     """
-    Train `module` in place by the objective that `make` gives for the averaged copy of it; it ends with the averaged
+    Train ``module`` in place by the objective that ``make`` gives for the averaged copy of it; it ends with the averaged
     weights.
 
-    Logs to `out`/`stage`.jsonl. In `out`/`stage`/progress lies what is needed to go on after an interruption: with as
+    Logs to ``out``/``stage``.jsonl. In ``out``/``stage``/progress lies what is needed to go on after an interruption: with as
     many processes on the CPU, the result is bit for bit that of a run without one.
 
-    :return: `steps` done and `seconds` taken, over all attempts.
+    :return: ``steps`` done and ``seconds`` taken, over all attempts.
     :raises Interrupted: at SIGINT and SIGTERM, when the progress is saved.
     """
     ranks.share_weights(module.state_dict().values())
@@ -76,8 +76,8 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
 
 
 class Optimiser:
-    """Trains `parameters` (those of `module`, and auxiliary ones) and lets `averaged` follow `module`: AdamW under a warm-up
-    and a cosine, clipped gradients."""
+    """Trains ``parameters`` (those of ``module``, and auxiliary ones) and lets ``averaged`` follow ``module``: AdamW under a
+    warm-up and a cosine, clipped gradients."""
 
     def __init__(self, module: nn.Module, averaged: nn.Module, parameters: list[nn.Parameter], schedule: Schedule,
                  ranks: Ranks):
@@ -96,7 +96,8 @@ class Optimiser:
 
     def learn(self, objective: Objective, rng: np.random.Generator, generator: torch.Generator, step: int, done: float
               ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Make step number `step` (from 0) of a schedule, of which the share `done` is over; return the loss and its parts."""
+        """Make step number ``step`` (from 0) of a schedule, of which the share ``done`` is over; return the loss and its
+        parts."""
         self.set_rate(done)
         batch = objective.draw(rng, generator)
         device = self.ranks.device.type
@@ -129,7 +130,7 @@ class Optimiser:
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what ``state`` gave."""
         def part(prefix: str) -> dict[str, Tensor]:
             return {name[len(prefix):]: value for name, value in tensors.items() if name.startswith(prefix)}
 
@@ -148,7 +149,7 @@ def averaged_copy(module: nn.Module) -> nn.Module:
 
 
 class _Saved:
-    """What a stage needs to go on exactly, in its folder, saved every `interval` s."""
+    """What a stage needs to go on exactly, in its folder, saved every ``interval`` s."""
 
     def __init__(self, folder: Path, optimiser: Optimiser, objective: Objective, random: Randomness, ranks: Ranks,
                  interval: float):

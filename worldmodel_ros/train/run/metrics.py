@@ -59,7 +59,7 @@ def evaluate(model: WorldModel, episodes: Episodes, batches: int = 8, batch: int
     copy-last-frame and for the VAE alone; and errors of the heads. Images are averaged down to ``picture_size``
     rows first, where one is given.
 
-    Clips depend on the seed alone, whatever the model: so differences of two models' `by_batch` are paired. Raises
+    Clips depend on the seed alone, whatever the model: so differences of two models' ``by_batch`` are paired. Raises
     ValueError for an image size that the model's is no multiple of.
     """
     device = episodes.frames.device

@@ -24,7 +24,7 @@ STAGES = ('imitation', 'self_forcing', 'student', 'teacher')
 def newest(run: Path) -> tuple[WorldModel, dict]:
     """
     Return the model and where it comes from: of the last stage that is finished, or of the one in progress, its averaged
-    weights as they were last saved (`checkpoint_minutes`).
+    weights as they were last saved (``checkpoint_minutes``).
 
     Raises FileNotFoundError if no stage has left anything yet.
     """

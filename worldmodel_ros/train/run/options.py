@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """Stage `teacher`: flow matching, imitation and outcomes on recorded clips.
+    """Stage ``teacher``: flow matching, imitation and outcomes on recorded clips.
 
     batch: clips per step. clip_frames: observed frames of each. chunks: noisy chunks per clip.
     full_windows: share of these that have a whole window before them, as far as the clips are long enough; the others
     see less, as a session does that has just begun.
     context_noise: largest deviation of the noise on committed frames, in half of the clips, so that a session which
     continues from its own predictions stays in the trained range.
-    flow_weight: `ramp` weights the error of the predicted clean latents by 0.9 tau + 0.1; `velocity` takes the error of
+    flow_weight: ``ramp`` weights the error of the predicted clean latents by 0.9 tau + 0.1; ``velocity`` takes the error of
     the flow's velocity, with a weight of at most 100.
     heads_weight, pose_weight: of the losses other than the flow's.
     search: the policy learns to search for a goal that its window does not show, instead of what the expert does who
@@ -21,7 +21,7 @@ class TeacherOptions:
     contact_share: of the clips, which hold a frame in contact, all such frames equally likely, with a window before it.
     Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual episodes 8 and 3 %.
     blind_share: of the batches whose last chunk sees no context, so that the network also knows which images there
-    are at all; the distribution matching of the stage `self_forcing` asks the teacher for that.
+    are at all; the distribution matching of the stage ``self_forcing`` asks the teacher for that.
     """
 
     batch: int = 96
@@ -45,7 +45,7 @@ class TeacherOptions:
 
 @dataclass(frozen=True)
 class StudentOptions(TeacherOptions):
-    """Stage `student`: steps of length 1/2 and 1 next to the flow.
+    """Stage ``student``: steps of length 1/2 and 1 next to the flow.
 
     substeps: of the flow that make the target of a half step.
     bootstrap: these are of the student's own averaged weights instead of the frozen teacher's.
@@ -63,7 +63,7 @@ class StudentOptions(TeacherOptions):
 
 @dataclass(frozen=True)
 class ImitationOptions:
-    """Stage `imitation`: the policy alone, on what a network that stays as it is makes of the episodes.
+    """Stage ``imitation``: the policy alone, on what a network that stays as it is makes of the episodes.
 
     batch: clips per step. clip_frames: frames of each, all but a chunk of which are learned from: the fewer, the more
     clips for the same time. search: as in TeacherOptions.
@@ -83,7 +83,7 @@ class ImitationOptions:
 
 @dataclass(frozen=True)
 class SelfForcingOptions(StudentOptions):
-    """Stage `self_forcing`: the student's losses on what the student itself has imagined.
+    """Stage ``self_forcing``: the student's losses on what the student itself has imagined.
 
     recorded_share: of the clips of a batch, which are recorded ones as in the stage before; the others are pieces of
     roll-outs.

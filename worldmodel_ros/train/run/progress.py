@@ -18,7 +18,7 @@ from .reading import ConfigError
 
 @dataclass(frozen=True)
 class Progress:
-    """After `step` steps and `seconds`: `shared` tensors of all processes, `own` ones of this process."""
+    """After ``step`` steps and ``seconds``: ``shared`` tensors of all processes, ``own`` ones of this process."""
 
     step: int
     seconds: float
@@ -46,7 +46,7 @@ class Randomness:
         return {**state, 'random.cuda': torch.cuda.get_rng_state(self._device)} if self._cuda else state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what ``state`` gave."""
         self.numpy.bit_generator.state = json.loads(bytes(state['random.numpy'].tolist()))
         torch.set_rng_state(state['random.torch'])
         self.generator.set_state(state['random.generator'])

@@ -16,7 +16,7 @@ TIMEOUT = timedelta(hours=2)  # the others wait while the first process simulate
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `count`, by its number `rank`; a process alone needs no torch.distributed."""
+    """This process among ``count``, by its number ``rank``; a process alone needs no torch.distributed."""
 
     device: torch.device
     rank: int = 0
@@ -24,7 +24,7 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str) -> Ranks:
-        """Join the processes that torchrun started, or stand alone; `device` is cuda, cpu or auto."""
+        """Join the processes that torchrun started, or stand alone; ``device`` is cuda, cpu or auto."""
         if device == 'auto':
             device = 'cuda' if torch.cuda.is_available() else 'cpu'
         count = int(os.environ.get('WORLD_SIZE', '1'))

@@ -53,7 +53,7 @@ def build(kind: type, content: Any, where: str, prefix: str = '') -> Any:
     """
     Return a dataclass of the content of a file, sections as dataclasses in it.
 
-    `where` names the file in errors, `prefix` the section, with a dot behind it. Raises ConfigError for keys that are
+    ``where`` names the file in errors, ``prefix`` the section, with a dot behind it. Raises ConfigError for keys that are
     unknown or missing, values of another kind, and those that the dataclass refuses with ValueError.
     """
     if not isinstance(content, Mapping):

@@ -27,10 +27,10 @@ NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
 
 class Run:
     """
-    The stages of a configuration in the folder `out`, done by the processes `ranks`.
+    The stages of a configuration in the folder ``out``, done by the processes ``ranks``.
 
     A stage's folder holds stage.json: the part of the configuration that the result depends on, and whether it is
-    complete. A stage that is complete in one of `others`, folders of other runs, with the same configuration, is taken.
+    complete. A stage that is complete in one of ``others``, folders of other runs, with the same configuration, is taken.
     """
 
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, others: Sequence[Path] = ()):
@@ -55,7 +55,7 @@ class Run:
         return getattr(self.config, stage) is not None
 
     def find(self, stage: str) -> Path | None:
-        """Folder of the complete stage, or None. Raises ConfigError if `out` has it of another configuration."""
+        """Folder of the complete stage, or None. Raises ConfigError if ``out`` has it of another configuration."""
         for out in (self.out, *self.others):
             folder, complete, differences = self._look(out, stage)
             if complete and not differences:
@@ -66,7 +66,7 @@ class Run:
         return None
 
     def found(self, stage: str) -> Path:
-        """As `find`. Raises ConfigError if it is nowhere complete."""
+        """As ``find``. Raises ConfigError if it is nowhere complete."""
         folder = self.find(stage)
         if folder is None:
             others = [f'; {other} has it of another configuration ({", ".join(differences)})' for other, differences in
@@ -101,12 +101,12 @@ class Run:
         return {key: value for key, value in record.items() if key not in ('config', 'complete')}
 
     def before(self, stage: str) -> str | None:
-        """The stage whose networks `stage` starts from; None if it is the first."""
+        """The stage whose networks ``stage`` starts from; None if it is the first."""
         earlier = NETWORKS[:NETWORKS.index(stage)] if stage in NETWORKS else NETWORKS
         return next((name for name in reversed(earlier) if self.has(name)), None)
 
     def networks(self, stage: str | None) -> WorldModel:
-        """The networks that a stage left, to go on training; of None, those of `init`, or new ones."""
+        """The networks that a stage left, to go on training; of None, those of ``init``, or new ones."""
         torch.manual_seed(self.config.seed)
         model = WorldModel(self.preset)
         if stage is not None:
@@ -118,7 +118,7 @@ class Run:
         return model.to(self.ranks.device)
 
     def teacher(self) -> WorldModel:
-        """The frozen teacher: that of the stage, or the model of `init`."""
+        """The frozen teacher: that of the stage, or the model of ``init``."""
         return self.networks('teacher' if self.config.teacher else None).eval().requires_grad_(False)
 
     def episodes(self) -> Episodes:

@@ -1,8 +1,8 @@
 """
 The stages of a training run in their order: what each does, and that a finished one is taken, not done again.
 
-Each takes what earlier ones left, and leaves its own results in its folder, with stage.json (`run.Run.record`). The stages
-that learn are one function, `learn`, over the objectives of `train.objectives`.
+Each takes what earlier ones left, and leaves its own results in its folder, with stage.json (``run.Run.record``). The stages
+that learn are one function, ``learn``, over the objectives of ``train.objectives``.
 """
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def simulate_data(run: Run, name: str) -> dict[str, Any]:
 
 
 def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
-    """The contact probability on episodes that were not trained on; leaves the model that is shipped in `final`."""
+    """The contact probability on episodes that were not trained on; leaves the model that is shipped in ``final``."""
     config = run.config
     before = run.before(name)
     model = checkpoint.load(run.found(before) if before else run.init, str(run.ranks.device))
@@ -164,7 +164,7 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
 
 
 def evaluate(run: Run, name: str) -> dict[str, Any]:
-    """What is shipped, read back: short predictions on episodes of other seeds, and `worldmodel evaluate quality`."""
+    """What is shipped, read back: short predictions on episodes of other seeds, and ``worldmodel evaluate quality``."""
     config, device, folder = run.config.evaluation, str(run.ranks.device), run.out / name
     run.release()
     drives = folder / 'drives'

@@ -36,7 +36,7 @@ def columns(quality: dict[str, Any], metrics: dict[str, Any]) -> dict[str, float
 
 
 def write_table(out: Path, names: Sequence[str]) -> str:
-    """Write table.json and table.md in `out` for the runs in its folders; return the Markdown."""
+    """Write table.json and table.md in ``out`` for the runs in its folders; return the Markdown."""
     rows = {}
     for name in names:
         folder = out / name / 'evaluation'

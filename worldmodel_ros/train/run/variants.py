@@ -23,7 +23,7 @@ _KEYS = ('base', 'set', 'shared', 'variants')
 
 @dataclass(frozen=True)
 class Variants:
-    """`shared` stages are done once, of the configuration `base`; each variant, by name, takes those that are the same
+    """``shared`` stages are done once, of the configuration ``base``; each variant, by name, takes those that are the same
     for it, and does the rest in a folder of its own."""
 
     base: TrainConfig
@@ -37,7 +37,7 @@ def is_variants(content: Mapping[str, Any]) -> bool:
 
 
 def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
-    """Read them; `overrides` hold for all. Raises ConfigError."""
+    """Read them; ``overrides`` hold for all. Raises ConfigError."""
     content = read_yaml(path)
     unknown = set(content) - set(_KEYS)
     if unknown or not isinstance(content.get('base'), str) or not isinstance(content.get('variants'), list):
@@ -62,7 +62,7 @@ def read_variants(path: Path, overrides: Sequence[str] = ()) -> Variants:
 
 def run_variants(variants: Variants, out: Path, gpus: int, device: str, others: Sequence[Path] = ()) -> list[str]:
     """
-    Do all of them, `gpus` at a time, each on one GPU; return the names of those that failed. `others` are folders of
+    Do all of them, ``gpus`` at a time, each on one GPU; return the names of those that failed. ``others`` are folders of
     runs that complete stages are taken from.
 
     What a run says is in its folder's log.txt. One that fails does not stop the others.

@@ -71,7 +71,7 @@ def shapes(size: tuple[int, int] = FRAME_SIZE) -> dict[str, tuple[tuple[int, ...
 
 
 def make(seed: int, world: World) -> dict[str, np.ndarray]:
-    """The episode of a seed: arrays as in `shapes`; moves `world`, and depends on the seed and its pictures' size alone."""
+    """The episode of a seed: arrays as in ``shapes``; moves ``world``, and depends on the seed and its pictures' size alone."""
     rng = np.random.default_rng([seed, _STREAM])
     kind, name = (str(rng.choice(list(mix), p=list(mix.values()))) for mix in (KINDS, DRIVERS))
     scene = task_scene(kind, seed, Variant(stops=bool(rng.random() < _STOPS)))
@@ -106,7 +106,7 @@ class Store:
                        for name, (shape, kind) in shapes().items()}
 
     def add(self, episodes: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Append episodes, as `make` gives them."""
+        """Append episodes, as ``make`` gives them."""
         end = self.count + len(episodes)
         for name, array in self.arrays.items():
             array[self.count:end].copy_(torch.from_numpy(np.stack([episode[name] for episode in episodes])))
@@ -117,9 +117,9 @@ class Store:
 
 @dataclass
 class Truth:
-    """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: `known` (B, T, SLOTS), whether
-    the clip has shown a thing so far; `now` (B, T, SLOTS, 2); `ahead` (B, T, J, SLOTS, 2) and `counts`, its mask; `walls`
-    (B, T, 6). The shuttles come in the scene's order, which no image tells."""
+    """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: ``known`` (B, T, SLOTS), whether
+    the clip has shown a thing so far; ``now`` (B, T, SLOTS, 2); ``ahead`` (B, T, J, SLOTS, 2) and ``counts``, its mask;
+    ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image tells."""
 
     known: Tensor
     now: Tensor
@@ -129,7 +129,7 @@ class Truth:
 
 
 def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, frames: int, mirrored: Tensor | None = None) -> Truth:
-    """The truth of clips of so many frames from frame `start` (B,) of episodes (B,) on; of those in bool `mirrored` (B,),
+    """The truth of clips of so many frames from frame ``start`` (B,) of episodes (B,) on; of those in bool ``mirrored`` (B,),
     with left and right exchanged."""
     device = episode.device
     t = start[:, None] + torch.arange(frames, device=device)

@@ -60,7 +60,7 @@ def losses(outputs: tuple[Present, Ahead, Ahead], target: Truth, anchors: Tensor
 
 @torch.no_grad()
 def ordered(target: Truth, out: Present) -> Truth:
-    """The truth with its shuttles in the order that fits `out` best, frame by frame."""
+    """The truth with its shuttles in the order that fits ``out`` best, frame by frame."""
     others = slice(SHUTTLES, SLOTS)
     known, now = target.known[..., None, others], target.now[..., None, others, :]
     logits, places = out.presence[..., others, None].float(), out.now[..., others, None, :2].float() * SCALE
@@ -157,7 +157,7 @@ class Training:
         self.steps = 0
 
     def step(self, count: int, share: float, held_back: int = HELD_BACK) -> dict[str, Tensor]:
-        """One step of `count` clips; `share` of the run is over, by which the rate falls."""
+        """One step of ``count`` clips; ``share`` of the run is over, by which the rate falls."""
         decay = min(1.0, (self.steps + 1) / 200) * (min(1.0, (1.0 - min(1.0, share)) / 0.6) + 0.002)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
