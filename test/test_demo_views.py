@@ -13,7 +13,7 @@ CONFIG = Path(__file__).parents[1] / 'config'
 TYPES = {'/deadline_status': msg.DeadlineStatus, '/command_status': msg.CommandStatus,
          '/predicted_future': msg.PredictedFuture, '/cmd_vel': TwistStamped}
 TOPICS = {*TYPES, '/camera/image_raw', '/predicted_image/compressed', '/predicted_path', '/sim/objects',
-          '/sim/ground_truth', '/diagnostics', '/goal'}
+          '/sim/ground_truth', '/diagnostics', '/goal', '/decision_paths'}
 
 
 @pytest.fixture(scope='module')

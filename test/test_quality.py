@@ -281,7 +281,7 @@ def test_seeds_that_cannot_judge_are_refused(text, complaint, capsys):
 @pytest.mark.parametrize('wrong, complaint', [
     ({'parts': ('horizon',)}, 'horizons, what_if, drift, closed_loop'), ({'parts': ()}, 'choose from'),
     ({'drift_seconds': 1.0}, 'at least 4 s'),
-    ({'dreams': 0}, '0 dreams')])
+    ({'dreams': 0}, '0 long rollouts')])
 def test_tasks_that_cannot_be_done_are_refused(wrong, complaint):
     with pytest.raises(QualityError, match=complaint):
         Task(range(2_000_000, 2_000_001), **wrong)

@@ -7,6 +7,7 @@ from fake_engine import SPEC
 from rclpy.serialization import serialize_message
 from std_msgs.msg import String
 
+from worldmodel_ros.control.task import Task
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.world_model.inputs import GoalTopic
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
@@ -18,7 +19,7 @@ from .harness import Bytes
 class _Node:
     """As much of the node as goals have to do with."""
 
-    _engine, _activation, _goal = SimpleNamespace(spec=SPEC), None, ''
+    _engine, _activation, _goal, _task, _deciding = SimpleNamespace(spec=SPEC), None, '', Task(), True
     refusals = Refusals()
     hear, _goal_refusal, _set_goal = WorldModelNode._on_goal, WorldModelNode._goal_refusal, WorldModelNode._set_goal
 

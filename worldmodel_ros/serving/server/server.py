@@ -165,11 +165,11 @@ class Server:
             wait = self._hellos.take(peer.pid, time.monotonic())
             if wait:
                 raise MessageError(f'process {peer.pid} has opened sessions too often: again in {wait:.2f} s')
-            robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files, self._folder,
-                          self._keeper)
-            robot.open(message.session)
-            peer.robot = robot
-            _log.info('%s (process %d) is connected', robot.name, peer.pid)
+            # The connection's before it is opened: what is lost while it is welcomed is closed with the connection.
+            peer.robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files, self._folder,
+                               self._keeper)
+            peer.robot.open(message.session)
+            _log.info('%s (process %d) is connected', peer.robot.name, peer.pid)
         elif isinstance(message, (messages.Move, messages.Prepare, messages.TakeOver)):
             self._fleet(connection, message)
         else:
