@@ -78,26 +78,13 @@ class Capture:
         file.write(digest.hexdigest().encode())
 
 
-class Loaded:
-    """A session that was read and checked, on its way into an engine. ``pieces`` fills its pages, then a session may
-    take it over.
+class Incoming:
+    """A session's cache while it is filled, until a session takes it over or it is given up. ``on_host``: whether its pages are
+    in the host's memory."""
 
-    ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A).
-    """
-
-    def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
-        self.state, self._pages = state, pages
+    def __init__(self, memory: Memory) -> None:
         self._cache, self._ending, self._over = memory.stage(), threading.Lock(), False
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
-
-    def pieces(self) -> Iterator[None]:
-        """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in
-        use."""
-        for _ in snapshot.fill(self._cache, self._pages):
-            yield
-            if self._over:  # it was given up, and the pages may belong to another session
-                return
 
     def take(self) -> SequenceCache:
         """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
@@ -113,6 +100,27 @@ class Loaded:
             if not self._over:
                 self._over = True
                 self._cache.close()
+
+
+class Loaded(Incoming):
+    """A session that was read and checked, on its way into an engine. ``pieces`` fills its pages, then a session may
+    take it over.
+
+    ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
+    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A).
+    """
+
+    def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
+        super().__init__(memory)
+        self.state, self._pages = state, pages
+
+    def pieces(self) -> Iterator[None]:
+        """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in
+        use."""
+        for _ in snapshot.fill(self._cache, self._pages):
+            yield
+            if self._over:  # it was given up, and the pages may belong to another session
+                return
 
 
 def largest(spec: Preset, memory: Memory) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, decode, digest, encode
 from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
 from ..model.presets import Preset
-from .session_file import Capture, check_state, check_table
+from .session_file import Capture, Incoming, check_state, check_table
 from .session_folder import SessionFileError
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ class Checkpoint:
         return (known, []) if known else (entry, blobs)
 
 
-class StoredSession:
+class StoredSession(Incoming):
     """A session on its way from a store into an engine. ``read`` may be called again with a later manifest of the same
     session, and then reads only what is new; ``pieces`` fills pages, after which a session may take it over
     (``Session.restore``).
@@ -232,14 +231,12 @@ class StoredSession:
     """
 
     def __init__(self, store: SlabStore, spec: Preset, fingerprint: str, memory: Memory, index: SlabIndex | None = None):
+        super().__init__(memory)
         self._store, self._spec, self._fingerprint, self._memory = store, spec, fingerprint, memory
         self._index = index
-        self._cache = memory.stage()
-        self.on_host = all(pool.storage.on_host for pool in memory.pools)
         self.state: dict[str, np.ndarray] = {}
         self._there: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # slab -> content, row of the table
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
-        self._ending, self._over = threading.Lock(), False
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
     def read(self, manifest: Manifest) -> None:
@@ -281,21 +278,6 @@ class StoredSession:
                 self._index.add(slab.content, slab.tier, ids, pool.allocator.uses(ids))
             yield
         self._coming = []
-
-    def take(self) -> SequenceCache:
-        """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
-        with self._ending:
-            if self._over:
-                raise SessionFileError('the session was given up while it was loaded')
-            self._over = True
-        return self._cache
-
-    def close(self) -> None:
-        """Give back what no session has taken over. From any thread."""
-        with self._ending:
-            if not self._over:
-                self._over = True
-                self._cache.close()
 
     def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
         """Let go of slabs that are not, or no more, in the session."""
