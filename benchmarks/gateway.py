@@ -347,7 +347,7 @@ async def drop_often(url: str, trust: ssl.SSLContext, size: tuple[int, int], dro
         await connection.send(_encode({'observation/image': image, 'prompt': 'red', 'session_id': 'r', 'step_id': step,
                                        'deadline_ms': 5000.0}))
         reply = _decode(await connection.recv())
-        assert reply['episode'] == 1, 'the session has begun anew'
+        assert reply['episode'] == 1, 'the session has begun again'
         gaps.append(1e3 * (time.monotonic() - lost))
         connection.transport.abort()
     return gaps[1:]

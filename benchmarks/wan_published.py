@@ -1,6 +1,6 @@
 """What benchmarks/wan.py compares with: the published loop of LingBot-World-Fast, and diffusers' transformer, each compiled.
 
-The loop is written anew from what the published code does, on the weights of this package's network, layer by layer in
+The loop is written again from what the published code does, on the weights of this package's network, layer by layer in
 PyTorch's own operations: keys and values in one tensor that is moved by a clone, PyTorch's attention, the prompt's padding
 attended to, the camera's layers in each pass.
 """

@@ -23,7 +23,8 @@ SECURE = {'ROS_SECURITY_ENABLE': 'true', 'ROS_SECURITY_STRATEGY': 'Enforce'}
 FILES = ('identity_ca.cert.pem', 'cert.pem', 'key.pem', 'permissions_ca.cert.pem', 'governance.p7s', 'permissions.p7s')
 # What the policy allows because of parameters that the system of the test does not have.
 BY_PARAMETER = {
-    'sim_robot': {'/clock', '/task', '/sim/judgement'}, 'command_gate': {'/joint_trajectory', '/commands', '/joint_states', '/clock'},
+    'sim_robot': {'/clock', '/task', '/sim/judgement'},
+    'command_gate': {'/joint_trajectory', '/commands', '/joint_states', '/clock'},
     'world_model_node': {'/camera/image_raw/compressed', '/clock', '/odom', '/task'}, 'recorder': {'/goal', '/clock'}}
 
 

@@ -130,7 +130,7 @@ def test_without_a_router_all_find_the_same_server_and_a_lost_one_moves_only_its
 
 
 class Fleet(RuleBasedStateMachine):
-    """Sessions come, go and move, leases end, servers are lost and return, and the router itself begins anew."""
+    """Sessions come, go and move, leases end, servers are lost and return, and the router itself begins again."""
 
     def __init__(self):
         super().__init__()

@@ -115,7 +115,7 @@ def test_two_steps_return_only_after_enough_ticks_with_headroom():
         decision = ladder.decide(k * PERIOD, k * PERIOD + DEADLINE, predict, True)
         ladder.finished(decision, decision.finish)
         tiers.append(decision.tier)
-    # ``tight`` fits, but with less than the headroom: it does not count, and begins the count anew.
+    # ``tight`` fits, but with less than the headroom: it does not count, and begins the count again.
     assert tiers == [Tier.TWO_STEP] + [Tier.ONE_STEP] * 8 + [Tier.TWO_STEP]
 
 

@@ -103,7 +103,7 @@ def test_without_a_ladder_everything_is_served_however_late_and_counted():
 
 
 def test_the_smaller_model_steps_in_and_sees_whole_runs_only():
-    """Its session begins anew after a gap: it never takes two frames for neighbours that are not."""
+    """Its session begins again after a gap: it never takes two frames for neighbours that are not."""
     tight = TWO_STEPS - COSTS['denoise'] - 0.003
     rig = Rig(smaller={name: cost / 3 for name, cost in COSTS.items()}, pictures=False)
     session, listener = rig.open()
@@ -436,7 +436,7 @@ def test_every_transition_is_in_the_table_and_every_other_one_raises():
                 with pytest.raises(SessionError, match='it cannot'):
                     after(1, state, event)
     assert legal == sum(map(len, TRANSITIONS.values()))
-    # From everywhere but the end a session can begin anew, and end.
+    # From everywhere but the end a session can begin again, and end.
     for state in set(State) - {State.CLOSED}:
         assert {Event.RESET: State.EMPTY, Event.FAIL: State.EMPTY, Event.CLOSE: State.CLOSED}.items() <= TRANSITIONS[
             state].items()

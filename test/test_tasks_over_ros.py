@@ -102,5 +102,5 @@ def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys, monkeypa
     assert 20 <= sum(served['chosen'].values()) and served['camera_to_command_ms']['n'] >= 20
     assert served['ticks'].keys() <= {'two_step', 'one_step', 'plan_only', 'last_plan', 'stop'}
     assert threading.active_count() <= threads + 1
-    for exported in cache_folder().glob(f'{folder.name}-*'):  # of weights that nobody needs again
+    for exported in cache_folder().glob(f'{folder.name}-*'):  # of weights that are not needed again
         shutil.rmtree(exported)

@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     # Several processes share the cores: PyTorch's own threads would only wait for each other.
     parallel = ['-n', str(workers), '--dist', 'loadfile', '--no-loadscope-reorder']
-    # Else each process would translate all tests, and each node that they start the whole package, anew.
+    # Else each process would translate all tests, and each node that they start the whole package, again.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
     if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):

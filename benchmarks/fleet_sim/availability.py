@@ -32,7 +32,7 @@ RESULTS = Path(__file__).resolve().parents[1] / 'results'
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Mean times between failures and to repair [s], each of one such thing; nobody measured these."""
+    """Mean times between failures and to repair [s], each of one such thing; assumed, not measured."""
 
     process_fails: float = 7 * DAY      # a server's process ends by itself, and is started again
     process_back: float = 30.0
@@ -42,7 +42,7 @@ class Assumptions:
     rack_back: float = 2 * 3600.0
     router_fails: float = 30 * DAY
     router_back: float = 30.0
-    store_fails: float = 30 * DAY       # cannot be read: sessions begin anew
+    store_fails: float = 30 * DAY       # cannot be read: sessions begin again
     store_back: float = 300.0
     network_fails: float = DAY          # of one robot: it reaches no server
     network_back: float = 20.0
@@ -159,7 +159,7 @@ class Month:
 
     def _back(self, robot: int, since: float, now: float) -> None:
         if self._store_down:
-            self.counts['begun anew'] += 1
+            self.counts['begun again'] += 1
             self._gaps.append((robot, since, now))
             self._cold.append((robot, now, now + self._measured.anew))
         else:

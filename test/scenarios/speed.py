@@ -96,7 +96,7 @@ def budget(robots: int = 1, questions: bool = False, own: float = 0.0) -> Budget
     """
     Return what robots that share this machine are given to get predictions in time, and answers to what-if ``questions``.
 
-    ``own``: the longest tick that their nodes expect of themselves [s], with all that runs beside them. What is longer than
+    ``own``: the longest tick that their nodes expect of themselves [s], with all that runs next to them. What is longer than
     OWN ticks of a machine that has nothing else to do is no slow machine, and not believed.
     """
     alone = measured().tick_s

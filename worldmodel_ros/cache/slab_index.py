@@ -17,7 +17,7 @@ class SlabIndex:
 
     It holds no pages: those of a slab that no sequence has any more are free, and the slab is found no more. That what
     it finds still is what it was rests on two facts: a complete slab is never written again (a sequence that changes it
-    copies it first), and pages that were given out anew are told by ``PageAllocator.uses``.
+    copies it first), and pages that were given out again are told by ``PageAllocator.uses``.
     """
 
     def __init__(self) -> None:

@@ -155,7 +155,7 @@ def security(surroundings: dict[str, str]) -> Finding:
                                  'not known')
     if there == 'True':
         return Finding(Level.OK, f'{library} has DDS security; nodes do not ask for it (ROS_SECURITY_ENABLE)')
-    return Finding(Level.OK, f'{library} has no DDS security: whoever is on the network of the nodes can hear and command '
+    return Finding(Level.OK, f'{library} has no DDS security: anyone on the network of the nodes can hear and command '
                              'them. That of a distribution has it (docs/security.md)')
 
 

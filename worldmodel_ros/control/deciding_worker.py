@@ -71,7 +71,7 @@ class DecidingWorker(Worker):
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
                  command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
-        twist at a stamp [ns], None where nobody measured them; ``command_delay``: of the base [s]."""
+        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
         self._base_delay = command_delay

@@ -55,7 +55,7 @@ class Odometry:
         self.pose, self.twist = np.asarray(pose, float), np.asarray(twist, float)
 
     def executed(self, twist: np.ndarray, seconds: float) -> None:
-        """Have velocities (2,) stand in for what nobody measured, since so many seconds."""
+        """Have velocities (2,) stand in for what was not measured, since so many seconds."""
         v, w = (float(value) for value in twist)
         heading = self.pose[2] + w * seconds / 2
         way = v * seconds * float(np.sinc(w * seconds / math.tau))

@@ -64,7 +64,7 @@ class SlabEntry:
 @dataclass(frozen=True)
 class Manifest:
     """A session at one of its ticks. ``generation`` rises with the owner, ``version`` with every manifest of an owner;
-    ``about``: JSON values of whoever runs the session."""
+    ``about``: JSON values of what runs the session."""
 
     session: str
     generation: int
@@ -370,7 +370,7 @@ def owner_of(store: SlabStore, session: str) -> tuple[int, str]:
 
 
 def claim_next(store: SlabStore, session: str, owner: str) -> int:
-    """Claims the next generation of a session, whoever owned it; returns it. Raises StoreError."""
+    """Claims the next generation of a session, no matter who owned it; returns it. Raises StoreError."""
     while True:
         generation = owner_of(store, session)[0] + 1
         try:

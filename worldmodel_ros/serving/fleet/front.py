@@ -50,7 +50,7 @@ class Front:
     """
     Answers robots at one socket by where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
 
-    No tick comes through here: a robot that has its server does not notice that the front is lost. One that comes up anew
+    No tick comes through here: a robot that has its server does not notice that the front is lost. One that comes up again
     learns from the servers what they run. ``run`` belongs to one thread, the looks at the servers to another one.
     """
 

@@ -37,7 +37,7 @@ class TooSlow(StoreError):
 class KeeperSettings:
     """
     ``period``: a session is stored at most once in so many s while it ticks, and when it ends or moves. ``patience``
-    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session is begun anew where,
+    [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session is begun again where,
     by measurement, reading it would take longer. ``longest_gap`` [s]: and where it has not ticked for so long, since the
     robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
     """
@@ -116,7 +116,7 @@ class Keeper:
                     if '; ' in str(error):
                         _log.error('%s', error)
                 except (TooSlow, SessionFileError, OutOfPages) as error:
-                    _log.warning('session %s begins anew: %s', name, error)
+                    _log.warning('session %s begins again: %s', name, error)
                     self._counts['refused'] += 1
             finally:
                 stored.close()

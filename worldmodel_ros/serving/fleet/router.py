@@ -144,7 +144,7 @@ class Router:
             raise
 
     def lose(self, servers: Iterable[int]) -> list[Hashable]:
-        """Servers are gone: the sessions that are to be routed anew."""
+        """Servers are gone: the sessions that are to be routed again."""
         lost = []
         for server in servers:
             sessions = self.sessions(server)

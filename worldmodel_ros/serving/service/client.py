@@ -29,7 +29,7 @@ class ActionTotal:
 
 @dataclass(frozen=True)
 class Continuity:
-    """What a client's next answer depends on beside its session, so that another service can go on: the seed of the
+    """What a client's next answer depends on besides its session, so that another service can go on: the seed of the
     noise, what the robot had done by its newest tick and by the newest frame that was taken in (sums of actions, ticks),
     and the identities of the newest tick. As JSON values, which hold a float exactly."""
 
