@@ -86,6 +86,14 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     return options
 
 
+def open_graphs(folder: Path, quantised: bool, version: int, graphs: Sequence[str], write: Callable[[Path], None],
+                threads: int) -> dict[str, onnxruntime.InferenceSession]:
+    """Return what runs each of ``graphs``, exported as ``exported`` does it, on so many threads of a CPU."""
+    files, options = exported(folder, quantised, version, graphs, write), session_options(threads)
+    return {name: onnxruntime.InferenceSession(str(files / f'{name}.onnx'), options, providers=['CPUExecutionProvider'])
+            for name in graphs}
+
+
 class OnnxBackend(Backend):
     """The networks of TorchBackend; see there. Arrays are numpy. A CPU is no faster with a batch: it takes one."""
 
@@ -99,10 +107,7 @@ class OnnxBackend(Backend):
         def write(target: Path) -> None:
             from .export import export
             export(folder, target, quantised)
-        graphs = exported(folder, quantised, EXPORT_VERSION, GRAPHS, write)
-        options = session_options(threads)
-        self._sessions = {name: onnxruntime.InferenceSession(str(graphs / f'{name}.onnx'), options,
-                                                             providers=['CPUExecutionProvider']) for name in GRAPHS}
+        self._sessions = open_graphs(folder, quantised, EXPORT_VERSION, GRAPHS, write, threads)
 
     def storage(self, layout: TileLayout, pages: int) -> NumpyStorage:
         return NumpyStorage(layout, len(self.preset.cache_layers), self.preset.heads, self.preset.head_dim, pages)

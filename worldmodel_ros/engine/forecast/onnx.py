@@ -9,9 +9,8 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
-from worldmodel_ros.engine.backends.onnx import exported, session_options
+from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
 EXPORT_VERSION = 3  # counts up when the exported graphs change
@@ -30,10 +29,7 @@ class OnnxForecast:
         def write(target: Path) -> None:
             from .export import export
             export(folder, target, quantised)
-        graphs = exported(folder, quantised, EXPORT_VERSION, GRAPHS, write)
-        options = session_options(threads)
-        self._sessions = {name: onnxruntime.InferenceSession(str(graphs / f'{name}.onnx'), options,
-                                                             providers=['CPUExecutionProvider']) for name in GRAPHS}
+        self._sessions = open_graphs(folder, quantised, EXPORT_VERSION, GRAPHS, write, threads)
         known = {key: json.loads(value)
                  for key, value in self._sessions['see'].get_modelmeta().custom_metadata_map.items()}
         self.horizons, self.rates = tuple(known['horizons']), np.array(known['rates'])
