@@ -18,7 +18,7 @@ from .tasks import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
-    from worldmodel_ros.model.scene_forecast import SceneForecast
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
 PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}  # of controllers with a learned forecast
 
@@ -108,10 +108,9 @@ def applies(name: str, task: Task) -> bool:
     return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
 
 
-def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
+def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None) -> Controller:
     """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
     if name in PASSES:
-        from worldmodel_ros.engine.forecast.loading import TorchStream
         from .learned import Learned
-        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], still=name == 'still')
+        return Learned(forecast.open(), forecast.image_size, PASSES[name], still=name == 'still')
     return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()
