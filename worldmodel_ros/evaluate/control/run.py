@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.forecast.loading import Forecasts
 
 PLAIN = 'plain'
+RUNGS = ('head', 'one_step', 'two_step')  # by passes
+_ANOTHER = 50_000_000  # from the seed of a room to that of the other one that ``another_future`` sees
 MORE_DELAY = 0.2  # s, of the variant ``delay``
 VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant()}
 _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.items() if task.told)),
@@ -77,10 +79,10 @@ class Question:
     def delay(self, job: Job) -> float:
         """Seconds from a picture to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
-        if job.controller == controllers.SHIPPED or job.controller in ('still', 'none'):
-            rung = 'head'
+        if job.controller == controllers.SHIPPED:
+            rung = RUNGS[0]
         elif job.controller in controllers.PASSES:
-            rung = job.controller
+            rung = RUNGS[controllers.PASSES[job.controller]]
         return rung_seconds()[rung] + MORE_DELAY * (job.variant == 'delay')
 
 
@@ -143,9 +145,11 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
 
 def _drive(question: Question, job: Job) -> Episode:
     engine = _engine(question.model, question.backend) if job.controller == controllers.SHIPPED else None
-    setup = TASKS[job.task].setup(job.seed, VARIANTS.get(job.variant, Variant()))
+    variant = VARIANTS.get(job.variant, Variant())
+    setup = TASKS[job.task].setup(job.seed, variant)
+    another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene
     forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
-    return drive(setup, controllers.make(job.controller, engine, forecast), question.delay(job), _world())
+    return drive(setup, controllers.make(job.controller, engine, forecast, another), question.delay(job), _world())
 
 
 @lru_cache(maxsize=1)
