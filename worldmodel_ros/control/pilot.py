@@ -16,7 +16,7 @@ import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
-from .motion import PERIOD, move
+from .motion import PERIOD, along_arc, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, View
 from .task import to_goal
@@ -56,12 +56,9 @@ class Odometry:
 
     def executed(self, twist: np.ndarray, seconds: float) -> None:
         """Have velocities (2,) stand in for what was not measured, since so many seconds."""
-        v, w = (float(value) for value in twist)
-        heading = self.pose[2] + w * seconds / 2
-        way = v * seconds * float(np.sinc(w * seconds / math.tau))
-        yaw = math.remainder(self.pose[2] + w * seconds, math.tau)
-        self.pose = np.array([self.pose[0] + way * math.cos(heading), self.pose[1] + way * math.sin(heading), yaw])
-        self.twist = np.array([v, w])
+        self.twist = np.asarray(twist, float)
+        self.pose, = along_arc(self.pose[None], self.twist[None], seconds)
+        self.pose[2] = math.remainder(self.pose[2], math.tau)
 
 
 SEEING = ('see', 'forecast', 'forecast twice')  # parts of a tick that forecast, by passes
