@@ -13,7 +13,7 @@ from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, 
 from worldmodel_ros.control.motion import LIMITS, PERIOD
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
-from worldmodel_ros.control.scene_view import Seen, View
+from worldmodel_ros.control.scene_view import Seen, View, corners
 from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal
 from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
@@ -57,9 +57,9 @@ def test_a_contact_that_is_foreseen_vetoes_candidates_and_a_stop_is_what_is_left
     view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.55, 0.0, 0.0, 0.0))
     view = View(view.pose, moving, view.things, view.walls)
     decision = planner.choose(reach, view, sent, moving)
-    assert 'ahead 0.8 s' in decision.vetoed and decision.name not in decision.vetoed
+    assert decision.vetoed['ahead 0.8 s'] == 'mover' and decision.name not in decision.vetoed
     unbound = Deliberation(Settings()).choose(reach, view, sent, moving)
-    assert unbound.vetoed == () and unbound.scores == decision.scores
+    assert unbound.vetoed == {} and unbound.scores == decision.scores
     # A ball that will roll into the robot whatever it does.
     view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.45, 0.0, -1.5, 0.0))
     decision = Deliberation(Settings(veto=Veto())).choose(reach, view, [(0.03, moving)], moving)
@@ -67,16 +67,30 @@ def test_a_contact_that_is_foreseen_vetoes_candidates_and_a_stop_is_what_is_left
     assert decision.command[0] == pytest.approx(0.5 - LIMITS.rate[0] * PERIOD) and decision.commands[-1].tolist() == [0.0, 0.0]
 
 
+def test_a_veto_names_what_would_be_touched():
+    planner = Deliberation(Settings(veto=Veto()))
+    moving, sent = np.array([0.5, 0.0]), [(0.03, np.array([0.5, 0.0]))]
+    view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0))
+    view = View(view.pose, moving, view.things, np.array([[1.0, 0.0, 0.30]]))
+    decision = planner.choose((Reach('goal'),), view, sent, moving)
+    assert set(decision.vetoed.values()) == {'wall'} and 'ahead 0.8 s' in decision.vetoed
+
+
+def test_corners_are_where_walls_meet():
+    room = np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0], [-1.0, 0.0, 3.0], [0.0, -1.0, 1.5]])
+    np.testing.assert_allclose(corners(room), [[2.0, 1.0], [-3.0, 1.0], [-3.0, -1.5], [2.0, -1.5]])
+
+
 def test_what_is_wanted_touched_and_what_is_hardly_there_vetoes_nothing():
     veto = Veto()
     planner = Deliberation(Settings(veto=veto))
     moving, sent = np.array([0.6, 0.0]), [(0.03, np.array([0.6, 0.0]))]
     view = view_of(planner, 0.03, ball=(0.5, 0.0, 0.0, 0.0))
-    assert planner.choose((Touch('ball'),), view, sent, moving).vetoed == ()
+    assert planner.choose((Touch('ball'),), view, sent, moving).vetoed == {}
     ghost = Thing(view.things['ball'].path, 0.15, 'violet', True, presence=0.6)
     goal = Thing(np.tile((2.0, 0.0), (len(ghost.path), 1)), 0.1, 'red')
     view = View(view.pose, moving, {'goal': goal, 'ghost': ghost}, NOWHERE)
-    assert planner.choose((Reach('goal'),), view, sent, moving).vetoed == ()
+    assert planner.choose((Reach('goal'),), view, sent, moving).vetoed == {}
 
 
 def test_a_robot_that_touches_something_may_leave_it():
@@ -325,10 +339,33 @@ def test_actions_are_scored_by_the_terms_from_the_frame_that_they_begin_at():
     stamp = rig.worker._slot.stamp
     rig.run()
     ahead, away = np.tile((0.5, 0.0), (16, 1)), np.tile((-0.2, 0.0), (16, 1))
-    scores = [rig.worker.score(to_goal('red'), actions, stamp) for actions in (ahead, away)]
-    assert scores[0] > scores[1] + 0.5
-    assert math.isnan(rig.worker.score(to_goal('red'), ahead, stamp + 1))
-    assert math.isnan(rig.worker.score(Task(), ahead, stamp))
+    found = [rig.worker.utilities(to_goal('red'), actions, stamp) for actions in (ahead, away)]
+    assert all(each.shape == (len(to_goal('red').terms),) for each in found)
+    assert found[0][0] > found[1][0] + 0.5 and found[0][1] == found[1][1] == 0.0  # nearer; no contact either way
+    assert not len(rig.worker.utilities(to_goal('red'), ahead, stamp + 1))
+    assert not len(rig.worker.utilities(Task(), ahead, stamp))
+
+
+def test_a_candidate_and_the_same_commands_as_a_question_get_the_same_from_each_term():
+    rig = Rig()
+    rig.places = {'red': (2.0, 0.0, 0.0, 0.0), 'magenta ball': (0.9, -0.5, 0.0, 0.3)}
+    terms = to_goal('red').terms
+    rig.tick()
+    known, planner = rig.worker._pilot.known, Deliberation()
+    # Without a delay: a question's actions are those from the observation on.
+    decision = planner.choose(terms, known.view(planner.times(0.0)), [(0.0, np.zeros(2))], np.zeros(2))
+    best = decision.utilities[:, list(decision.scores).index(decision.name)]
+    np.testing.assert_allclose(known.utilities(terms, decision.commands), best, atol=0.02)
+    assert best.sum() == pytest.approx(decision.scores[decision.name])
+
+
+def test_images_are_published_with_what_their_actions_were_decided_by():
+    rig = Rig()
+    rig.tick()
+    (prediction, _), (decided, _) = rig.predictions[0], rig.decisions[0]
+    assert prediction.decided is decided
+    rig.tick(task=Task())
+    assert rig.predictions[-1][0].decided is None
 
 
 def test_all_rungs_are_measured_at_warm_up():

@@ -79,11 +79,11 @@ class DecidingWorker(Worker):
         self.measures_odometry = False  # whether the newest frame had a reading
         self._pilot = self._new_pilot()
 
-    def score(self, task: Task, actions: np.ndarray, stamp: int) -> float:
-        """What a task's terms give ``actions`` (T, A) from the observation ``stamp`` [ns] on; NaN without terms, and where that
-        is too long ago. From any thread."""
+    def utilities(self, task: Task, actions: np.ndarray, stamp: int) -> np.ndarray:
+        """What each of a task's terms gives ``actions`` (T, A) from the observation ``stamp`` [ns] on, (K,); none where that is
+        too long ago. From any thread."""
         known = next((known for at, known in list(self._known) if at == stamp), None)
-        return known.score(task.terms, actions) if known and task.terms else float('nan')
+        return known.utilities(task.terms, actions) if known and task.terms else np.zeros(0)
 
     def _start_over(self) -> None:
         super()._start_over()
@@ -105,9 +105,9 @@ class DecidingWorker(Worker):
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, passes)
         self._known.append((observation.stamp, self._pilot.known))
-        plan = self._still()
+        decided = None
         if decision and observation.task.terms and self._slot is None:
-            plan = self._answer(observation, decision, passes, begun)
+            decided = self._answer(observation, decision, passes, begun)
         answered = self._clock()
         self._session.observe(observation.image, executed)
         self._committed = observation.stamp
@@ -115,7 +115,7 @@ class DecidingWorker(Worker):
             return
         if passes == 0 and self._slot is None:
             self._pilot.rehearse()
-        self._show(observation, plan, decision, begun, answered)
+        self._show(observation, decided, decision, begun, answered)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
         """Set the odometry to the moment of the observation."""
@@ -128,8 +128,8 @@ class DecidingWorker(Worker):
             since = period if self._committed is None else (observation.stamp - self._committed) / NS
             self._pilot.odometry.executed(executed, since)
 
-    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> np.ndarray:
-        """Decide and answer; return the plan (T, A)."""
+    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> Decided:
+        """Decide and answer."""
         steps = self._engine.spec.chunk_frames
         delay = begun - observation.received + observation.age + self.times.typical_tick(passes) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
@@ -141,35 +141,39 @@ class DecidingWorker(Worker):
             choice = self._pilot.decide(observation.task.terms, sent, previous, self._pilot.fitting(left))
         else:
             choice = self._pilot.react(observation.task.terms, previous, steps)
-        plan = require_finite(np.asarray(choice.commands[:steps], np.float32), 'the plan')
+        plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
         self.times.record_tick(self._clock() - begun, passes)
-        self._listener.decided(Decided(
-            observation, self._responder.served(observation) or Tier.NONE, passes, choice, self._pilot.view,
-            delay + self._base_delay, dict(self._pilot.last)))
-        return plan
+        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, passes, choice, self._pilot.view,
+                          delay + self._base_delay, dict(self._pilot.last))
+        self._listener.decided(decided)
+        return decided
 
-    def _show(self, observation: Observation, plan: np.ndarray, decision: Decision, begun: float, answered: float) -> None:
-        """Imagine what the plan leads to, where that is over before the next observation, or images are long missing."""
+    def _show(self, observation: Observation, decided: Decided | None, decision: Decision, begun: float, answered: float
+              ) -> None:
+        """Imagine what the decision leads to, where that is over before the next observation, or images are long missing."""
         model = self._engine.step_times
         step = model.quantile('denoise')
         steps = 2 if self._background.fits(2 * step, self._expected) else 1
         if not self._background.starved and (self._slot is not None or not self._background.fits(step, self._expected)):
             return
         start = self._clock()
-        future = self._session.imagine(plan, steps)
+        future = self._session.imagine(self._plan_of(decided.choice if decided else None), steps)
         require_finite(future.collision_risk, 'the collision risk')
         measured = self._session.timings
         tier = next(tier for tier, count in STEPS.items() if count == steps)
         self._background.show(Prediction(observation, tier, self._responder.served(observation) or Tier.NONE, future, {
             'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
             'commit': measured.get('commit', 0.0), 'policy': answered - begun, 'denoise': self._clock() - start,
-            'total': answered - observation.received, 'predicted': decision.finish - observation.received}))
+            'total': answered - observation.received, 'predicted': decision.finish - observation.received}, decided))
 
-    def _still(self) -> np.ndarray:
+    def _plan_of(self, choice: Choice | None) -> np.ndarray:
+        """Return the commands (T, A) of a chunk; without a choice, of standing still."""
         spec = self._engine.spec
-        return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        if choice is None:
+            return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        return np.asarray(choice.commands[:spec.chunk_frames], np.float32)
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         super()._fail(observation, error)

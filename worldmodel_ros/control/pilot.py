@@ -20,7 +20,7 @@ from .motion import PERIOD, along_arc, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, View
 from .task import to_goal
-from .terms import Outcome, Term, score
+from .terms import Outcome, Term, utilities
 
 COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
 DECIDING = Settings(veto=Veto())
@@ -148,15 +148,15 @@ class Known:
         seen = self.seen.at_present() if still else self.seen
         return seen.view(self.slots, self.pose, self.twist, times)
 
-    def score(self, terms: Sequence[Term], actions: np.ndarray) -> float:
-        """Return what the terms give the robot for ``actions`` (T, 2), each for a PERIOD from the frame on."""
+    def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
+        """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a PERIOD from the frame on."""
         poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
         for action in np.asarray(actions, float):
             poses, twists = move(poses, twists, action[None], PERIOD)
             found.append(poses)
         times = PERIOD * np.arange(len(found))
         view = self.view(times)
-        return float(score(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[0])
+        return utilities(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[:, 0]
 
 
 def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], times: StepTimes, ticks: int = 12) -> None:

@@ -201,9 +201,10 @@ class StayIn:
 Term = Touch | Reach | KeepDistance | PassBehind | Avoid | Clearance | Time | StayIn
 
 
-def score(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
-    """Sum of weight times utility for each candidate, (C,). A term about something that is not known counts 0 for all."""
-    return np.sum([term.weight * term.utility(outcome) for term in terms], 0)
+def utilities(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
+    """Weight times utility of each term for each candidate, (K, C); a candidate's score is their sum. A term about something
+    that is not known counts 0 for all."""
+    return np.array([term.weight * term.utility(outcome) for term in terms])
 
 
 def _elapsed(outcome: Outcome) -> np.ndarray:
