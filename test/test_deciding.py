@@ -121,7 +121,7 @@ class FakeForecast:
     times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
 
     def __init__(self, rig):
-        self.rig, self.told, self.rehearsed = rig, [], 0
+        self.rig, self.told = rig, []
 
     def observe(self, image, executed, measured, passes):
         self.told.append((float(image.mean()), executed.tolist(), np.asarray(measured).tolist(), passes))
@@ -131,10 +131,6 @@ class FakeForecast:
             presence[SLOT[name]] = 1.0
             places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
         return presence * self.rig.nan, places, np.array([1.0, 0.0, 5.0, 5.0, 5.0, 5.0])
-
-    def rehearse(self):
-        self.rehearsed += 1
-        self.rig.clock.sleep(self.rig.costs[1])
 
 
 class Rig:
@@ -214,13 +210,48 @@ def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
     rig.costs[:] = 0.004, 0.060, 0.060
     for _ in range(80):
         rig.tick()
-    answer = rig.tick()
-    assert answer.tier is Tier.PLAN_ONLY and answer.latency == pytest.approx(0.004)
-    assert rig.streams[-1].told[-1][-1] == 0 and rig.streams[-1].rehearsed  # measured all the same, after the command
-    assert rig.decisions[-1][0].passes == 0 and rig.decisions[-1][0].choice.scores == {}
+    assert rig.tick().tier is Tier.STOP
     rig.costs[:] = 0.004, 0.010, 0.016
     tiers = [rig.tick().tier for _ in range(150)]
     assert tiers[-1] is Tier.ONE_STEP or tiers[-1] is Tier.TWO_STEP
+
+
+def test_after_the_forecast_candidates_are_compared_where_the_time_that_is_left_suffices_for_it():
+    rig = Rig()
+    for _ in range(100):  # a forecast that takes long at times, and comparing
+        rig.times.record_tick(rig.costs[1] + 0.028, 1)
+        rig.times.record(f'compare {FEWEST}', 0.005)
+        rig.times.record('compare 8', 0.050)
+        rig.times.record('compare 16', 0.100)
+    rig.costs[:] = 0.004, 0.010, 0.016
+    answer = rig.tick()
+    assert answer.tier is Tier.ONE_STEP and 'it took less' in answer.reason  # though it was predicted to be late
+    assert rig.decisions[-1][0].passes == 1 and rig.decisions[-1][0].choice.scores
+    # The forecast is so late that comparing is not likely to fit any more.
+    rig.costs[:] = 0.004, 0.031, 0.031
+    answer = rig.tick()
+    assert answer.tier is Tier.PLAN_ONLY and answer.latency == pytest.approx(0.031)
+    assert rig.decisions[-1][0].passes == 0 and rig.decisions[-1][0].choice.scores == {}
+
+
+def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
+    rig = Rig()
+    for _ in range(100):
+        rig.times.record(f'compare {FEWEST}', 0.002)
+        rig.times.record('compare 16', 0.008)
+    before = rig.times.predict(2)
+    decide = rig.worker._pilot.decide
+
+    def slowly(*args):
+        choice = decide(*args)
+        rig.worker._pilot.last[f'compare {len(args[-1])}'] = 0.008
+        rig.clock.sleep(0.008)
+        return choice
+    rig.worker._pilot.decide = slowly
+    for _ in range(20):
+        rig.tick()
+    assert len(rig.decisions[-1][0].choice.scores) > 8
+    assert rig.times.predict(2) == pytest.approx(before, abs=0.001)
 
 
 def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():

@@ -35,9 +35,6 @@ class Stream:
             places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
         return presence, places, np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0])
 
-    def rehearse(self):
-        """Takes no time."""
-
 
 def forecasts(name, backend, threads):
     assert (name, threads) == ('some forecast', 1)

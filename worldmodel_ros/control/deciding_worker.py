@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
-from .deliberation import Decision as Choice
+from .deliberation import FEWEST, Decision as Choice
 from .ladder import NS, STEPS, Decision, Tier
-from .pilot import Forecast, Known, Pilot
+from .pilot import REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
 from .scene_view import View
 from .task import Task
@@ -64,7 +64,9 @@ class DecidingWorker(Worker):
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
     The tiers are TWO_STEP and ONE_STEP: candidates on a forecast of two passes or one; PLAN_ONLY: the reactive policy on
-    what the frame alone shows; LAST_PLAN and STOP as everywhere.
+    what is there now; LAST_PLAN and STOP as everywhere. Before the forecast it is decided whether a second pass fits, after
+    it whether candidates can still be compared: most of a tick's jitter is behind it then, and who does not finish in time
+    is answered for with the last plan.
     """
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
@@ -99,8 +101,7 @@ class DecidingWorker(Worker):
         decision = self._responder.decide(observation, begun, self.times.predict)
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
-        # A robot that is kept standing is measured by a forecast, like one that nothing is asked of.
-        passes = STEPS.get(decision.tier, int(decision.tier is Tier.STOP)) if decision else 0
+        passes = 2 if decision and decision.tier is Tier.TWO_STEP else 1
         # The forecast was trained with the command in force, the world model with the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, passes)
@@ -113,8 +114,6 @@ class DecidingWorker(Worker):
         self._committed = observation.stamp
         if decision is None:
             return
-        if passes == 0 and self._slot is None:
-            self._pilot.rehearse()
         self._show(observation, decided, decision, begun, answered)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
@@ -129,26 +128,43 @@ class DecidingWorker(Worker):
             self._pilot.odometry.executed(executed, since)
 
     def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> Decided:
-        """Decide and answer."""
-        steps = self._engine.spec.chunk_frames
-        delay = begun - observation.received + observation.age + self.times.typical_tick(passes) + GATE
+        """Decide and answer, by what the time after the forecast allows."""
+        now = self._clock()
+        decision = self._rung(decision, decision.limit - now)
+        compares = decision.tier in STEPS  # a robot that is kept standing is not asked for more than that plans are in time
+        candidates = self._pilot.fitting(decision.limit - now)
+        part = comparing(len(candidates)) if compares else REACTING
+        delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
-        if passes:
-            left = decision.limit - self._clock()
-            choice = self._pilot.decide(observation.task.terms, sent, previous, self._pilot.fitting(left))
+        if compares:
+            choice = self._pilot.decide(observation.task.terms, sent, previous, candidates)
         else:
-            choice = self._pilot.react(observation.task.terms, previous, steps)
+            choice = self._pilot.react(observation.task.terms, previous, self._engine.spec.chunk_frames)
         plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
-        self.times.record_tick(self._clock() - begun, passes)
-        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, passes, choice, self._pilot.view,
-                          delay + self._base_delay, dict(self._pilot.last))
+        # As if as little had been compared as a prediction counts on.
+        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST)) if compares else 0.0
+        self.times.record_tick(self._clock() - begun - more, passes if compares else 0)
+        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, passes if compares else 0, choice,
+                          self._pilot.view, delay + self._base_delay, dict(self._pilot.last))
         self._listener.decided(decided)
         return decided
+
+    def _rung(self, decision: Decision, left: float) -> Decision:
+        """Return a decision as ``left`` s after the forecast allow it: with candidates compared if that is likely to fit, for
+        the last plan goes on where it does not after all."""
+        if decision.tier is Tier.STOP:
+            return decision
+        if self.times.typical(comparing(FEWEST)) > left:
+            return decision._replace(tier=Tier.PLAN_ONLY, headroom=False,
+                                     reason=decision.reason or 'the forecast left no time to compare candidates')
+        if decision.tier in STEPS:
+            return decision
+        return decision._replace(tier=Tier.ONE_STEP, reason=f'{decision.reason}; it took less')
 
     def _show(self, observation: Observation, decided: Decided | None, decision: Decision, begun: float, answered: float
               ) -> None:

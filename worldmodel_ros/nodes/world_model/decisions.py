@@ -10,6 +10,7 @@ from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.control.deciding_worker import Decided
+from worldmodel_ros.control.pilot import REACTING
 from worldmodel_ros.control.scene_view import corners
 from worldmodel_ros.control.task import term_in_words
 from worldmodel_ros.msg import Candidate, Decision, ForecastThing
@@ -108,4 +109,4 @@ def _in_base(places: np.ndarray, pose: np.ndarray) -> np.ndarray:
 
 
 def _is_comparing(part: str) -> bool:
-    return part == 'react' or part.startswith('compare')
+    return part == REACTING or part.startswith('compare')
