@@ -213,6 +213,13 @@ def test_summary_has_what_is_promised():
     assert {'psnr_db', 'psnr_copy_last_db'} <= summary['prediction'].keys()
 
 
+def test_a_stop_between_rooms_for_want_of_images_is_no_tick():
+    rec = task_drive()
+    before = summary_of(rec)['tiers']
+    rec.ticks.append(Tick(1, int(Tier.STOP), False, 0.0, 'no image that can be used has come for 0.25 s', silent=True))
+    assert summary_of(rec)['tiers'] == before
+
+
 def test_summary_of_a_run_in_which_nothing_came_is_empty_and_fails():
     summary = summary_of(Recording())
     assert summary['camera_to_command_ms']['p99'] is None and summary['goal_reached'] is False

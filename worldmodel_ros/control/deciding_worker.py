@@ -98,7 +98,7 @@ class DecidingWorker(Worker):
         """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
         begun = self._clock()
         self._begin(observation)
-        decision = self._responder.decide(observation, begun, self.times.predict)
+        decision = self._responder.decide(observation, begun, self._expected_time)
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
         passes = 2 if decision and decision.tier is Tier.TWO_STEP else 1
@@ -115,6 +115,11 @@ class DecidingWorker(Worker):
         if decision is None:
             return
         self._show(observation, decided, decision, begun, answered)
+
+    def _expected_time(self, passes: int) -> float:
+        """Return how long a tick is expected to take [s]: what is given up for a second pass that does not fit is one pass, so
+        that it is to fit surely; what is given up for one that does not is the last plan, which is served then, too."""
+        return self.times.predict(passes) if passes == 2 else self.times.typical_tick(passes)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
         """Set the odometry to the moment of the observation."""

@@ -44,6 +44,7 @@ class Tick:
     latency: float  # image received to command published [s]
     reason: str = ''  # why not the best tier; empty: it was
     age: float = 0.0  # of the image on receipt [s]
+    silent: bool = False  # said of a camera that is silent, not of an image
 
 
 @dataclass(frozen=True)

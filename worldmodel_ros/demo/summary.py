@@ -48,11 +48,12 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
     """The content of summary.json, less what describes the machine; times in the unit that the key names."""
     reached = [g for g in recording.goals if g.reached is not None]
     done = [room for room in recording.driven if room.succeeded]
+    ticks = sum(not tick.silent for tick in recording.ticks)
     return {
         'task': run.task,
         'seconds': round(run.seconds, 2),
-        'ticks': len(recording.ticks),
-        'rate_hz': round(len(recording.ticks) / run.seconds, 2) if run.seconds else 0.0,
+        'ticks': ticks,
+        'rate_hz': round(ticks / run.seconds, 2) if run.seconds else 0.0,
         'camera_to_command_ms': latency_ms(recording),
         'camera_to_command_observed_ms': quantiles_ms(observed_latencies(recording)),
         'deadline_ms': round(run.deadline * 1e3, 1),
@@ -107,8 +108,8 @@ def quantiles_ms(seconds: list[float]) -> dict:
 
 
 def tier_counts(recording: Recording) -> dict[str, int]:
-    """Ticks by the tier that served them."""
-    counts = Counter(tick.tier for tick in recording.ticks)
+    """Ticks by the tier that served them; between the rooms of a task there are no images, and thus no ticks."""
+    counts = Counter(tick.tier for tick in recording.ticks if not tick.silent)
     return {name: counts[tier] for tier, name in TIERS.items()}
 
 

@@ -135,8 +135,9 @@ class DemoObserver(Node):
     def _on_deadline(self, message: DeadlineStatus) -> None:
         if self._recording:
             stamp, late = nanoseconds(message.header.stamp), message.verdict == DeadlineStatus.LATE
-            age = message.observation_age - message.latency
-            self.recording.ticks.append(Tick(stamp, message.tier, late, message.latency, message.reason, age))
+            silent = message.verdict == DeadlineStatus.STALE_INPUT and not message.latency
+            self.recording.ticks.append(Tick(stamp, message.tier, late, message.latency, message.reason,
+                                             message.observation_age - message.latency, silent))
 
     def _on_pose(self, message: Odometry) -> None:
         if self._recording:
