@@ -99,6 +99,9 @@ class DecidingWorker(Worker):
         begun = self._clock()
         self._begin(observation)
         decision = self._responder.decide(observation, begun, self._expected_time)
+        if decision and decision.tier is Tier.TWO_STEP and self._committed is None:
+            # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second pass.
+            decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
         passes = 2 if decision and decision.tier is Tier.TWO_STEP else 1
