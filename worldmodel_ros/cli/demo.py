@@ -15,7 +15,7 @@ _EXAMPLES = """\
 examples:
   worldmodel demo                             30 s of crossing streets; report.html and summary.json in out/demo/
   worldmodel demo --task intercept            touch a rolling ball; docs/tasks.md has all tasks
-  worldmodel demo --seconds 60 --seed 1000007 other rooms, longer
+  worldmodel demo --seconds 60 --seed 1000007   other rooms, longer
   worldmodel demo --goal red,blue             go to objects in turn, by the world model's own policy
   worldmodel demo --load                      while another program burns every core
   worldmodel demo --kill-at 10                kill the model's process after 10 s: stop, then drive on
