@@ -1,5 +1,5 @@
 """
-Which topics of a bag are the camera, the actions and the goal, and what their numbers mean.
+Which topics of a bag are the camera, the actions, the wheels, the goal and the task, and what their numbers mean.
 
 A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
 one guess alone is sensible (``guess``), and asked back where it would be a gamble.
@@ -18,7 +18,8 @@ from worldmodel_ros.inputs import ticks
 from .fields import Field, YawRate
 from .problems import BagError
 
-_KEYS = {'image_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic', 'notes'}
+_TOPICS = ('image_topic', 'action_topic', 'goal_topic', 'odometry_topic', 'task_topic')
+_KEYS = {*_TOPICS, 'image_stamps', 'actions', 'executed_timeout_s', 'notes'}
 STAMPS = ('header', 'log')
 
 
@@ -27,8 +28,9 @@ class Mapping:
     """
     ``actions`` are in the order of the model's action names, and empty where no actions were recorded
     (``action_topic`` None). ``image_stamps``: 'header', or 'log' for the time of receipt where the camera's stamps
-    are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter. ``notes`` are
-    remarks for the reader of a report, such as that a scale is assumed.
+    are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter. ``odometry_topic`` and
+    ``task_topic`` are for those who decide on a forecast of the scene; None: not recorded. ``notes`` are remarks for the reader
+    of a report, such as that a scale is assumed.
     """
 
     image_topic: str
@@ -37,11 +39,13 @@ class Mapping:
     goal_topic: str | None = None
     image_stamps: str = 'header'
     executed_timeout: float = ticks.EXECUTED_TIMEOUT
+    odometry_topic: str | None = None
+    task_topic: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics to be read."""
+        """The names of the topics that a world model takes."""
         return [name for name in (self.image_topic, self.action_topic, self.goal_topic) if name]
 
     @property
@@ -76,11 +80,10 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(config, Map) or set(config) - _KEYS:
         unknown = sorted(map(str, set(config) - _KEYS)) if isinstance(config, Map) else config
         raise BagError(f'{path}: {unknown} is not known; the keys are {", ".join(sorted(_KEYS))}')
-    for key in ('image_topic', 'action_topic', 'goal_topic'):
+    for key in _TOPICS:
         if not isinstance(config.get(key, ''), str):
             raise BagError(f'{path}: {key} must be the name of a topic, or none, got {config[key]!r}')
-    result: dict[str, Any] = {key: _topic(config[key]) for key in ('image_topic', 'action_topic', 'goal_topic')
-                              if key in config}
+    result: dict[str, Any] = {key: _topic(config[key]) for key in _TOPICS if key in config}
     if 'image_stamps' in config:
         if config['image_stamps'] not in STAMPS:
             raise BagError(f'{path}: image_stamps must be one of {", ".join(STAMPS)}, got {config["image_stamps"]!r}')
