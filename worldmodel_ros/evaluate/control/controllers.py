@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.model.scene_forecast import SceneForecast
 
+Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
 PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}  # of controllers with a learned forecast
 
 
@@ -71,13 +72,13 @@ class Reactive:
 class Shipped:
     """B1: the policy of a shipped model, from its camera alone; for tasks that are told as a goal that it knows."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._session = engine.open_session()
+    def __init__(self, engine: Engine, look: Look = World.render) -> None:
+        self._session, self._look = engine.open_session(), look
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         goal = next(term.target for term in terms if isinstance(term, Reach))
-        self._session.observe(world.render(self._session.spec.image_size), np.asarray(executed, np.float32))
+        self._session.observe(self._look(world, self._session.spec.image_size), np.asarray(executed, np.float32))
         return self._session.plan(goal)[0]
 
 
@@ -108,10 +109,17 @@ def applies(name: str, task: Task) -> bool:
     return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
 
 
-def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
+def sees(name: str) -> bool:
+    """Whether a controller decides on images, so that its camera matters."""
+    return name == SHIPPED or name in PASSES
+
+
+def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None, look: Look = World.render
+         ) -> Controller:
+    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. ``look``: its camera. Raises KeyError
+    for an unknown name."""
     if name in PASSES:
         from worldmodel_ros.engine.forecast.loading import TorchStream
         from .learned import Learned
-        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], still=name == 'still')
-    return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()
+        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], name == 'still', look)
+    return Shipped(engine, look) if name == SHIPPED else CONTROLLERS[name]()

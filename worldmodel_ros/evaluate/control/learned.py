@@ -5,7 +5,7 @@ be, the network says. The walls are the network's, too.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -47,16 +47,17 @@ class Learned:
     """Decides as the robot does on its rungs: by a forecast of one or two ``passes``, or by reacting to what the newest frame
     shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it."""
 
-    def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False) -> None:
-        """``size``: of the pictures, (H, W)."""
-        self._forecast, self._size, self._passes, self._still = forecast, size, passes, still
+    def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False,
+                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> None:
+        """``size``: of the images, (H, W); ``look``: the camera."""
+        self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self._pilot: Pilot | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self._pilot = self._pilot or Pilot(self._forecast, named_slots(world.scene))
         decider.odometry.measured(odometry.pose, odometry.twist)
-        decider.observe(world.render(self._size), executed, self._passes)
+        decider.observe(self._look(world, self._size), executed, self._passes)
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
             return decider.decide(terms, sent, previous, still=self._still).command
