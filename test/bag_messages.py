@@ -46,6 +46,15 @@ def image_message(frame: np.ndarray, at: int, encoding: str) -> Any:
                                        step=rows.shape[1], data=rows.ravel())
 
 
+def camera_info_message(told: Any, at: int = 0) -> Any:
+    """Return a CameraInfo of camera_infos.camera_info as a message."""
+    roi = _T['sensor_msgs/msg/RegionOfInterest'](x_offset=0, y_offset=0, height=0, width=0, do_rectify=False)
+    return _T['sensor_msgs/msg/CameraInfo'](
+        header=header(at, 'camera'), height=told.height, width=told.width, distortion_model=told.distortion_model,
+        d=np.array(told.d, float), k=np.array(told.k), r=np.eye(3).ravel(), p=np.array(told.p), binning_x=0, binning_y=0,
+        roi=roi)
+
+
 def _vector(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Any:
     return _T['geometry_msgs/msg/Vector3'](x=x, y=y, z=z)
 

@@ -134,7 +134,7 @@ def test_an_image_can_be_stamped_with_its_receipt_in_either_byte_order(flag, ord
     topic = SimpleNamespace(type='sensor_msgs/msg/Image')
     part, = playback.parts(
         SimpleNamespace(topics={'/image': topic}),
-        SimpleNamespace(image_topic='/image', image_stamps='log', action_topic=None, goal_topic=None))
+        SimpleNamespace(image_topic='/image', info_topic=None, image_stamps='log', action_topic=None, goal_topic=None))
     stamped = part.convert(SimpleNamespace(raw=raw, log_ns=5 * NS + 3))
     assert stamped == bytes([0, flag, 0, 0]) + struct.pack(f'{order}iI', 5, 3) + b'rest'
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from worldmodel_ros.inputs.camera import info_topic
 from worldmodel_ros.model.presets import Preset
 from .mapping import Mapping, read_config, twist_fields
 from .problems import BagError, MessageError
@@ -21,6 +22,7 @@ _ODOMETRY = {'nav_msgs/msg/Odometry': 'twist.twist.'}
 _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msgs/msg/AckermannDrive': ''}
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
 _STRING = 'std_msgs/msg/String'
+_INFO = 'sensor_msgs/msg/CameraInfo'
 
 
 class MappingQuestion(BagError):
@@ -40,8 +42,11 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
         given['image_topic'] = _image_topic(bag)
     if 'action_topic' not in given:
         given['action_topic'] = _action_topic(bag, notes)
-    for key, types in (('image_topic', _IMAGES), ('action_topic', ()), ('goal_topic', (_STRING,))):
-        _check(bag, key, given.get(key), types)
+    for key, types in (('image_topic', _IMAGES), ('info_topic', (_INFO,)), ('action_topic', ()), ('goal_topic', (_STRING,))):
+        _check(bag, key if key != 'info_topic' else 'camera_info_topic', given.get(key), types)
+    if 'info_topic' not in given:
+        topic = bag.topics.get(info_topic(given['image_topic']))
+        given['info_topic'] = topic.name if topic and topic.type == _INFO else None
     if 'goal_topic' not in given:
         topic = bag.topics.get(_GOAL)
         given['goal_topic'] = _GOAL if topic and topic.type == _STRING else None

@@ -43,6 +43,7 @@ from worldmodel_ros.nodes.common.parameters import Parameters
 from worldmodel_ros.nodes.common.qos import CAMERA, LATCHED
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.common.tasks import read_task
+from worldmodel_ros.nodes.world_model.camera import CameraTopics
 from worldmodel_ros.nodes.world_model.inputs import (
     ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic, require_base)
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
@@ -157,6 +158,9 @@ class WorldModelNode(LifecycleNode):
                 f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} s, model '
                 f'{spec.name} images of {spec.image_size} each {spec.step_period} s, and decisions are made each {PERIOD} s: '
                 'choose models that go together')
+        if None not in (forecasts.camera, spec.camera) and forecasts.camera != spec.camera:
+            raise ValueError(f'forecast {forecasts.name} was trained with {forecasts.camera}, model {spec.name} with '
+                             f'{spec.camera}: choose models that go together')
         if unknown := set(spec.goals) - {slot.name for slot in pilot.SLOTS}:
             raise ValueError(f'the forecast knows nothing of the goals {", ".join(sorted(unknown))} of model {spec.name}')
         times = pilot.deciding_times()
@@ -167,8 +171,8 @@ class WorldModelNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin a new episode with a session that knows nothing."""
         self._activation = Activation(
-            self, self._engine, self._settings, self._goal, self._task, self._executed, self._outputs, self._advice,
-            self.refusals, self._deciding)
+            self, self._engine, self._settings, self._goal, self._task, self._executed, self._camera, self._outputs,
+            self._advice, self.refusals, self._deciding)
         self._statistics = self._activation.statistics
         result = super().on_activate(state)
         self._activation.start()
@@ -217,6 +221,8 @@ class WorldModelNode(LifecycleNode):
         compressed = settings['image_transport'] == 'compressed'
         topic = self.resolve_topic_name(IMAGE_TOPIC) + ('/compressed' if compressed else '')
         self._advice = LargeImageAdvice(self, topic)
+        self._camera = CameraTopics(self, topic, spec, settings, self._on_camera)
+        undo.callback(self._camera.destroy)
         camera = self.create_subscription(CompressedImage if compressed else Image, topic, self._on_image, CAMERA)
         undo.callback(self.destroy_subscription, camera)
         self._executed = ExecutedTopic(self, spec, settings, self.refusals)
@@ -229,6 +235,10 @@ class WorldModelNode(LifecycleNode):
     def _on_image(self, message: Image | CompressedImage) -> None:
         if self._activation:
             self._activation.take(message)
+
+    def _on_camera(self) -> None:
+        if self._activation:
+            self._activation.camera_changed()
 
     def _on_goal(self, goal: str) -> None:
         goal = goal.strip()
@@ -319,6 +329,7 @@ class WorldModelNode(LifecycleNode):
                   'tick_two_step_ms': engine.step_times.predict(2) * 1e3,
                   'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
                   'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
+                  **self._camera.values(),
                   **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
         if self._deciding:
             values |= self._deciding.values(activation, self._task)
@@ -360,15 +371,16 @@ class Activation:
     """
 
     def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str, task: Task,
-                 executed: ExecutedTopic, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals,
+                 executed: ExecutedTopic, camera: CameraTopics, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals,
                  deciding: Deciding | None = None) -> None:
-        self._node, self._settings, self.executed = node, settings, executed
+        self._node, self._settings, self.executed, self.camera = node, settings, executed, camera
         self._outputs, self._advice, self._refusals = outputs, advice, refusals
         self.missing_input = ''  # why the robot is stopped for want of observations
         self.statistics = Statistics()
         self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
                              lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
         self.intake.goal, self.intake.task = goal, task
+        self.intake.frames.view = camera.correction.view
         self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
         self._camera_timeout = settings['camera_timeout_s']
         self.worker = make_worker(node, settings, engine, executed.actions, self.responder, self, deciding)
@@ -423,6 +435,11 @@ class Activation:
         self.intake.goal, self.intake.task = goal, task
         if not self._drives:
             self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
+
+    def camera_changed(self) -> None:
+        """Show images as the camera's newest calibration says; what was seen by another view is no past of them."""
+        self.intake.frames.view = self.camera.correction.view
+        self.intake.begin_episode()
 
     def settings_changed(self) -> None:
         """Go on by the parameters as they are now."""
