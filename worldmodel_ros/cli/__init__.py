@@ -9,7 +9,7 @@ import argparse
 from importlib import import_module, metadata
 
 SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
-               'export', 'doctor')
+               'export', 'calibrate', 'doctor')
 
 _EPILOG = """\
 start here:
