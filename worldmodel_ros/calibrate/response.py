@@ -2,8 +2,8 @@
 Fits how a base follows its commands: latency and gain, with intervals.
 
 The motion is taken to be the command, delayed by a dead time, through a first-order lag, times a gain. All dead times and lags
-of a grid are tried; the gain of each is a least-squares fit. What is compared are increments between two readings of odometry: the
-integral over the time between them, which no filter of a driver has touched. Intervals are percentiles of a bootstrap over
+of a grid are tried; the gain of each is a least-squares fit. What is compared are increments between two readings of odometry:
+the integral over the time between them, which no filter of a driver has touched. Intervals are percentiles of a bootstrap over
 blocks of time (Künsch, Annals of Statistics 17, 1989), since errors that follow each other are not independent.
 """
 from __future__ import annotations

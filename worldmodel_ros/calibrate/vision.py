@@ -67,7 +67,7 @@ def pitch(images: Sequence[np.ndarray], poses: np.ndarray, lens: Lens) -> Estima
             # The travel lies in the plane of both directions of a corner that stands still.
             normals.append(np.cross(_rays(start, lens), _rays(end, lens) @ level.T))
     if len(normals) < _FEWEST_PAIRS:
-        raise CannotTell(f'{len(normals)} pairs of images were taken {ADVANCE:g} m apart on a straight way, and {_FEWEST_PAIRS} '
+        raise CannotTell(f'{len(normals)} pairs of images were taken {ADVANCE:g} m apart on a straight way, {_FEWEST_PAIRS} '
                          'are the fewest: drive straight ahead, past things with corners')
     scale = _OFF / lens.focal[0]
     down, side = _angles(_travel(np.concatenate(normals), scale))
