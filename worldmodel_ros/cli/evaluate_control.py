@@ -25,7 +25,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', default=['intercept', 'street', 'recall', 'rooms', 'runtime'], metavar='T',
-                        help='intercept, street, recall, rooms, follow, second_ball, avoid_red, pass_behind; '
+                        help='intercept, street, recall, rooms, places, follow, second_ball, avoid_red, pass_behind; '
                              'runtime: the last four (default: all)')
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '

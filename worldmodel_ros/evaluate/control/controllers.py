@@ -10,10 +10,11 @@ import numpy as np
 from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.control.deliberation import Deliberation, scene_of
 from worldmodel_ros.control.motion import PERIOD
-from worldmodel_ros.control.terms import Reach, Term
+from worldmodel_ros.control.scene_view import with_places
+from worldmodel_ros.control.terms import Reach, Term, has_places
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import World
-from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker
+from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker, from_start
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -41,11 +42,15 @@ class Planning:
 
     def __init__(self, forecast: Forecast) -> None:
         self._forecast, self._planner = forecast, Deliberation()
+        self._start: tuple[float, float, float] | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._start = self._start or world.pose
         self._forecast.update(world, odometry)
         view = self._forecast.view(self._planner.times(sum(seconds for seconds, _ in sent)))
+        if has_places(terms) and not isinstance(self._forecast, Tracker):
+            view = from_start(view, self._start)
         return self._planner.choose(terms, view, sent, sent[-1][1] if sent else executed).command
 
 
@@ -55,11 +60,15 @@ class Reactive:
     def __init__(self) -> None:
         self._forecast = Frozen(Memory(SHORT_MEMORY, SHORT_MEMORY))
         self._search = policy.Search()
+        self._start: tuple[float, float, float] | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._start = self._start or world.pose
         self._forecast.update(world, odometry)
         view, aim = self._forecast.view(np.zeros(1)), policy.Aim.of(terms)
+        if has_places(terms):
+            view = with_places(from_start(view, self._start), terms, 1)
         if aim.target not in view.things:
             places = np.array([thing.path[0] for thing in view.things.values()]).reshape(-1, 2)
             radii = np.array([thing.radius for thing in view.things.values()])
@@ -106,7 +115,7 @@ MEANINGS = {
 
 def applies(name: str, task: Task) -> bool:
     """Whether a controller can be told a task: ``b1`` knows nothing but goal objects."""
-    return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
+    return name != SHIPPED or (not task.to_places and any(isinstance(term, Reach) for term in task.terms('red')))
 
 
 def sees(name: str) -> bool:
