@@ -13,16 +13,18 @@ from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.scene_view import with_places
 from worldmodel_ros.control.terms import Reach, Term, has_places
 from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.scene import Scene
 from worldmodel_ros.sim.world import World
 from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker, from_start
 from .tasks import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
-    from worldmodel_ros.model.scene_forecast import SceneForecast
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
 Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
-PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}  # of controllers with a learned forecast
+# Of controllers with a learned forecast.
+PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
 class Controller(Protocol):
@@ -110,7 +112,9 @@ MEANINGS = {
     'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows',
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
-    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes'}
+    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes',
+    'motion_unseen': 'ablation: one_step, whose every window is the newest frame repeated',
+    'another_future': 'ablation: one_step, in whose forecast things move as those of another room of the kind do'}
 
 
 def applies(name: str, task: Task) -> bool:
@@ -123,12 +127,17 @@ def sees(name: str) -> bool:
     return name == SHIPPED or name in PASSES
 
 
-def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None, look: Look = World.render
-         ) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. ``look``: its camera. Raises KeyError
-    for an unknown name."""
+def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
+         look: Look = World.render) -> Controller:
+    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, ``another_future`` a scene of
+    ``another`` room. ``look``: its camera. Raises KeyError for an unknown name."""
     if name in PASSES:
-        from worldmodel_ros.engine.forecast.loading import TorchStream
-        from .learned import Learned
-        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], name == 'still', look)
+        from .learned import AnotherFuture, Learned, MotionUnseen
+        if name == 'motion_unseen':
+            stream = MotionUnseen(forecast.open)
+        elif name == 'another_future':
+            stream = AnotherFuture(forecast.open(), forecast.open(), another, forecast.image_size)
+        else:
+            stream = forecast.open()
+        return Learned(stream, forecast.image_size, PASSES[name], name == 'still', look)
     return Shipped(engine, look) if name == SHIPPED else CONTROLLERS[name]()
