@@ -74,14 +74,15 @@ class DriveToServer(ServiceThread):
         self._server = ActionServer(
             self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
             handle_accepted_callback=self._on_accepted, cancel_callback=lambda handle: CancelResponse.ACCEPT)
-        self.node.create_timer(FEEDBACK_PERIOD, self._look)
+        self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
+        self._timer.cancel()  # it runs while there is a goal
         self.start()
 
     def _on_goal(self, request: DriveTo.Goal) -> GoalResponse:
         try:
             self._accepted = self._on_executor(lambda: self._begin(request))
         except TaskError as error:
-            self.node.get_logger().warning(f'{NAME} refused: {error}')
+            self._of.get_logger().warning(f'{NAME} refused: {error}')
             return GoalResponse.REJECT
         return GoalResponse.ACCEPT
 
@@ -111,6 +112,7 @@ class DriveToServer(ServiceThread):
             self._end(former, DriveTo.Result.PREEMPTED, 'another goal has taken its place')
         ended = self._ends[bytes(handle.goal_id.uuid)] = Future(executor=self._executor)
         self._driving = _Driving(handle, task, number, time.monotonic(), ended, before)
+        self._timer.reset()
         handle.execute()
 
     async def _execute(self, handle: ServerGoalHandle) -> DriveTo.Result:
@@ -158,7 +160,7 @@ class DriveToServer(ServiceThread):
             try:
                 self._on_executor(stand)
             except TaskError as error:
-                self.node.get_logger().error(f'{NAME}: the robot could not be told to stand: {error}')
+                self._of.get_logger().error(f'{NAME}: the robot could not be told to stand: {error}')
 
     def _end(self, driving: _Driving, code: int, reason: str) -> None:
         handle = driving.handle
@@ -170,6 +172,7 @@ class DriveToServer(ServiceThread):
             handle.abort()
         if self._driving is driving:
             self._driving = None
+            self._timer.cancel()
         driving.ended.set_result(DriveTo.Result(
             code=code, reason=reason, distance=driving.distance, seconds=time.monotonic() - driving.began))
 
