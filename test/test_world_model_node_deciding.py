@@ -38,7 +38,8 @@ class Stream:
 
 def forecasts(name, backend, threads):
     assert (name, threads) == ('some forecast', 1)
-    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, open=Stream)
+    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, camera=None,
+                           open=Stream)
 
 
 @pytest.fixture(scope='module')

@@ -300,9 +300,13 @@ def _rate(times: Sequence[float]) -> float:
 
 def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
     """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all that is amiss."""
+    if refusal := activation.camera.correction.refusal:
+        return ERROR, refusal
     if activation.missing_input:
         return ERROR, activation.missing_input
     warnings = []
+    if differences := activation.camera.differences():
+        warnings.append(differences)
     if activation.worker.degraded_reason:
         warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
     if engine.degraded_reason:
