@@ -92,8 +92,8 @@ class Bench:
                 self.row(url, False, [(1, *size, 3)] * count, rate=self.options.rate)
         rows = [row for row in self.result['rows'] if 'in_time' in row and row.get('part') == 'clients']
         alone = next((row for row in rows if row['clients'] == 1), None)
-        for row in rows if alone else ():
-            row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3)
+        for row in rows if alone and alone['mean_ms'] else ():
+            row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3) if row['mean_ms'] else None
 
     def camera(self) -> None:
         """A camera-controlled world, a chunk of the model a request."""
@@ -192,11 +192,13 @@ class Bench:
             arguments += ['--accounts', file]
         self.door = process = _start('gateway', *arguments, stderr=subprocess.PIPE)
         try:
+            said = []
             for line in process.stderr:
+                said.append(line)
                 if found := re.search(r'is the gateway at (wss?)://[^:]+:(\d+)', line):
                     break
             else:
-                raise SystemExit('the gateway has not started')
+                raise SystemExit('the gateway has not started: ' + ''.join(said[-20:]))
             yield f'{found[1]}://127.0.0.1:{found[2]}'
         finally:
             process.send_signal(signal.SIGTERM)

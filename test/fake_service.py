@@ -41,6 +41,10 @@ class FakeService:
         self.listeners[number] = listener
         return number
 
+    @property
+    def full(self):
+        return len(self.listeners) >= self.sessions
+
     def close(self, number):
         del self.listeners[number]
         self.closed.append(number)

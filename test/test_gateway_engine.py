@@ -156,6 +156,43 @@ def test_an_engine_that_is_killed_and_started_again_serves_the_same_connections(
         assert reply['episode'] == 2
 
 
+def test_plans_go_on_in_the_same_past_when_the_gateway_is_replaced_by_another_one(engine, model):
+    images, replies = frames(6), []
+    for first in (0, 2, 4):
+        running = Running(engine.path, limits=Limits(linger=5.0))
+        with robot(running) as connection:
+            replies += drive(connection, images[first:first + 2], 'moved', first + 1)
+            running.stop()
+    for reply, plan in zip(replies, planned(model, images), strict=True):
+        assert np.allclose(reply['actions'], plan, atol=1e-5)
+    assert {reply['episode'] for reply in replies} == {1}
+    wait_for(lambda: not engine.status()['waiting'], TIMEOUT)
+
+
+def test_with_a_store_a_session_survives_the_engine_and_the_gateway(model, tmp_path):
+    engine = Engine(tmp_path / 'engine.sock', model, '--backend', 'torch', '--ticks', '0', '--store', str(tmp_path / 'store'))
+    images, replies = frames(6), []
+    try:
+        for first in (0, 3):
+            running = Running(engine.path, limits=Limits(linger=5.0))
+            with robot(running) as connection:
+                replies += drive(connection, images[first:first + 2], 'kept', first + 1)
+                stored = wait_for(engine.status)['store']['stored']
+                running.stop()
+            wait_for(lambda: engine.status()['store']['stored'] > stored, TIMEOUT)  # as it waits for its robot
+            engine.kill()
+            engine.start()
+            running = Running(engine.path, limits=Limits(linger=5.0))
+            with robot(running) as connection:
+                replies += drive(connection, images[first + 2:first + 3], 'kept', first + 3)
+            running.stop()
+    finally:
+        engine.kill()
+    for reply, plan in zip(replies, planned(model, images), strict=True):
+        assert np.allclose(reply['actions'], plan, atol=1e-5)
+    assert {reply['episode'] for reply in replies} == {1}
+
+
 def filmed(running, image, poses, parts):
     """Frames, uint8, of requests for so many poses each."""
     frames, first = [], 0

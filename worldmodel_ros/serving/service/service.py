@@ -126,6 +126,12 @@ class Service:
             self._clients[client.number] = client
             return client.number
 
+    @property
+    def full(self) -> bool:
+        """Whether no more sessions can be opened."""
+        with self._wake:
+            return len(self._clients) >= self._capacity
+
     def tick(self, session: int, tick: Tick) -> None:
         """Hand over a frame; it is replied to through the listener, and where it is refused before this returns.
 
