@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,6 @@ class Bench:
         self.options, self.folder = options, folder
         self.socket = folder / 'engine.sock'
         self.model = _model(options.model, folder)
-        self.certificate, self.key = _certificate(folder)
         self.result = {**provenance(), 'model': options.model, 'backend': options.backend, 'rate_hz': options.rate,
                        'deadline_ms': options.deadline, 'seconds_of_a_row': options.seconds, 'rows': []}
 
@@ -99,7 +99,7 @@ class Bench:
         """A camera-controlled world, a chunk of the model a request."""
         for tls in (False, True):
             with self.engine(), self.gateway(tls) as url:
-                trips, costs, size, refused = asyncio.run(film(url, self.trust(), self.options.seconds))
+                trips, costs, size, refused = asyncio.run(film(url, self.trust(url), self.options.seconds))
                 self.result['rows'].append({'dialect': 'camera', 'clients': 1, 'bytes': size, 'tls': tls,
                                             'round_trip_ms': quantiles(trips), 'gateway_ms': quantiles(costs),
                                             'refused': refused, 'requests': len(trips)})
@@ -118,7 +118,7 @@ class Bench:
     def drop(self) -> None:
         """A connection that is cut: how long until the next answer of the same session."""
         with self.engine(), self.gateway(True) as url:
-            gaps = asyncio.run(drop_often(url, self.trust(), self.image_size(url), 20))
+            gaps = asyncio.run(drop_often(url, self.trust(url), self.image_size(url), 20))
         self.result['reconnect_ms'] = {**quantiles(gaps), 'drops': len(gaps)}
 
     def hostile(self) -> None:
@@ -132,7 +132,7 @@ class Bench:
                                                  str(self.options.connects)], stdout=subprocess.PIPE, text=True)
                     attacker.stdout.readline()  # it begins in 2 s
                 before, begun = _cpu(self.door.pid), time.monotonic()
-                row = asyncio.run(drive(url, self.trust(), [(1, *self.image_size(url), 3)], self.options.rate,
+                row = asyncio.run(drive(url, self.trust(url), [(1, *self.image_size(url), 3)], self.options.rate,
                                         self.options.deadline, self.options.seconds))
                 row['gateway_cores'] = round((_cpu(self.door.pid) - before) / (time.monotonic() - begun), 4)
                 if attacker:
@@ -155,9 +155,13 @@ class Bench:
             self.result['hostile_16_MiB'] = {'sent': 20, 'closed_with': closed, 'peak_growth_bytes': peak() - before}
 
     def row(self, url: str, tls: bool, shapes: list[tuple[int, ...]], rate: float) -> None:
-        row = asyncio.run(drive(url, self.trust(), shapes, rate, self.options.deadline, self.options.seconds))
+        row = asyncio.run(drive(url, self.trust(url), shapes, rate, self.options.deadline, self.options.seconds))
         self.result['rows'].append({'dialect': 'openpi', 'clients': len(shapes), 'bytes': row.pop('bytes'), 'tls': tls, **row,
                                     'part': 'clients' if sys._getframe(1).f_code.co_name == 'clients' else 'cost'})
+
+    @cached_property
+    def certificate(self) -> tuple[Path, Path]:
+        return _certificate(self.folder)
 
     @contextmanager
     def engine(self, sessions: int = 8) -> Iterator[None]:
@@ -184,7 +188,7 @@ class Bench:
     def gateway(self, tls: bool, connects: float = 0.0, accounts: bool = False) -> Iterator[str]:
         """Run ``worldmodel gateway`` to the end of the block; its URL."""
         arguments = ['--socket', self.socket, '--port', 0, '--connects', connects]
-        arguments += ['--certificate', self.certificate, '--key', self.key] if tls else []
+        arguments += ['--certificate', self.certificate[0], '--key', self.certificate[1]] if tls else []
         if accounts:
             from worldmodel_ros.serving.gateway.accounts import digest
             file = self.folder / 'accounts.yaml'
@@ -204,12 +208,12 @@ class Bench:
             process.send_signal(signal.SIGTERM)
             process.communicate()
 
-    def trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.certificate)
+    def trust(self, url: str) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self.certificate[0]) if url.startswith('wss') else None
 
     def image_size(self, url: str) -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
-            async with _connected(url, self.trust()) as connection:
+            async with _connected(url, self.trust(url)) as connection:
                 return tuple(_decode(await connection.recv())['image_size'])
         return asyncio.run(ask())
 

@@ -86,8 +86,8 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
             return received[0]
         link = _agree(connection, *received, own)
         if link.generation < hello.generation:
-            raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is owned '
-                              'by another server')
+            raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
+                              'owned by another server')
         return link
     except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:

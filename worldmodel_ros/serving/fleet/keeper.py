@@ -173,8 +173,7 @@ class Keeper:
 
     def rest(self, kept: Kept) -> None:
         """Store a session whose robot is not connected, and may go on with another server. Does not wait."""
-        if not kept.storing and not kept.closed and not kept.fenced:
-            kept.storing = True
+        if not kept.closed and not kept.fenced:  # after what is being stored, which may lack the last tick
             self._executor.submit(self._store, kept)
 
     def give_up(self, kept: Kept) -> None:
