@@ -76,7 +76,8 @@ class FakeService:
         return 'no time'
 
     def stats(self):
-        return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners)}
+        return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners), 'late': 0, 'busy': 0.5,
+                'waiting': 1, 'tiers': {'TWO_STEP': len(self.ticks)}, 'pages': {'used': 3, 'total': 8}}
 
     def stop(self):
         self._thread.shutdown(cancel_futures=True)

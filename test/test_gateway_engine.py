@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_service import wait_for
 from camera_paths import camera, commands, path as camera_path
-from gateway_rig import TIMEOUT, Running, client, infer, robot
+from gateway_rig import TIMEOUT, Running, client, get, infer, robot
 from small_model import SMALL, small_checkpoint
 from test_gateway_camera import World
 
@@ -155,6 +155,19 @@ def test_an_engine_that_is_killed_and_started_again_serves_the_same_connections(
             assert 'refused: engine' in reply and time.monotonic() < end
             time.sleep(0.1)
         assert reply['episode'] == 2
+
+
+def test_the_engine_tells_of_its_queue_and_pages(running, engine):
+    with robot(running) as connection:
+        drive(connection, frames(3), 'paged')
+        assert wait_for(lambda: (now := engine_metrics(running))['pages{state="used"}'] and not now['waiting'], TIMEOUT)
+        assert 0 < engine_metrics(running)['pages{state="used"}'] < engine_metrics(running)['pages{state="total"}']
+
+
+def engine_metrics(running):
+    lines = get(running, '/metrics')[2].splitlines()
+    pairs = [line.removeprefix('worldmodel_engine_').split() for line in lines if line.startswith('worldmodel_engine_')]
+    return {name: float(value) for name, value in pairs}
 
 
 def test_plans_go_on_in_the_same_past_when_the_gateway_is_replaced_by_another_one(engine, model):

@@ -89,6 +89,11 @@ class Requests:
         for job, route in branches:
             self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
 
+    @property
+    def waiting(self) -> int:
+        """Ticks and questions that were let in and have not ended."""
+        return self._scheduler.waiting
+
     def settled(self, client: Client) -> bool:
         """Whether no frame of a client is in flight."""
         return not any(isinstance(job, FrameJob) and job.client is client and not job.stale
