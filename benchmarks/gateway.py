@@ -431,16 +431,15 @@ def connect_always(url: str, rate: int) -> None:
 
 async def be_hostile(url: str, trust: ssl.SSLContext | None) -> None:
     """
-    A client with a token of its own that does what it can, until interrupted: whole and damaged observations, and messages
-    that are too long, as fast as they are taken. Prints how many there were of each.
+    A client with a token of its own that does what it can to the gateway, until interrupted: observations without an image,
+    damaged ones, messages that are too long, as fast as they are taken. Prints how many there were of each.
     """
     from websockets.exceptions import ConnectionClosed, InvalidHandshake
     print('ready', flush=True)
     loop, stop, counts = asyncio.get_running_loop(), asyncio.Event(), Counter()
     loop.add_signal_handler(signal.SIGINT, stop.set)
-    image = np.zeros((224, 224, 3), np.uint8)
-    whole = _encode({'observation/image': image, 'session_id': 'hostile', 'deadline_ms': 100.0})
-    messages = [('whole', whole)] * 20 + [('damaged', whole[:-1])] + [('whole', whole)] * 20 + [('long', bytes(16 << 20))]
+    other = _encode({'observation/other_image': np.zeros((224, 224, 3), np.uint8), 'session_id': 'hostile'})
+    messages = [('other', other)] * 20 + [('damaged', other[:-1])] + [('other', other)] * 20 + [('long', bytes(16 << 20))]
 
     async def attack() -> None:
         while not stop.is_set():

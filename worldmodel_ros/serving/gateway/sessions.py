@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Note:
     @property
     def text(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(vars(self))
 
     @classmethod
     def of(cls, text: str) -> Note | None:
