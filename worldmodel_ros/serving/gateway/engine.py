@@ -85,7 +85,8 @@ class EngineSession:
             raise EngineAway(str(error)) from error
 
     async def tick(self, number: int, frame: np.ndarray, goal: str, executed: np.ndarray, due: float, stamp: int,
-                   episode: int, prefix: np.ndarray | None = None, answer: bool = True, note: str = '') -> Answer:
+                   episode: int, prefix: np.ndarray | None = None, answer: bool = True, note: str = '',
+                   spacing: float = 0.0, moved: float = 0.0) -> Answer:
         """
         Send an observation, as ``messages.Tick``, with a frame of the model's size; return the answer. ``number`` must rise.
 
@@ -98,7 +99,8 @@ class EngineSession:
         self._link.slots.write(slot, number, frame)
         future = self._loop.create_future()
         self._ticks[number] = slot, future
-        self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix, note))
+        self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix, note, spacing,
+                                 moved))
         return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
 
     async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:

@@ -206,7 +206,7 @@ class Robot:
         self._on_note(tick)
         # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
         taken = Tick(self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
-                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer)
+                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer, tick.spacing, tick.moved)
         with self._holding:
             if self._held is not None:
                 self._held.append(taken)
@@ -399,7 +399,8 @@ def _told(reply: Reply) -> messages.Planned | messages.Refused | messages.Failed
     predicted = reply.finish if reply.predicted is None else reply.predicted
     if reply.plan is None:
         return messages.Refused(reply.sequence, predicted, reply.reason)
-    return messages.Planned(reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan, reply.queue)
+    return messages.Planned(reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan, reply.queue,
+                            reply.earlier)
 
 
 def _refusal(promise: Promise) -> str:

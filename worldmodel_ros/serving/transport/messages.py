@@ -43,6 +43,8 @@ class Tick:
     executed: np.ndarray = floats()  # (A,), mean since the previous tick, SI units
     prefix: np.ndarray | None = floats(default=None)  # (n, A), executed before the answer can take over; None: none
     note: str = text(default='')  # as Note
+    spacing: float = f64(default=0.0)  # s, of the camera's images, of which this is one; 0: there is no choice
+    moved: float = f64(default=0.0)    # s, by which ticks have come earlier so far, as Planned has offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +158,7 @@ class Planned:
     reason: str = text()           # why not the best tier
     plan: np.ndarray = floats()    # (T, A), the first action is for now
     queue: float = f64(default=0.0)  # from the tick's arrival to the beginning of its first network call, s
+    earlier: float = f64(default=0.0)  # s, by which this robot's ticks should come earlier, for all to fit better
 
 
 @message(68)
