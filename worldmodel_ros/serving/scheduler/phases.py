@@ -2,20 +2,21 @@
 Which robot's ticks should come at another moment, so that more of all ticks fit in two steps.
 
 A camera gives more images than the model takes, and so a choice of moments, one image apart. What each choice would lead to
-is played through for one period with the step times as measured: what waits when the device is free is one batch, so where
-a batch of several costs less than its members, ticks that come together are as good as ticks that come apart.
+is played through for a few periods with the step times as measured, unit by unit, as the scheduler would run them: where a
+batch of several costs less than its members, ticks that come together are as good as ticks that come apart.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 SETTLE = 2.0   # s, between two offers: the robot has to come earlier, and what that changes to be seen
+_LOOK = 2.5    # periods before an offer, in which each session's choices are tried as it ticks
 _GAIN = 0.1    # of the cost, that an offer must save
-_MOST = 16     # sessions that are tried for one offer
 _SMOOTH = 0.3  # of a tick's own phase in what is believed of its session's
 _TOGETHER = 1e-4  # s, that two ticks are apart at most that come together
-_PERIODS = 3   # that are played through; the last one counts
+_PERIODS = 3   # that are played through; the one in the middle counts
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,39 @@ class Rhythm:
     spacing: float = 0.0
 
 
-def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, batch: Callable[[int], float], largest: int) -> float:
+Times = Callable[[str, int], float]  # of a batch of so many units of a network [s]
+
+
+def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Sequence[str], times: Times, largest: int) -> float:
     """
     Return how badly ticks go together: the sum over one period of what each has of its lead needed (squared), and of 10 for
-    each that is late. ``batch(n)`` [s]: what ``n`` ticks take together, at most ``largest``.
+    each that is late. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
     """
-    ticks = sorted((rhythm.phase + k * period, rhythm.lead, k) for rhythm in rhythms.values() for k in range(_PERIODS))
+    coming = sorted((rhythm.phase + k * period, rhythm.lead, k) for rhythm in rhythms.values() for k in range(_PERIODS))
+    waiting: list[tuple[float, float, int, int]] = []  # deadline, arrival, period, networks passed
     free, cost, at = 0.0, 0.0, 0
-    while at < len(ticks):
-        free = max(free, ticks[at][0])
-        end = at
-        while end < len(ticks) and end - at < largest and ticks[end][0] <= free + _TOGETHER:
-            end += 1
+    while waiting or at < len(coming):
+        if not waiting:
+            free = max(free, coming[at][0])
+        while at < len(coming) and coming[at][0] <= free + _TOGETHER:
+            arrival, lead, k = coming[at]
+            waiting.append((arrival + lead, arrival, k, 0))
+            at += 1
+        waiting.sort()
+        network = route[waiting[0][3]]
+        batch = [tick for tick in waiting if route[tick[3]] == network][:largest]
         # As the scheduler does, which makes no larger batch for a saving that is next to nothing.
-        each = [batch(count) / count for count in range(1, end - at + 1)]
-        end = at + next(count for count, one in enumerate(each, 1) if one <= 1.02 * min(each))
-        free += batch(end - at)
-        for arrival, lead, k in ticks[at:end]:
-            if k == _PERIODS - 1:
-                needed = (free - arrival) / lead
+        each = [times(network, count) / count for count in range(1, len(batch) + 1)]
+        batch = batch[:next(count for count, one in enumerate(each, 1) if one <= 1.02 * min(each))]
+        free += times(network, len(batch))
+        for tick in batch:
+            waiting.remove(tick)
+            deadline, arrival, k, passed = tick
+            if passed + 1 < len(route):
+                waiting.append((deadline, arrival, k, passed + 1))
+            elif k == 1:
+                needed = (free - arrival) / (deadline - arrival)
                 cost += needed * needed + (10.0 if needed > 1.0 else 0.0)
-        at = end
     return cost
 
 
@@ -59,9 +72,8 @@ class PhaseAdvice:
         """``period`` [s] of all sessions' ticks."""
         self._period = period
         self._rhythms: dict[Hashable, Rhythm] = {}
-        self._offer: tuple[Hashable, float] | None = None
-        self._looked = 0.0
-        self._next = 0  # who is tried first where not all are
+        self._found: dict[Hashable, tuple[float, float]] = {}  # what a session's best choice saves, and how much earlier it is
+        self._offered = 0.0
 
     def ticked(self, session: Hashable, now: float, lead: float, spacing: float) -> None:
         """A session ticks ``now`` (steady, s), and has ``lead`` [s] for its answer."""
@@ -76,32 +88,29 @@ class PhaseAdvice:
     def forget(self, session: Hashable) -> None:
         """A session has ended."""
         self._rhythms.pop(session, None)
+        self._found.pop(session, None)
 
-    def earlier(self, session: Hashable, now: float, batch: Callable[[int], float], largest: int) -> float:
-        """Return by how much earlier [s] a session's ticks should come, from the next one on; 0: they are good as they are."""
-        if now - self._looked >= SETTLE:
-            self._looked, self._offer = now, self._best(batch, largest)
-        if self._offer is None or self._offer[0] != session:
+    def earlier(self, session: Hashable, now: float, route: Sequence[str], times: Times, largest: int) -> float:
+        """Return by how much earlier [s] the ticks of a session that ticks now should come; 0: they are good as they are."""
+        waited = now - self._offered
+        if waited < SETTLE - _LOOK * self._period:
             return 0.0
-        (_, offered), self._offer = self._offer, None
-        return offered
+        self._found[session] = saves, earlier = self._best(session, route, times, largest)
+        if waited < SETTLE or not saves or saves < max(saved for saved, _ in self._found.values()):
+            return 0.0
+        self._offered = now
+        self._found.clear()
+        return earlier
 
-    def _best(self, batch: Callable[[int], float], largest: int) -> tuple[Hashable, float] | None:
-        costs: dict[int, float] = {}
-
-        def taken(count: int) -> float:
-            return costs.setdefault(count, batch(count))
-        rhythms = self._rhythms
-        best = waiting_cost(rhythms, self._period, taken, largest)
-        least, found = (1.0 - _GAIN) * best, None
-        sessions = list(rhythms)
-        first, self._next = self._next % max(1, len(sessions)), self._next + _MOST
-        for session in (sessions[first:] + sessions[:first])[:_MOST]:
-            rhythm = rhythms[session]
-            for images in range(1, round(self._period / rhythm.spacing) if rhythm.spacing > 0.0 else 1):
-                earlier = images * rhythm.spacing
-                moved = replace(rhythm, phase=(rhythm.phase - earlier) % self._period)
-                cost = waiting_cost({**rhythms, session: moved}, self._period, taken, largest)
-                if cost < least:
-                    least, found = cost, (session, earlier)
+    def _best(self, session: Hashable, route: Sequence[str], times: Times, largest: int) -> tuple[float, float]:
+        """What the best choice of a session saves, and how much earlier it is; 0, 0 where it is as good as it can be."""
+        rhythm, taken = self._rhythms[session], cache(times)
+        images = range(1, round(self._period / rhythm.spacing)) if rhythm.spacing > 0.0 else ()
+        cost = waiting_cost(self._rhythms, self._period, route, taken, largest) if images else 0.0
+        found = 0.0, 0.0
+        for earlier in (count * rhythm.spacing for count in images):
+            moved = replace(rhythm, phase=(rhythm.phase - earlier) % self._period)
+            saves = cost - waiting_cost({**self._rhythms, session: moved}, self._period, route, taken, largest)
+            if saves > max(_GAIN * cost, found[0]):
+                found = saves, earlier
         return found

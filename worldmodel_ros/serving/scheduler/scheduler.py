@@ -42,11 +42,11 @@ class Scheduler:
         self._now = -inf
         self._count = 0  # of requests and batches
 
-    def batches(self, route: Route) -> tuple[Callable[[int], float], int]:
-        """What so many ticks of a route take together [s], typically, and how many can be."""
+    def batches(self, route: Route) -> tuple[list[str], Callable[[str, int], float], int]:
+        """The networks of a route, what so many units of one take together [s], typically, and how many can be."""
         networks = [unit.network for unit in route]
         limits = (self._settings.max_batch.get(network, self._table.largest(network)) for network in networks)
-        return lambda count: sum(self._table.typical(network, count) for network in networks), max(1, min(limits))
+        return networks, self._table.typical, max(1, min(limits))
 
     @property
     def waiting(self) -> int:
