@@ -190,6 +190,27 @@ def test_a_world_of_a_camera_goes_on_after_the_gateway_was_killed(served):
     assert np.allclose(served.service.questions[2].branches[0].actions, commands(16)[4:12], atol=1e-3)
 
 
+def test_a_session_that_moves_to_another_server_is_followed_with_what_was_not_answered(tmp_path, served, gateways):
+    running = gateways()
+    with serving(tmp_path / 'other.sock', FakeService()) as other, robot(running) as connection:
+        drive(connection, 1)
+        served.service.answer = 'nothing'
+        say(connection, session_id='arm', step_id=2, deadline_ms=10_000)
+        wait_for(lambda: len(served.service.ticks) == 2)
+        moving, = [peer.robot for peer in served.server._peers.values()]
+        moving.send_to(str(other.path), 0)
+        assert heard(connection)['step_id'] == 2 and drive(connection, 3)[0]['step_id'] == 3
+        assert [tick.sequence for tick in other.service.ticks] == [2, 3]
+        assert ask_status(served.path)['waiting'] == 0
+        other.stop()  # that server is lost: back to where the gateway asks first
+        served.service.answer = 'plan'
+        end = time.monotonic() + TIMEOUT
+        while isinstance(reply := drive(connection, 4)[0], str):
+            assert 'refused: engine' in reply and time.monotonic() < end
+            time.sleep(0.1)
+        assert served.service.ticks[-1].sequence == 4
+
+
 def test_an_engine_without_a_past_for_it_begins_the_session_again(tmp_path, gateways, served):
     running = gateways()
     with robot(running) as connection:

@@ -57,6 +57,7 @@ class EngineSession:
         self.spec: Preset = link.spec
         self.backend = link.backend
         self.gone = ''  # why it is of no use any more
+        self.moved: Path | None = None  # where the session is now, if it has gone to another server of a fleet
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._free = list(range(len(link.slots)))
@@ -209,6 +210,9 @@ class EngineSession:
                 future.set_result((message, branches))
         elif isinstance(message, messages.Status):
             pass  # the answer to ``stay``
+        elif isinstance(message, messages.Moved):
+            self.moved = Path(message.address)
+            self.close(f'the session has moved to {message.address}')
         elif isinstance(message, (messages.Rejected, messages.Idle)):
             self._idle = isinstance(message, messages.Idle)
             self.close(message.reason)

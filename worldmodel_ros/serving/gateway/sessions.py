@@ -100,15 +100,18 @@ class Session:
         now = time.monotonic()
         if now < self._retry:
             raise Refusal('engine', 'it is away')
+        moved = self._engine.moved if self._engine else None
         try:
-            engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
+            engine = await EngineSession.open(moved or self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
                                               self._key if self.kept else '', self._linger)
             if not engine.resumed.number:
                 if self._engine:  # another engine, or the same after too long a time
                     self.begin_anew()
-            elif engine.resumed.number >= self._number:
+            elif engine.resumed.number >= self._number and not moved:
                 await self._recover(engine.resumed)
         except EngineAway as error:
+            if moved:
+                self._engine.moved = None  # next time by way of where it was asked first
             self._retry = time.monotonic() + _RETRY
             raise Refusal('engine', str(error)) from error
         self._engine = engine
@@ -157,12 +160,17 @@ class Session:
             executed = done.mean(0) if len(done) else np.zeros(engine.spec.actions, np.float32)
         self._number += 1
         asked = time.monotonic()
-        try:
-            answer = await engine.tick(self._number, frame, goal, executed, due, int(arrival * 1e9), self.episode,
-                                       committed if len(committed) else None, note=Note(
-                                           self.episode, step, arrival, due, len(committed)).text)
-        except EngineAway as error:
-            raise self._refused('engine', str(error)) from error
+        while True:
+            try:
+                answer = await engine.tick(self._number, frame, goal, executed, due, int(arrival * 1e9), self.episode,
+                                           committed if len(committed) else None, note=Note(
+                                               self.episode, step, arrival, due, len(committed)).text)
+            except EngineAway as error:
+                if not engine.moved:
+                    raise self._refused('engine', str(error)) from error
+                engine = await self.engine()  # what was not answered is sent again to where the session is now
+            else:
+                break
         took = time.monotonic() - asked
         if isinstance(answer, messages.Planned) and (
                 answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all()):
