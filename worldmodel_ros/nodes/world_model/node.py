@@ -366,6 +366,7 @@ class WorldModelNode(LifecycleNode):
         backend = activation.worker.backend if activation else engine.backend.name
         values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
                   'messages_skipped': self._outputs.skipped,
+                  'ticks_moved_ms': activation.intake.frames.moved * 1e3 if activation else 0.0,
                   'tick_two_step_ms': engine.step_times.predict(2) * 1e3,
                   'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
                   'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
@@ -586,7 +587,7 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
     server = server_address(*(settings[name] for name in (
         'server', 'server_token_file', 'server_ca_file', 'server_certificate_file')))
     worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed.mean, responder,
-                            listener, say)
+                            listener, say, listener.intake.frames.come_earlier)
     return worker
 
 
