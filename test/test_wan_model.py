@@ -165,6 +165,13 @@ def test_pages_give_what_a_dense_window_gives_also_when_sinks_are_moved(dit):
     assert [WINDOW.shift(end, 0) for end in (12, 13, 15, 16)] == [0, 3, 3, 6]
 
 
+def test_a_dense_window_is_on_the_device_of_the_layers():
+    qkv = torch.empty(3 * math.prod(tiny.GRID), 3, tiny.HEADS, tiny.HEAD_DIM, device='meta')
+    with DenseSequence(CONFIG, WINDOW, tiny.GRID).chunk(3) as attention:
+        for layer in range(CONFIG.layers):
+            assert attention.attend(layer, qkv, *torch.empty(2, CONFIG.width, device='meta')).is_meta
+
+
 def test_positions_are_exact_far_beyond_the_published_table():
     q, k = tiny.draw('q', 1, 128), tiny.draw('k', 1, 128)
     products = []
