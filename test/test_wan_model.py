@@ -204,6 +204,29 @@ def test_forks_share_all_pages_and_do_not_see_each_other(dit):
     assert owner.pool.allocator.usage().used == 0
 
 
+@pytest.mark.parametrize('precision', [Precision.FP32, Precision.FP8])
+def test_a_sequence_goes_on_from_what_was_saved_also_when_its_sinks_have_moved(dit, precision):
+    if precision is not Precision.FP32:
+        dit = build(CONFIG, tiny.Drawn(), layers=torch.bfloat16)
+    sequence, other = pages(precision).open(), pages(precision).open()
+    for number in range(7):  # from the fifth chunk on they have
+        if number in (1, 6):
+            saved = {name: tensor.clone() for name, tensor in sequence.save().items()}
+        wanted = chunk_of(dit, sequence, number)
+        if number in (1, 6):
+            assert ('first.k' in saved) == (number == 6)
+            chunk_of(dit, other, 0, 'another past')
+            other.restore(saved)
+            assert torch.equal(chunk_of(dit, other, number), wanted) and other.frame == sequence.frame
+    slabs = saved['slabs'].clone()
+    slabs[-1, 0] += 1
+    for damage in ({'slabs': slabs}, {'position': torch.tensor([18, 0])}, {'position': torch.tensor([21, saved['position'][1]])},
+                   {'first.k': saved['first.k'][:1]}, {'pages.v': saved['pages.v'][:-1]}):
+        with pytest.raises(ValueError):
+            other.restore(saved | damage)
+    assert other.frame == 21  # as it was
+
+
 @pytest.mark.parametrize(('precision', 'layers', 'limit'), [(Precision.BF16, torch.bfloat16, 0.01),
                                                             (Precision.FP8, torch.bfloat16, 0.06)])
 def test_bf16_and_fp8_stay_within_their_limits(dit, precision, layers, limit):
