@@ -25,8 +25,8 @@ def read_rows(file: Path) -> Tensor:
 def encode(folder: Path, prompt: str, tokens: int, device: torch.device | str = 'cpu') -> Tensor:
     """Rows (n, width), float32, of a prompt of at most ``tokens``, its end included.
 
-    ``folder`` has what transformers saves: ``text_encoder`` (UMT5EncoderModel, safetensors) and ``tokenizer``, as checkpoints in
-    diffusers' layout have them. The encoder is 11 GB in bfloat16; it is read, asked once and dropped. Raises ModelError.
+    ``folder`` has what transformers saves: ``text_encoder`` (UMT5EncoderModel, safetensors) and ``tokenizer``, as checkpoints
+    in diffusers' layout have them. The encoder is 11 GB in bfloat16; it is read, asked once and dropped. Raises ModelError.
     """
     try:
         from transformers import AutoTokenizer, UMT5EncoderModel
@@ -34,8 +34,9 @@ def encode(folder: Path, prompt: str, tokens: int, device: torch.device | str = 
         raise ModelError(f'a prompt needs transformers ({error}): pip install "worldmodel-ros[wan]"') from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder / 'tokenizer', local_files_only=True)
-        encoder = UMT5EncoderModel.from_pretrained(folder / 'text_encoder', local_files_only=True, use_safetensors=True,
-                                                   dtype=torch.bfloat16 if torch.device(device).type == 'cuda' else None)
+        encoder = UMT5EncoderModel.from_pretrained(
+            folder / 'text_encoder', local_files_only=True, use_safetensors=True,
+            dtype=torch.bfloat16 if torch.device(device).type == 'cuda' else torch.float32)
     except Exception as error:  # transformers, tokenizers and safetensors raise each their own
         raise ModelError(f'no text encoder can be read from {folder}: {error}') from error
     # As the published code cleans a prompt, but for mending text that was decoded wrongly.
