@@ -10,7 +10,8 @@ from worldmodel_ros.model.wan.config import WanConfig
 
 SIZE = 32, 48
 CONFIG = WanConfig(128, 2, 2, 128, 36, camera_width=1536, text_width=tiny.TEXT_WIDTH, text_tokens=tiny.TEXT_TOKENS)
-WORLD = {'vae': 'vae', 'text': 'text/rows.safetensors', 'size': SIZE, 'top_speed': 0.5, 'camera_in_base': [0.1, 0.0, 0.2, 0.0, 0.1, 0.0],
+WORLD = {'vae': 'vae', 'text': 'text/rows.safetensors', 'size': SIZE, 'top_speed': 0.5,
+         'camera_in_base': [0.1, 0.0, 0.2, 0.0, 0.1, 0.0],
          'intrinsics': [30.0, 30.0, 24.0, 16.0], 'chunk_frames': 3, 'window_frames': 6, 'sink_frames': 3,
          'schedule': {'kind': 'unipc', 'steps': [0, 500], 'shift': 5.0}}
 

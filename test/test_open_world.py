@@ -10,7 +10,8 @@ import open_world
 import pytest
 import torch
 
-from worldmodel_ros.engine.open_world.description import WorldDescription, is_world, optical_frame
+from worldmodel_ros.engine.loading import is_world
+from worldmodel_ros.engine.open_world.description import WorldDescription, optical_frame
 from worldmodel_ros.engine.open_world.session import WorldSession, to_uint8, to_vae
 from worldmodel_ros.engine.open_world.worker import PERIOD, Seen, WorldWorker
 from worldmodel_ros.engine.open_world.world import OpenWorld
@@ -162,8 +163,8 @@ def test_damaged_sessions_and_those_of_another_world_are_refused(world, folder, 
     ({'chunk_frames': None}, 'name a preset'), ({'schedule': {'kind': 'unipc', 'steps': [1000], 'shift': 5}}, 'of 1,000'),
     ({'window_frames': 5}, 'no room'), ({'vae': 'nowhere'}, 'no VAE can be read'), ({'text': 'nowhere'}, 'no rows of a text')])
 def test_a_description_that_does_not_fit_is_refused_with_the_remedy(folder, tmp_path, changes, message):
-    described = {key: value for key, value in {**open_world.WORLD, 'checkpoint': str(folder), 'vae': str(folder / 'vae'),
-                                               'text': str(folder / 'text' / 'rows.safetensors'), **changes}.items() if value is not None}
+    files = {'checkpoint': str(folder), 'vae': str(folder / 'vae'), 'text': str(folder / 'text' / 'rows.safetensors')}
+    described = {key: value for key, value in {**open_world.WORLD, **files, **changes}.items() if value is not None}
     (tmp_path / 'world.json').write_text(json.dumps(described))
     with pytest.raises(ModelError, match=message):
         OpenWorld.load(tmp_path)
@@ -210,8 +211,8 @@ class Robot:
                                     np.float32(twist), PINHOLE, episode, self.number))
 
     def ask(self, *branches, seconds=DEADLINE, **options):
-        question = Question(tuple(Branch(str(at), len(actions), np.float32(actions)) for at, actions in enumerate(branches)), '',
-                            time.monotonic() + seconds, **options)
+        branches = tuple(Branch(str(at), len(actions), np.float32(actions)) for at, actions in enumerate(branches))
+        question = Question(branches, '', time.monotonic() + seconds, **options)
         return self.worker.ask(question).result(DEADLINE)
 
 

@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/{performance,tasks,faults,open_models}.md is the one in the committed result that they name."""
+"""Every number in the tables of DOCUMENTS is the one in the committed result that they name."""
 import json
 import re
 from pathlib import Path

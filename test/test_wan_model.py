@@ -220,7 +220,8 @@ def test_a_sequence_goes_on_from_what_was_saved_also_when_its_sinks_have_moved(d
             assert torch.equal(chunk_of(dit, other, number), wanted) and other.frame == sequence.frame
     slabs = saved['slabs'].clone()
     slabs[-1, 0] += 1
-    for damage in ({'slabs': slabs}, {'position': torch.tensor([18, 0])}, {'position': torch.tensor([21, saved['position'][1]])},
+    moved = int(saved['position'][1])
+    for damage in ({'slabs': slabs}, {'position': torch.tensor([18, 0])}, {'position': torch.tensor([21, moved])},
                    {'first.k': saved['first.k'][:1]}, {'pages.v': saved['pages.v'][:-1]}):
         with pytest.raises(ValueError):
             other.restore(saved | damage)

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...model.checkpoint_description import ModelError
+from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan.camera import Intrinsics
 from ...model.wan.config import PATCH, PRESETS, VAE_STRIDE, WanConfig, WanPreset, read_json
 from ...model.wan.schedule import Schedule
 
-FILE = 'world.json'
 _TOKEN = VAE_STRIDE * PATCH  # pixels
 _KEYS = {'preset', 'checkpoint', 'vae', 'text', 'prompt', 'text_encoder', 'size', 'top_speed', 'camera_in_base', 'intrinsics',
          'chunk_frames', 'window_frames', 'sink_frames', 'schedule'}
@@ -24,8 +23,8 @@ _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 @dataclass(frozen=True)
 class WorldDescription:
-    """``size``: of the video, height and width in pixels. ``text``: file with the rows that the text encoder made of the prompt,
-    or None, where ``prompt`` and ``text_encoder`` make them. ``top_speed`` of the robot, m/s: the unit of the camera's
+    """``size``: of the video, height and width in pixels. ``text``: file with the rows that the text encoder made of the
+    prompt, or None, where ``prompt`` and ``text_encoder`` make them. ``top_speed`` of the robot, m/s: the unit of the camera's
     translations (``camera.relative_poses``). ``optical`` (4, 4): the camera's optical frame in the robot's base.
     ``intrinsics``, of an image of ``size``: for a camera that tells none.
     """
@@ -46,11 +45,11 @@ class WorldDescription:
     @classmethod
     def read(cls, folder: Path) -> WorldDescription:
         """From ``world.json`` in a folder; paths in it are relative to that. Raises ModelError."""
-        content = read_json(folder / FILE)
+        content = read_json(folder / WORLD_FILE)
         try:
             return cls._of(folder, content)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ModelError(f'{folder / FILE}: {error!r}; docs/open_models.md says what belongs there') from error
+            raise ModelError(f'{folder / WORLD_FILE}: {error!r}; docs/open_models.md says what belongs there') from error
 
     @classmethod
     def _of(cls, folder: Path, content: dict[str, Any]) -> WorldDescription:
@@ -91,8 +90,8 @@ class WorldDescription:
                 return WanPreset(self.name, config, **changes, licence='')
             if len(found) != 1:
                 names = ', '.join(preset.name for preset in found) or 'no preset'
-                raise ModelError(f'{self.name}: its network is that of {names}: name a preset in {FILE}, or give chunk_frames, '
-                                 'window_frames, sink_frames and schedule')
+                raise ModelError(f'{self.name}: its network is that of {names}: name a preset in {WORLD_FILE}, or give '
+                                 'chunk_frames, window_frames, sink_frames and schedule')
             found[0].check(config)
             return replace(found[0], **changes)
         except (KeyError, TypeError, ValueError) as error:
@@ -108,11 +107,6 @@ def schedule_of(content: dict[str, Any]) -> Schedule:
         return kinds[content['kind']]([int(step) for step in content['steps']], float(content['shift']))
     except IndexError as error:
         raise ValueError(f'steps {content["steps"]} are of 1,000') from error
-
-
-def is_world(model: str) -> bool:
-    """Whether ``model`` is the folder of an open world model."""
-    return (Path(model).expanduser() / FILE).is_file()
 
 
 def optical_frame(mount: Sequence[float]) -> np.ndarray:

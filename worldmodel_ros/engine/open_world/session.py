@@ -148,7 +148,8 @@ class WorldSession:
         session: WorldSession = object.__new__(cls)
         session._world, session._seed = world, int(told['seed'])
         session._imagined, session._pose = told['imagined'] == '1', tensors['pose'].numpy()
-        session._decoded, session._encoded, seen = (_state(world, tensors, name) for name in ('decoder', 'encoder', 'condition'))
+        session._decoded, session._encoded, seen = (
+            _state(world, tensors, name) for name in ('decoder', 'encoder', 'condition'))
         newest = tensors.get('newest')
         session._condition = ImageCondition.of(world.vae, tensors['image'].to(world.device), seen,
                                                None if newest is None else newest.to(world.device), told['settled'] == '1')

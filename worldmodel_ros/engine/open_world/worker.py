@@ -57,21 +57,19 @@ Listener = Callable[[Seen, VideoFuture, float], None]  # with the seconds that i
 class WorldWorker:
     """Takes the newest image only, and goes on with the next when its prediction is out; questions come before predictions.
 
-    ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions follow
-    the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``: of
-    each prediction. ``failed`` is told each exception, which ends the session, and nothing else.
+    ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions
+    follow the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``:
+    of each prediction. ``failed`` is told each exception, which ends the session, and nothing else.
     """
-
-    backend: str
-    degraded_reason = ''
 
     def __init__(self, world: OpenWorld, predicted: Listener, failed: Callable[[Exception], None], observes: bool = False,
                  chunks: int = 1):
-        self.backend, self._world, self._observes, self._chunks = world.backend, world, observes, chunks
+        self._world, self._observes, self._chunks = world, observes, chunks
         self._predicted, self._failed = predicted, failed
         self._optical = world.description.optical
         self._wake = threading.Condition()
         self._newest: Seen | None = None
+        self._done: Seen | None = None  # that was predicted from last
         self._waiting: list[Seen] = []  # observed images that no chunk has yet
         self._last: Seen | None = None  # that was taken into them
         self._begins = True  # the first of them begins a new session
@@ -97,8 +95,8 @@ class WorldWorker:
         self._forget()
 
     def submit(self, seen: Seen) -> None:
-        """Take an image. ``observes``: they should come each ``PERIOD`` s; of those that come faster some are left out, and a gap
-        or another episode begins a new session."""
+        """Take an image. ``observes``: they should come each ``PERIOD`` s; of those that come faster some are left out, and a
+        gap or another episode begins a new session."""
         with self._wake:
             self._newest = seen
             if self._observes:
@@ -112,7 +110,8 @@ class WorldWorker:
                 raise QuestionError(f'branch {branch.name!r} is the model\'s own plan, and open world models have none: name a '
                                     'motion or give actions')
             if len(branch.actions) > _LONGEST:
-                raise QuestionError(f'branch {branch.name!r} has {len(branch.actions)} steps, and at most {_LONGEST} are imagined')
+                raise QuestionError(f'branch {branch.name!r} has {len(branch.actions)} steps, and at most {_LONGEST} are '
+                                    'imagined')
         return self._do(lambda: self._answer(question))
 
     def save(self, folder: SessionFolder, name: str, patience: float) -> str:
@@ -155,10 +154,9 @@ class WorldWorker:
         return promise
 
     def _run(self) -> None:
-        done: Seen | None = None  # that was predicted from last
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._stopped or self._jobs or self._newest is not done)
+                self._wake.wait_for(lambda: self._stopped or self._jobs or self._newest is not self._done)
                 if self._stopped:
                     return
                 job = self._jobs.popleft() if self._jobs else None
@@ -171,7 +169,7 @@ class WorldWorker:
                     except Exception as error:  # the one who asked is told
                         promise.set_exception(error)
                 continue
-            done = newest
+            self._done = newest
             try:
                 self._take(newest)
             except Exception as error:
@@ -252,7 +250,7 @@ class WorldWorker:
         not fill goes on with the last of them, and is cut off."""
         root, session, frames = self._root, self._session.fork(), []
         try:
-            base, at = root.base, 0
+            base, at, every = root.base, 0, self._world.frame_images
             while at < len(actions):
                 if time.monotonic() >= due or self._stopped:
                     return None
@@ -261,7 +259,7 @@ class WorldWorker:
                 part = np.concatenate([part, np.repeat(part[-1:], count - len(part), 0)])
                 twists = np.zeros((count, 6))
                 twists[:, 0], twists[:, 5] = part.T
-                bases = camera.twist_poses(base, twists, PERIOD, np.eye(4))[self._world.frame_images - 1::self._world.frame_images]
+                bases = camera.twist_poses(base, twists, PERIOD, np.eye(4))[every - 1::every]
                 frames.append(session.imagine(bases @ self._optical, root.intrinsics))
                 base, at = bases[-1], at + count
             return VideoFuture(np.asarray(actions, np.float32), np.concatenate(frames)[:len(actions)])

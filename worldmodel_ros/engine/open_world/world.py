@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...kernels.pages import Precision
-from ...model.checkpoint_description import ModelError
+from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan import checkpoint
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
 from ...model.wan.precision import to_fp8
@@ -19,7 +19,7 @@ from ...model.wan.sampler import Sampler
 from ...model.wan.sequence import PagedSequences, Window
 from ...model.wan.text import encode, read_rows
 from ...model.wan.vae import WanVae
-from .description import FILE, WorldDescription
+from .description import WorldDescription
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,7 @@ FPS = 16  # of the video, which the family was trained on
 BACKENDS = {'torch': (torch.float32, Precision.FP32, False), 'torch-bf16': (torch.bfloat16, Precision.BF16, False),
             'torch-fp8': (torch.bfloat16, Precision.FP8, True)}
 _SMALLEST_PAGE = 16
+_FASTEST_TURN = 3.0  # rad/s
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class OpenWorld:
             to_fp8(dit)
         self.sampler = Sampler(dit, self.preset.schedule)
         self.vae = WanVae.load(description.vae, self.device, layers)
-        rows = read_rows(description.text) if description.text else encode(description.text_encoder, description.prompt,
-                                                                          config.text_tokens)
+        rows = read_rows(description.text) if description.text else encode(
+            description.text_encoder, description.prompt, config.text_tokens, self.device)
         if rows.dim() != 2 or rows.shape[1] != config.text_width or len(rows) > config.text_tokens:
             raise ModelError(f'text of {tuple(rows.shape)}: the network takes up to {config.text_tokens} rows of '
                              f'{config.text_width}')
@@ -89,7 +90,7 @@ class OpenWorld:
         self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
                                     page_tokens=_SMALLEST_PAGE if small else 128)
         speed = description.top_speed
-        self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -speed * 4.0), (speed, speed * 4.0))
+        self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN), (speed, _FASTEST_TURN))
 
     @classmethod
     def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1) -> OpenWorld:
@@ -114,6 +115,6 @@ class OpenWorld:
         described, files = self.description, []
         for path in (described.checkpoint, described.vae):
             found = sorted(path.rglob('*')) if path.is_dir() else [path]
-            files += [(file.name, file.stat().st_size) for file in found if file.is_file() and file.name != FILE]
+            files += [(file.name, file.stat().st_size) for file in found if file.is_file() and file.name != WORLD_FILE]
         told = [asdict(self.preset), described.size, self.backend, files]
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()

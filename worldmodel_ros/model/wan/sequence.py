@@ -242,7 +242,8 @@ class _SinkKeys:
         if k is None and scale is None:
             return None
         wanted = [(part.shape[0], part.shape[2:], part.dtype) for part in (pool.k, pool.k_scale) if part is not None]
-        if [(part.shape[0], part.shape[2:], part.dtype) for part in (k, scale) if part is not None and part.dim() > 2] != wanted:
+        given = [(part.shape[0], part.shape[2:], part.dtype) for part in (k, scale) if part is not None and part.dim() > 2]
+        if given != wanted:
             raise ValueError('the keys of the sinks are of other pages')
         return cls(k.to(storage.device), None if scale is None else scale.to(storage.device))
 

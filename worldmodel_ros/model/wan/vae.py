@@ -164,8 +164,8 @@ class ImageCondition:
     Four channels of mask, one on the first latent frame, and the latents of the image followed by grey ones. Far from the
     image these no longer change; from then on nothing is encoded.
 
-    ``image`` float32 (3, height, width), from -1 to 1; ``state`` of the encoder; the ``newest`` latents (16, 1, h, w), None before
-    the first; ``settled`` where they change no more.
+    ``image`` float32 (3, height, width), from -1 to 1; ``state`` of the encoder; the ``newest`` latents (16, 1, h, w), None
+    before the first; ``settled`` where they change no more.
     """
 
     def __init__(self, vae: WanVae, image: Tensor):
