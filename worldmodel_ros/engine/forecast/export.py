@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from worldmodel_ros.engine.backends.export import export_graph, quantise
 from worldmodel_ros.model.scene_forecast import (
-    _EARLIER, _LATEST, _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _points, _rates)
+    _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _rates)
 
 
 def _places(pose: Tensor, turn: Tensor, count: int) -> Places:
@@ -92,8 +92,7 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
            torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *kept(seen))
     again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), *kept(seen),
              *kept(own))
-    known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'points': _points(preset.head_dim),
-             'latest': _LATEST, 'earlier': _EARLIER, 'per_frame': own, 'queries': QUERIES}
+    known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'per_frame': own, 'queries': QUERIES}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
