@@ -10,6 +10,7 @@ import open_world
 import pytest
 import torch
 
+from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.open_world.description import WorldDescription, optical_frame
 from worldmodel_ros.engine.open_world.session import WorldSession, to_uint8, to_vae
@@ -77,6 +78,18 @@ def test_a_chunk_follows_an_image_and_chunks_follow_each_other(world):
     assert world.pages.pool.allocator.usage().used == 0
 
 
+def test_no_more_sessions_are_open_than_it_was_loaded_for(world):
+    session = begun(world)
+    with pytest.raises(OutOfPages, match='1 sessions'):
+        begun(world)
+    with pytest.raises(OutOfPages, match='1 sessions'):
+        WorldSession.load(world, session.save())
+    session.close()
+    session = begun(world)
+    del session  # its pages are free with it
+    begun(world).close()
+
+
 @pytest.mark.parametrize('observed', [0, 2])
 def test_forks_share_what_was_and_differ_by_their_cameras(world, observed):
     session = begun(world, observed)
@@ -134,8 +147,8 @@ def test_observing_goes_on_after_a_session_was_loaded(world):
     session = begun(world, 1)
     content = session.save()
     futures = []
-    for current in (session, None):
-        current = current or WorldSession.load(world, content)
+    for saved in (False, True):
+        current = WorldSession.load(world, content) if saved else session
         current.observe(image(50, 12), along(current, 0.1, 3), PINHOLE)
         futures.append(chunk(current))
         current.close()

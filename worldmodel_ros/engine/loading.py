@@ -26,13 +26,13 @@ def is_world(model: str) -> bool:
     return (Path(model).expanduser() / WORLD_FILE).is_file()
 
 
-def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1) -> OpenWorld:
-    """An open world model. ``backend``: auto takes torch-bf16 on a GPU and torch, in float32, on a CPU; torch-fp8 is the third.
-    Raises ModelError."""
+def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1) -> OpenWorld:
+    """An open world model. ``sessions`` may be open at a time. ``backend``: auto takes torch-bf16 on a GPU, torch, in float32,
+    on a CPU; torch-fp8 is the third. Raises ModelError."""
     if gpus > 1:
         raise ModelError(f'gpus is {gpus}, and open world models run on one')
     from .open_world.world import OpenWorld
-    return OpenWorld.load(model, backend, threads)
+    return OpenWorld.load(model, backend, threads, sessions)
 
 
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,

@@ -41,7 +41,7 @@ class WorldSession:
         self._encoded = world.vae.start(encoder=True)
         self._pose = np.asarray(pose, np.float64)
         self._imagined = False
-        self._sequence = world.pages.open()
+        self._sequence = world.pages_for(self)
 
     @property
     def frame(self) -> int:
@@ -68,6 +68,7 @@ class WorldSession:
     def close(self) -> None:
         """Give the pages back."""
         self._sequence.close()
+        self._world.closed(self)
 
     def imagine(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> np.ndarray:
         """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
@@ -153,7 +154,7 @@ class WorldSession:
         newest = tensors.get('newest')
         session._condition = ImageCondition.of(world.vae, tensors['image'].to(world.device), seen,
                                                None if newest is None else newest.to(world.device), told['settled'] == '1')
-        session._sequence = world.pages.open()
+        session._sequence = world.pages_for(session)
         try:
             session._sequence.restore(_under('sequence', tensors))
         except ValueError as error:

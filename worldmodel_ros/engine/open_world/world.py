@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...cache.pool import OutOfPages
 from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan import checkpoint
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
-from ...model.wan.sequence import PagedSequences, Window
+from ...model.wan.sequence import PagedSequence, PagedSequences, Window
 from ...model.wan.text import encode, read_rows
 from ...model.wan.vae import WanVae
 from .description import WorldDescription
@@ -43,6 +45,7 @@ class WorldSpec:
     step_period: float
     action_low: tuple[float, float]
     action_high: tuple[float, float]
+    chunk_frames: int  # images of a chunk, but for the first
     action_names: tuple[str, ...] = ('linear.x', 'angular.z')
     goals: tuple[str, ...] = ()  # no policy: it drives to nothing
 
@@ -64,7 +67,8 @@ class OpenWorld:
         if backend not in BACKENDS:
             raise ModelError(f'back end {backend!r} does not run open world models: choose auto, {", ".join(BACKENDS)}')
         layers, precision, fp8 = BACKENDS[backend]
-        self.description, self.backend = description, backend
+        self.description, self.backend, self._sessions = description, backend, sessions
+        self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
         with checkpoint.WanCheckpoint(description.checkpoint) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:
@@ -90,18 +94,31 @@ class OpenWorld:
         self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
                                     page_tokens=_SMALLEST_PAGE if small else 128)
         speed = description.top_speed
-        self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN), (speed, _FASTEST_TURN))
+        self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN),
+                              (speed, _FASTEST_TURN), VAE_FRAMES * self.preset.chunk_frames)
 
     @classmethod
-    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1) -> OpenWorld:
+    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
         """From a folder with ``world.json``. Raises ModelError."""
-        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads)
+        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions)
 
     def open(self, image: np.ndarray, pose: np.ndarray, seed: int = 0) -> WorldSession:
         """A session that begins with an image, uint8 (H, W, 3) of the world's size, taken at a camera's pose (4, 4). Raises
         OutOfPages."""
         from .session import WorldSession
         return WorldSession(self, image, pose, seed)
+
+    def pages_for(self, session: WorldSession) -> PagedSequence:
+        """An empty sequence, of one of the ``sessions``. Raises OutOfPages: what is left is for branches."""
+        if len(self._open) >= self._sessions:
+            raise OutOfPages(f'{self._sessions} sessions of {self.spec.name} are open, which is all that it was loaded for')
+        sequence = self.pages.open()
+        self._open.add(session)
+        return sequence
+
+    def closed(self, session: WorldSession) -> None:
+        """Note that a session is no more."""
+        self._open.discard(session)
 
     @property
     def frame_images(self) -> int:

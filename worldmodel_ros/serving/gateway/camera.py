@@ -37,7 +37,7 @@ _LONGEST_EVENT = 128      # characters of an event_id
 _MAX_SIDE = 8192          # pixels
 _OBSERVE = 10.0           # s for the engine to take in an image
 _IMAGINE = 60.0           # s for the frames of one request
-_KEPT = 16 << 20          # bytes of a reply that is kept for who asks for it again
+KEPT = 16 << 20           # bytes of a reply that is kept for who asks for it again
 _JPEG_QUALITY = 90
 
 
@@ -203,12 +203,12 @@ class Dialect:
                 intrinsics = poses.fitted(request.intrinsics, world.size, spec.image_size)
                 add = self._additions(extensions, intrinsics, bases, timings, world.imagined - len(frames) + 1, spec)
                 fps = request.fps or 1.0 / spec.step_period
-                messages = await asyncio.to_thread(_messages, frames, request.together, extensions.frames, fps, add)
+                messages = await asyncio.to_thread(frame_messages, frames, request.together, extensions.frames, fps, add)
                 if request.event_id:
                     applied = (world.imagined - len(actions)) // spec.chunk_frames
                     messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
                     # Before they are sent: who loses the connection now can ask for them again.
-                    world.answered = request.event_id, messages if sum(map(len, messages)) <= _KEPT else []
+                    world.answered = request.event_id, messages if sum(map(len, messages)) <= KEPT else []
         if known:
             yield accepted
         for message in messages:
@@ -260,7 +260,7 @@ class Dialect:
         return add
 
 
-def _messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
+def frame_messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
               ) -> list[bytes]:
     """The messages that carry frames, uint8 (N, H, W, 3). In a thread: to encode them takes longer than a loop may wait."""
     total, out = -(-len(frames) // together), []
