@@ -37,7 +37,7 @@ _LONGEST_EVENT = 128      # characters of an event_id
 _MAX_SIDE = 8192          # pixels
 _OBSERVE = 10.0           # s for the engine to take in an image
 _IMAGINE = 60.0           # s for the frames of one request
-KEPT = 16 << 20           # bytes of a reply that is kept for who asks for it again
+_KEPT = 16 << 20          # bytes of a reply that is kept for who asks for it again
 _JPEG_QUALITY = 90
 
 
@@ -208,7 +208,7 @@ class Dialect:
                     applied = (world.imagined - len(actions)) // spec.chunk_frames
                     messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
                     # Before they are sent: who loses the connection now can ask for them again.
-                    world.answered = request.event_id, messages if sum(map(len, messages)) <= KEPT else []
+                    world.answered = request.event_id, messages if sum(map(len, messages)) <= _KEPT else []
         if known:
             yield accepted
         for message in messages:

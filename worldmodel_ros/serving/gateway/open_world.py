@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from worldmodel_ros.engine.open_world.world import OpenWorld
 
 NAME = 'open world'
-_ON_ITS_WAY = 4  # images that the first chunk has less than the others
+_FIRST_LACKS = 4   # images that the first chunk has less than the others
+_KEPT = 16 << 20   # bytes of a reply that is kept for a client which asks again
 
 
 @dataclass
@@ -114,14 +115,14 @@ class Dialect(camera.Dialect):
         timings = {'queue_ms': 1e3 * (begun - arrival), 'observe_ms': 1e3 * (observed - begun),
                    'imagine_ms': 1e3 * (now - observed), 'total_ms': 1e3 * (now - arrival)}
         first = world.imagined - len(frames) + 1
-        add = self._additions(extensions, intrinsics, request.poses, timings, first + _ON_ITS_WAY, spec)
+        add = self._additions(extensions, intrinsics, request.poses, timings, first + _FIRST_LACKS, spec)
         messages = await asyncio.to_thread(camera.frame_messages, frames, request.together, extensions.frames,
                                            request.fps or 1.0 / spec.step_period, add)
         if request.event_id:
-            applied = max(0, world.imagined - len(path) + _ON_ITS_WAY) // spec.chunk_frames
+            applied = max(0, world.imagined - len(path) + _FIRST_LACKS) // spec.chunk_frames
             messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
             # Before they are sent: who loses the connection now can ask for them again.
-            world.answered = request.event_id, messages if sum(map(len, messages)) <= camera.KEPT else []
+            world.answered = request.event_id, messages if sum(map(len, messages)) <= _KEPT else []
         return messages
 
     async def _begin(self, image: np.ndarray, request: camera.Request) -> World:
