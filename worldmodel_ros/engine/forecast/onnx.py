@@ -13,7 +13,7 @@ import numpy as np
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
-EXPORT_VERSION = 4  # counts up when the exported graphs change
+EXPORT_VERSION = 5  # counts up when the exported graphs change
 GRAPHS = ('see', 'again')
 _UNSEEN = np.float32(-1e4)  # additive mask
 
