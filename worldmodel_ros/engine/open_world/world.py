@@ -48,6 +48,7 @@ class WorldSpec:
     chunk_frames: int  # images of a chunk, but for the first
     action_names: tuple[str, ...] = ('linear.x', 'angular.z')
     goals: tuple[str, ...] = ()  # no policy: it drives to nothing
+    camera: None = None  # that it was trained with: it takes any, by its intrinsics
 
     @property
     def actions(self) -> int:
