@@ -20,7 +20,7 @@ from worldmodel_ros.bringup.description import load
 from worldmodel_ros.bringup.supervisor import Supervisor
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 STOP_WITHIN = 0.150  # s
 
 

@@ -16,7 +16,7 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 
-pytestmark = [pytest.mark.slow, pytest.mark.realtime]
+pytestmark = pytest.mark.slow
 POOLS = ['local', pytest.param('ray', marks=pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed'))]
 
 

@@ -14,7 +14,7 @@ from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
 from worldmodel_ros.srv import SetTask, WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 SLOT = {slot.name: number for number, slot in enumerate(SLOTS)}
 PLACES = {'red': (2.0, 0.3, 0.0, 0.0), 'magenta ball': (1.2, 0.8, 0.0, -0.4)}  # x, y, m, and their change, m/s
 
