@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from worldmodel_ros.engine.forecast.loading import TorchStream
 from worldmodel_ros.evaluate.control import controllers
 from worldmodel_ros.control.scene_view import planes
-from worldmodel_ros.evaluate.control.learned import slots
+from worldmodel_ros.evaluate.control.learned import AnotherFuture, MotionUnseen, slots
 from worldmodel_ros.evaluate.control.run import Question, evaluate
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import PRESETS
-from worldmodel_ros.model.scene_forecast import (HORIZONS, SCALE, SLOTS, Ahead, ForecastStream, Places, SceneForecast, earlier,
-                                                 odometry)
+from worldmodel_ros.model.scene_forecast import HORIZONS, SCALE, SLOTS, Ahead, ForecastStream, SceneForecast, odometry
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.sim.scene import COLOURS
+from worldmodel_ros.sim.task_scenes import task_scene
 from worldmodel_ros.sim.world import World
 from worldmodel_ros.train.scene import run as training
 from worldmodel_ros.train.scene.episodes import FRAMES, SHUTTLES, Store, make, truth
@@ -84,24 +85,15 @@ def test_a_frame_sees_nothing_of_what_comes_nor_an_anchor_of_another(forecast, e
     torch.testing.assert_close(before[2].paths[:, 0], alone[2].paths[:, 0], atol=1e-5, rtol=1e-4)
 
 
-def test_where_the_robot_has_come_from_changes_nothing(forecast, episodes):
-    """The attention knows poses relative to one another alone."""
+def test_where_the_robot_has_come_from_and_for_how_long_changes_nothing(forecast, episodes):
+    """The attention knows poses and times relative to one another alone."""
     episode, streams = episodes[0], [ForecastStream(forecast, 2), ForecastStream(forecast, 2)]
     streams[1]._pose = torch.tensor([3.0, -2.0, 1.0], dtype=torch.float64)
+    streams[1]._time = 36_000  # an hour
     for t in range(12):
         told = [stream.observe(*(episode[name][t] for name in ('frames', 'executed', 'measured'))) for stream in streams]
         for one, other in zip(*told, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
-
-
-def test_a_stream_goes_on_for_longer_than_a_clip_in_the_times_of_clips(forecast, episodes):
-    episode, stream = episodes[0], ForecastStream(forecast, 2)
-    for t in range(60):
-        stream.observe(*(episode[name][t] for name in ('frames', 'executed', 'measured')))
-        assert stream._time < 32
-    keys = torch.randn(1, 2, 6, 16)
-    places = [Places.of(torch.zeros(6, 3), torch.arange(6.0) + begin, 5) for begin in (20, 12)]
-    torch.testing.assert_close(earlier(places[0].to_odom(keys), 8), places[1].to_odom(keys), atol=1e-5, rtol=1e-4)
 
 
 def test_odometry_goes_along_arcs():
@@ -207,10 +199,29 @@ def test_controllers_drive_on_a_forecast_and_are_refused_without_one(forecast, t
     with pytest.raises(ValueError, match="'two_step' needs a forecast"):
         Question(range(3_000_000, 3_000_001), ('intercept',), ('two_step',))
     checkpoint.save(forecast, tmp_path, {}, torch.float32)
-    report = evaluate(Question(range(3_000_000, 3_000_001), ('intercept',), controllers.PASSES, forecast=str(tmp_path)))
+    report = evaluate(Question(range(3_000_000, 3_000_001), ('intercept',), controllers.PASSES, backend='torch', forecast=str(tmp_path)))
     assert {row['n'] for row in report['tasks']['intercept'].values()} == {1}
     assert set(report['tasks']['intercept']) == set(controllers.PASSES)
 
 
 def test_there_are_as_many_slots_as_names(forecast):
     assert len(slots(World().scene)) == SLOTS == (forecast.present[-1].out_features - 6) // 5
+
+
+def test_ablations_see_no_motion_or_that_of_another_room(forecast, episodes):
+    """Where things are, an ablation knows as well as the forecast itself; only what they will do is taken away."""
+    frames, size = episodes[0]['frames'], forecast.preset.image_size
+    moving = [np.array([0.3, 0.5]), np.array([0.2, 0.4])]
+    unseen = MotionUnseen(lambda: TorchStream(forecast))
+    first, again = (unseen.observe(frame, *moving, 1) for frame in (frames[0], frames[0]))
+    np.testing.assert_array_equal(first[1], again[1])  # nothing is left of the frame before
+    scene = task_scene('street', 3_000_001)
+    plain, other, ablated = (TorchStream(forecast) for _ in range(3))
+    another, world = AnotherFuture(ablated, other, scene, size), World()
+    world.load(scene)
+    alone = TorchStream(forecast).observe(world.render(size), np.zeros(2), np.zeros(2), 1)
+    expected, given = plain.observe(frames[0], *moving, 1), another.observe(frames[0], *moving, 1)
+    np.testing.assert_array_equal(given[0], expected[0])
+    np.testing.assert_allclose(given[1][0], expected[1][0], atol=1e-6)
+    there = (alone[0] > 0.5)[:, None]
+    np.testing.assert_allclose(given[1] - given[1][0], (alone[1] - alone[1][0]) * there, atol=1e-5)

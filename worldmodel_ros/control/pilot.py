@@ -18,7 +18,7 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .motion import PERIOD, move
 from .responder import require_finite
-from .scene_view import Seen, Slot, View
+from .scene_view import Seen, Slot, StandingThings, View
 from .task import to_goal
 from .terms import Outcome, Term, score
 
@@ -87,7 +87,7 @@ class Pilot:
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
-        self._deliberation = Deliberation(settings)
+        self._deliberation, self._standing = Deliberation(settings), StandingThings(slots)
         self._times = times or deciding_times()
         self.known: Known | None = None  # at the newest frame
         self.view: View | None = None  # that was decided on last
@@ -102,6 +102,7 @@ class Pilot:
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
         for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
             require_finite(values, f'the forecast of {what}')
+        seen = self._standing.remember(seen, self.odometry.pose)
         self.known = Known(seen, self._slots, self.odometry.pose, self.odometry.twist)
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .terms import Thing
 
 _LIKELY = 0.5  # probability from which on a thing counts as there
+_IN_VIEW = math.radians(36.0)  # to either side: well within the camera's 90 degrees
+_NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is seen for sure, unless something is in front of it
+_MISSED = 8  # ticks that a remembered thing may be in view, and not be seen, before it is forgotten
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,55 @@ class Seen:
                 path = np.stack([np.interp(times, self.times, places[:, number, axis]) for axis in range(2)], 1)
                 things[slot.name] = Thing(path, slot.radius, slot.colour, slot.moves, float(self.presence[number]))
         return View(pose, twist, things, planes(self.walls, pose))
+
+
+class StandingThings:
+    """Where things that do not move were last, in the odometry's frame: what has left a forecast's window is still there.
+
+    A forecast remembers for seconds; a robot that turns away from a goal and comes back a minute later needs this. What is
+    remembered and not seen where it should be is forgotten. Not thread-safe.
+    """
+
+    def __init__(self, slots: Sequence[Slot | None]) -> None:
+        self._slots = [number for number, slot in enumerate(slots) if slot and not slot.moves]
+        self._radii = np.array([slot.radius if slot else 0.0 for slot in slots])
+        self._places: dict[int, tuple[np.ndarray, float]] = {}  # by slot: (2,), and the probability of being there
+        self._missed: dict[int, int] = {}
+
+    def remember(self, seen: Seen, pose: np.ndarray) -> Seen:
+        """Return what was seen from ``pose`` (3,), with what is remembered in the place of what is not told any more."""
+        presence, places = seen.presence.copy(), seen.places.copy()
+        likely = presence > _LIKELY
+        for slot in self._slots:
+            if likely[slot]:
+                self._places[slot] = _from_base(places[0, slot], pose), float(presence[slot])
+                self._missed[slot] = 0
+            elif slot in self._places:
+                place, sure = self._places[slot]
+                here = _to_base(place, pose)
+                self._missed[slot] += self._would_be_seen(slot, here, places[0], likely)
+                if self._missed[slot] > _MISSED:
+                    del self._places[slot]
+                else:
+                    presence[slot], places[:, slot] = sure, here
+        return replace(seen, presence=presence, places=places)
+
+    def _would_be_seen(self, slot: int, here: np.ndarray, places: np.ndarray, likely: np.ndarray) -> bool:
+        """Whether the camera cannot miss a thing at ``here`` (2,), m in base_link: in view, and none of the ``likely`` things
+        at ``places`` (S, 2) before it."""
+        away, bearing = math.hypot(*here), math.atan2(here[1], here[0])
+        if abs(bearing) > _IN_VIEW or not _NEAR < away < _FAR:
+            return False
+        far = np.maximum(np.hypot(places[:, 0], places[:, 1]), 1e-6)
+        apart = np.abs(np.arctan2(places[:, 1], places[:, 0]) - bearing)
+        hides = likely & (far < away) & (apart < np.arcsin(np.minimum(1.0, self._radii / far)) + self._radii[slot] / away)
+        return not hides.any()
+
+
+def _to_base(place: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """A place (2,) in the frame of the pose (3,) to base_link."""
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    return np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2])
 
 
 def _from_base(places: np.ndarray, pose: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ read off the robot's own actions; what the robot does is added by its motion (``
 
 The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
 points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
-(geometric transform attention, Miyato et al. 2024, for SE(2)). Keys and values are kept in the odometry's frame, so a window
-never has to be computed again.
+(geometric transform attention, Miyato et al. 2024, for SE(2)); the other part is rotated by the time between the two frames
+in the same way. Keys and values are kept in the odometry's frame, so a window never has to be computed again.
 
 Three rungs: ``passes`` 0 reads places off the image tokens alone, without any future; 1 adds the slots, in the same pass over
 the network; 2 lets a second pass over the network see the first one's forecast and correct it.
@@ -38,7 +38,6 @@ QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one
 _WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
 _UNIT = 2.0  # m, of the points
 _SLOWEST = 96.0  # frames a radian, of the rotation by time
-_LATEST, _EARLIER = 32, 8  # frames: when a stream's time has come so far, it is set back by so much
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Places:
         a, b, c, rest = _split(x)
         cos, sin, tx, ty = self._parts()
         a, b = a - tx * c, b - ty * c
-        return torch.cat([cos * a + sin * b, cos * b - sin * a, c, rest], -1)
+        return self._join(cos * a + sin * b, cos * b - sin * a, c, rest, back=True)
 
     def query(self, x: Tensor) -> Tensor:
         """Queries (B, H, N, d), so that their product with a key of ``to_odom`` is that of both in the query's frame."""
@@ -105,27 +104,15 @@ class Places:
     def _parts(self) -> tuple[Tensor, ...]:
         return tuple(part[..., None, :, None] for part in (self.cos, self.sin, self.x, self.y))
 
-    def _join(self, a: Tensor, b: Tensor, c: Tensor, rest: Tensor) -> Tensor:
+    def _join(self, a: Tensor, b: Tensor, c: Tensor, rest: Tensor, back: bool = False) -> Tensor:
         cos, sin = (part[..., None, :, :] for part in self.turn)
+        sin = -sin if back else sin
         first, second = rest.chunk(2, -1)
         return torch.cat([a, b, c, first * cos - second * sin, first * sin + second * cos], -1)
 
 
 def _rates(pairs: int) -> Tensor:
     return torch.logspace(0.0, -math.log10(_SLOWEST), pairs, dtype=torch.float64)
-
-
-def earlier(x: Tensor, frames: int) -> Tensor:
-    """Keys or values (B, H, N, d) of a window as if its frames had come so many frames earlier.
-
-    What is attended to keeps the time of its own frame, counted from the beginning of a clip. A stream's time therefore
-    never leaves the times that clips have: it is set back from time to time, and its window with it.
-    """
-    a, b, c, rest = _split(x)
-    angle = (_rates(rest.shape[-1] // 2) * frames).to(x.device)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = rest.chunk(2, -1)
-    return torch.cat([a, b, c, first * cos + second * sin, second * cos - first * sin], -1)
 
 
 def _points(head_dim: int) -> int:
@@ -344,9 +331,6 @@ class ForecastStream:
             for old, new in zip(self._window, added, strict=True)]
         self._window = [(keys[:, :, -frames * own:], values[:, :, -frames * own:]) for keys, values in whole]
         self._time += 1
-        if self._time == _LATEST:
-            self._time -= _EARLIER
-            self._window = [(earlier(keys, _EARLIER), earlier(values, _EARLIER)) for keys, values in self._window]
         if not passes:
             present = net.read_present(x[0, :tokens])
             paths = present.now.expand(len(HORIZONS), -1, -1)

@@ -18,13 +18,39 @@ from torch.nn import functional as F
 
 from worldmodel_ros.engine.backends.export import export_graph, quantise
 from worldmodel_ros.model.scene_forecast import (
-    _EARLIER, _LATEST, _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _points, _rates)
+    _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _rates)
 
 
-def _places(pose: Tensor, turn: Tensor, count: int) -> Places:
-    """Return the places of ``count`` tokens of one frame, at pose (3,), m and rad, and turned by time by turn (2, pairs)."""
-    x, y, yaw = (pose[k].expand(1, count) for k in range(3))
-    return Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, count, -1))
+class _Moves:
+    """What ``Places`` does, for tokens of one frame, as products with matrices (d, d) that all layers share: an eighth of the
+    operators, whose calls take longer than their work."""
+
+    def __init__(self, pose: Tensor, turn: Tensor, head_dim: int) -> None:
+        """pose (3,), m and rad, of the frame, and turn (2, pairs), cosine and sine of the rotation by its time."""
+        x, y, yaw = (pose[k].expand(1, head_dim) for k in range(3))
+        places = Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, head_dim, -1))
+        units = torch.eye(head_dim)[None, None]
+        self._query, self._to_odom, self._to_base = places.query(units), places.to_odom(units), places.to_base(units)
+
+    def query(self, x: Tensor) -> Tensor:
+        return x @ self._query
+
+    def to_odom(self, x: Tensor) -> Tensor:
+        return x @ self._to_odom
+
+    def to_base(self, x: Tensor) -> Tensor:
+        return x @ self._to_base
+
+
+class _Norm(nn.Module):
+    """``nn.RMSNorm`` written so that ONNX Runtime finds it in a graph and calls one operator."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
 def _pairs(keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -49,7 +75,7 @@ class _See(nn.Module):
         features = net.encoder.down(image)
         mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
         looks = net.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + net.at
-        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], _places(pose, turn, net.per_frame), bias,
+        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], _Moves(pose, turn, net.preset.head_dim), bias,
                                _pairs(keys, values))
         image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
         places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
@@ -72,7 +98,7 @@ class _Again(nn.Module):
         net = self.net
         tokens, said = net.doubt(slots)
         window = _pairs(torch.cat([keys, own_keys], 3), torch.cat([values, own_values], 3))
-        x, _ = net.through(tokens, _places(pose, turn, QUERIES), bias, window)
+        x, _ = net.through(tokens, _Moves(pose, turn, net.preset.head_dim), bias, window)
         found = net.read_again(x[0], said[0])
         return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
 
@@ -80,6 +106,10 @@ class _Again(nn.Module):
 def export(folder: Path, target: Path, quantised: bool) -> None:
     """Write the graphs ``see`` and ``again`` of the forecast in ``folder`` into ``target``."""
     net = SceneForecast.load(folder)
+    for module in list(net.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, nn.RMSNorm):
+                setattr(module, name, _Norm(part))
     preset, own, seen = net.preset, net.per_frame, net.preset.window_frames * net.per_frame
     h, w = preset.latent_size
 
@@ -92,8 +122,7 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
            torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *kept(seen))
     again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), *kept(seen),
              *kept(own))
-    known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'points': _points(preset.head_dim),
-             'latest': _LATEST, 'earlier': _EARLIER, 'per_frame': own, 'queries': QUERIES}
+    known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'per_frame': own, 'queries': QUERIES}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)

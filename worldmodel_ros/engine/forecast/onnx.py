@@ -13,15 +13,14 @@ import numpy as np
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
-EXPORT_VERSION = 3  # counts up when the exported graphs change
+EXPORT_VERSION = 5  # counts up when the exported graphs change
 GRAPHS = ('see', 'again')
 _UNSEEN = np.float32(-1e4)  # additive mask
 
 
 class OnnxForecast:
     """The graphs of a forecast, which all of its streams share, and what they say of it: ``horizons`` in frames; ``rates`` of
-    the rotation by time in rad a frame, which begins after ``points`` triples of channels; the time in frames that is the
-    ``latest``, where it is set back by ``earlier``; and how many tokens are ``per_frame`` and ``queries`` among them."""
+    the rotation by time in rad a frame; and how many tokens are ``per_frame`` and ``queries`` among them."""
 
     def __init__(self, folder: Path, threads: int, quantised: bool) -> None:
         self.name, self.preset = 'onnx-int8' if quantised else 'onnx-fp32', read_description(folder).preset
@@ -33,7 +32,6 @@ class OnnxForecast:
         known = {key: json.loads(value)
                  for key, value in self._sessions['see'].get_modelmeta().custom_metadata_map.items()}
         self.horizons, self.rates = tuple(known['horizons']), np.array(known['rates'])
-        self.points, self.latest, self.earlier = known['points'], known['latest'], known['earlier']
         self.per_frame, self.queries = known['per_frame'], known['queries']
 
     def run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -56,7 +54,7 @@ class OnnxStream:
         shape = preset.depth, 1, preset.heads, self._frames * self._own, preset.head_dim
         self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self._features = np.zeros((1, 4 * preset.vae_width, *preset.latent_size), np.float32)
-        self._seen = self._time = 0  # frames; the time that they are rotated by is set back now and then
+        self._seen = 0  # frames
         self._pose = np.zeros(3)
         self._newest: tuple[np.ndarray, ...] = ()
 
@@ -64,7 +62,7 @@ class OnnxStream:
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
         self._pose = _moved(self._pose, measured, self._network.preset.step_period)
-        angle = self._time * self._network.rates
+        angle = self._seen * self._network.rates
         where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
         window = self._keys, self._values
         self._newest = (to_network(image), self._features, np.array([self._seen > 0]),
@@ -77,25 +75,12 @@ class OnnxStream:
         for kept, new in zip(window, (own_keys, own_values), strict=True):
             kept[:, :, :, first:first + self._own] = new
         self._seen += 1
-        self._time += 1
-        if self._time == self._network.latest:
-            self._set_back(self._network.earlier)
         presence, places, walls = found[3:] if passes else found[:3]
         return presence, places if passes else np.broadcast_to(places, (len(self.times), *places.shape)), walls
 
     def rehearse(self) -> None:
         """Repeat the newest frame's pass, for its time alone."""
         self._network.run('see', *self._newest, self._keys, self._values)
-
-    def _set_back(self, frames: int) -> None:
-        """Have the window's frames come so many frames earlier, as ``model.scene_forecast.earlier`` does."""
-        self._time -= frames
-        cos, sin = (part(frames * self._network.rates).astype(np.float32) for part in (np.cos, np.sin))
-        for kept in (self._keys, self._values):
-            rest = kept[..., 3 * self._network.points:]
-            first, second = rest[..., :len(cos)].copy(), rest[..., len(cos):].copy()
-            rest[..., :len(cos)] = first * cos + second * sin
-            rest[..., len(cos):] = second * cos - first * sin
 
     def _bias(self) -> np.ndarray:
         """Return the mask (N, W * N + N) between a frame's tokens and those of the ring, as far as it is filled, and of the

@@ -12,15 +12,17 @@ from worldmodel_ros.control.deliberation import Deliberation, scene_of
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.terms import Reach, Term
 from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.scene import Scene
 from worldmodel_ros.sim.world import World
 from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker
 from .tasks import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
-    from worldmodel_ros.model.scene_forecast import SceneForecast
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
-PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2}  # of controllers with a learned forecast
+# Of controllers with a learned forecast.
+PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
 class Controller(Protocol):
@@ -100,7 +102,9 @@ MEANINGS = {
     'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows',
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
-    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes'}
+    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes',
+    'motion_unseen': 'ablation: one_step, whose every window is the newest frame repeated',
+    'another_future': 'ablation: one_step, in whose forecast things move as those of another room of the kind do'}
 
 
 def applies(name: str, task: Task) -> bool:
@@ -108,10 +112,17 @@ def applies(name: str, task: Task) -> bool:
     return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
 
 
-def make(name: str, engine: Engine | None = None, forecast: SceneForecast | None = None) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast. Raises KeyError for an unknown name."""
+def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None
+         ) -> Controller:
+    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, ``another_future`` a scene of
+    ``another`` room. Raises KeyError for an unknown name."""
     if name in PASSES:
-        from worldmodel_ros.engine.forecast.loading import TorchStream
-        from .learned import Learned
-        return Learned(TorchStream(forecast), forecast.preset.image_size, PASSES[name], still=name == 'still')
+        from .learned import AnotherFuture, Learned, MotionUnseen
+        if name == 'motion_unseen':
+            stream = MotionUnseen(forecast.open)
+        elif name == 'another_future':
+            stream = AnotherFuture(forecast.open(), forecast.open(), another, forecast.image_size)
+        else:
+            stream = forecast.open()
+        return Learned(stream, forecast.image_size, PASSES[name], still=name == 'still')
     return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()

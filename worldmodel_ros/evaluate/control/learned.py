@@ -5,12 +5,13 @@ be, the network says. The walls are the network's, too.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from worldmodel_ros.control import pilot
+from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.pilot import Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
 from worldmodel_ros.control.terms import Term
@@ -45,19 +46,59 @@ def named_slots(scene: Scene) -> list[Slot | None]:
 
 class Learned:
     """Decides as the robot does on its rungs: by a forecast of one or two ``passes``, or by reacting to what the newest frame
-    shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it."""
+    shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it. ``pilot``: the robot's
+    own, once it has decided."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False) -> None:
         """``size``: of the pictures, (H, W)."""
         self._forecast, self._size, self._passes, self._still = forecast, size, passes, still
-        self._pilot: Pilot | None = None
+        self.pilot: Pilot | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
-        decider = self._pilot = self._pilot or Pilot(self._forecast, named_slots(world.scene))
+        decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
         decider.odometry.measured(odometry.pose, odometry.twist)
         decider.observe(world.render(self._size), executed, self._passes)
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
             return decider.decide(terms, sent, previous, still=self._still).command
         return decider.react(terms, previous, _STEPS).command
+
+
+class MotionUnseen:
+    """A forecast whose every window is the newest frame, again and again: an ablation, which has to fail where motion is what
+    counts."""
+
+    _FRAMES = 4
+
+    def __init__(self, open_stream: Callable[[], Forecast]) -> None:
+        self._open = open_stream
+        self.times = open_stream().times
+
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        stream, still = self._open(), np.zeros(2)
+        for _ in range(self._FRAMES):
+            found = stream.observe(image, still, still, passes)
+        return found
+
+
+class AnotherFuture:
+    """A forecast that knows where things are, and has them move as those of another room do, where a robot stands and looks:
+    an ablation, which has to fail where the future is what counts."""
+
+    def __init__(self, forecast: Forecast, other: Forecast, scene: Scene, size: tuple[int, int]) -> None:
+        """``other``: a stream for the other room, whose ``scene`` is of the same kind; ``size`` of images, (H, W)."""
+        self._forecast, self._other, self._size = forecast, other, size
+        self._world = World()
+        self._world.load(scene)
+        self.times = forecast.times
+
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        presence, places, walls = self._forecast.observe(image, executed, measured, passes)
+        still = np.zeros(2)
+        there, others, _ = self._other.observe(self._world.render(self._size), still, still, passes)
+        self._world.step(still, PERIOD)
+        moved = (others - others[0]) * (there > 0.5)[:, None]
+        return presence, places[0] + moved, walls

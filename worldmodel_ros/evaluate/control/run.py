@@ -21,9 +21,11 @@ from .tasks import TASKS
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
-    from worldmodel_ros.model.scene_forecast import SceneForecast
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
 PLAIN = 'plain'
+RUNGS = ('head', 'one_step', 'two_step')  # by passes
+_ANOTHER = 50_000_000  # from the seed of a room to that of the other one that ``another_future`` sees
 MORE_DELAY = 0.2  # s, of the variant ``delay``
 VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant()}
 _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.items() if task.told)),
@@ -34,7 +36,8 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 class Question:
     """What is to be driven. ``rungs``: whose measured times pass between a picture and its command, in ``tasks`` that of the
     first; each other one is a variant of its name. ``variants``: of VARIANTS, each for the tasks that have it, besides the
-    plain tasks. ``model``: of the controller ``b1``; ``forecast``: folder of the forecast of ``controllers.PASSES``.
+    plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.PASSES``;
+    ``backend``: of both, ``auto`` as on the robot.
 
     Raises ValueError for an unknown name and for no seeds.
     """
@@ -76,10 +79,10 @@ class Question:
     def delay(self, job: Job) -> float:
         """Seconds from a picture to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
-        if job.controller == controllers.SHIPPED or job.controller in ('still', 'none'):
-            rung = 'head'
+        if job.controller == controllers.SHIPPED:
+            rung = RUNGS[0]
         elif job.controller in controllers.PASSES:
-            rung = job.controller
+            rung = RUNGS[controllers.PASSES[job.controller]]
         return rung_seconds()[rung] + MORE_DELAY * (job.variant == 'delay')
 
 
@@ -142,9 +145,11 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
 
 def _drive(question: Question, job: Job) -> Episode:
     engine = _engine(question.model, question.backend) if job.controller == controllers.SHIPPED else None
-    setup = TASKS[job.task].setup(job.seed, VARIANTS.get(job.variant, Variant()))
-    forecast = _forecast(question.forecast) if job.controller in controllers.PASSES else None
-    return drive(setup, controllers.make(job.controller, engine, forecast), question.delay(job), _world())
+    variant = VARIANTS.get(job.variant, Variant())
+    setup = TASKS[job.task].setup(job.seed, variant)
+    another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene
+    forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
+    return drive(setup, controllers.make(job.controller, engine, forecast, another), question.delay(job), _world())
 
 
 @lru_cache(maxsize=1)
@@ -154,13 +159,9 @@ def _engine(model: str, backend: str) -> Engine:
 
 
 @lru_cache(maxsize=1)
-def _forecast(folder: str) -> SceneForecast:
-    import torch
-
-    from worldmodel_ros.engine.forecast.loading import forecast_folder
-    from worldmodel_ros.model.scene_forecast import SceneForecast
-    torch.set_num_threads(1)  # each process has one core
-    return SceneForecast.load(forecast_folder(folder))
+def _forecast(folder: str, backend: str) -> Forecasts:
+    from worldmodel_ros.engine.forecast.loading import load_forecast
+    return load_forecast(folder, backend)  # one thread: each process has one core
 
 
 @lru_cache(maxsize=1)

@@ -98,21 +98,26 @@ def make(seed: int, world: World) -> dict[str, np.ndarray]:
 
 
 class Store:
-    """Episodes on the device that trains; they can be added while it trains."""
+    """Episodes on the device that trains; they can be added while it trains. Once it is full, new ones take the place of the
+    oldest; the first ``kept``, which are for judging, stay."""
 
-    def __init__(self, capacity: int, device: torch.device | str) -> None:
-        self.count = 0
+    def __init__(self, capacity: int, device: torch.device | str, kept: int = 0) -> None:
+        self.count, self.added = 0, 0  # episodes that are there, and that were added so far
+        self._kept = kept
         self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
                        for name, (shape, kind) in shapes().items()}
 
     def add(self, episodes: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Append episodes, as ``make`` gives them."""
-        end = self.count + len(episodes)
+        """Add episodes, as ``make`` gives them."""
+        capacity = len(self.arrays['pose'])
+        number = torch.arange(self.added, self.added + len(episodes))
+        place = torch.where(number < capacity, number, self._kept + (number - self._kept) % (capacity - self._kept))
         for name, array in self.arrays.items():
-            array[self.count:end].copy_(torch.from_numpy(np.stack([episode[name] for episode in episodes])))
-        if array.is_cuda:
+            array[place.to(array.device)] = torch.from_numpy(np.stack([episode[name] for episode in episodes])).to(array.device)
+        if self.arrays['pose'].is_cuda:
             torch.cuda.synchronize()
-        self.count = end
+        self.added += len(episodes)
+        self.count = min(self.added, capacity)
 
 
 @dataclass

@@ -38,6 +38,7 @@ HELD_BACK = 192  # episodes, the first ones
 GROUPS = {'objects': slice(0, len(COLOURS)), 'balls': slice(len(COLOURS), SHUTTLES), 'shuttles': slice(SHUTTLES, SLOTS)}
 _BEGIN = 0.25  # share of the clips that begin with their episode, as a task does
 _MOVERS = 2.0  # weight of a mover's error, against 1 of an object's
+_GAIN, _TINT, _OFFSET, _NOISE = 0.2, 0.08, 0.06, 0.04  # largest ones, of images in [-1, 1]
 _SAVE = 240.0  # s, between two copies of what was reached so far
 _CHUNK = 16  # episodes that are handed over at a time
 _ORDERS = tuple(permutations(range(SLOTS - SHUTTLES)))
@@ -119,8 +120,8 @@ class Clips:
     target: Truth
 
 
-def clips(store: Store, count: int, episodes: range, generator: torch.Generator) -> Clips:
-    """Clips of episodes, half of them with left and right exchanged."""
+def clips(store: Store, count: int, episodes: range, generator: torch.Generator, varied: bool = False) -> Clips:
+    """Clips of episodes, half of them with left and right exchanged; ``varied``: each in a light of its own."""
     device = store.arrays['frames'].device
     episode = torch.randint(episodes.start, episodes.stop, (count,), device=device, generator=generator)
     start = torch.randint(0, FRAMES - CLIP + 1, (count,), device=device, generator=generator)
@@ -130,9 +131,21 @@ def clips(store: Store, count: int, episodes: range, generator: torch.Generator)
     images = store.arrays['frames'][rows]
     images = torch.where(mirrored[:, None, None, None, None], images.flip(3), images)
     images = images.permute(0, 1, 4, 2, 3).float().div_(127.5).sub_(1.0)
+    if varied:
+        images = _in_other_light(images, generator)
     turned = torch.where(mirrored[:, None, None], torch.tensor([1.0, -1.0], device=device), 1.0)
     return Clips(images, store.arrays['executed'][rows] * turned, store.arrays['measured'][rows] * turned,
                  truth(store.arrays, episode, start, CLIP, mirrored))
+
+
+def _in_other_light(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Clips (B, T, 3, H, W), each with its own gain of all and of each colour, offset and noise: without them a network
+    knows the rooms that it was trained in by heart (docs/tasks.md)."""
+    def drawn(*shape: int) -> Tensor:
+        return 2.0 * torch.rand((len(images), 1, *shape), device=images.device, generator=generator) - 1.0
+    gain = (1.0 + _GAIN * drawn(1, 1, 1)) * (1.0 + _TINT * drawn(3, 1, 1))
+    noise = torch.randn(images.shape, device=images.device, generator=generator) * (_NOISE * drawn(1, 1, 1))
+    return ((images + 1.0) * gain - 1.0 + _OFFSET * drawn(1, 1, 1) + noise).clamp(-1.0, 1.0)
 
 
 class Training:
@@ -162,7 +175,7 @@ class Training:
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
                 group['lr'] = self._rate * decay
-        outputs, target, anchors = self._forecasts(count, range(held_back, self._store.count))
+        outputs, target, anchors = self._forecasts(count, range(held_back, self._store.count), varied=True)
         parts = losses(outputs, target, anchors)
         self.forecast.zero_grad(set_to_none=True)
         sum(parts.values()).backward()
@@ -209,8 +222,9 @@ class Training:
         return {name: round((torch.cat(errors).mean() if name.endswith('wrong') else torch.cat(errors).median()).item(), 4)
                 for name, errors in found.items() if sum(map(len, errors))}
 
-    def _forecasts(self, count: int, episodes: range) -> tuple[tuple[Present, Ahead, Ahead], Truth, Tensor]:
-        drawn = clips(self._store, count, episodes, self._generator)
+    def _forecasts(self, count: int, episodes: range, varied: bool = False
+                   ) -> tuple[tuple[Present, Ahead, Ahead], Truth, Tensor]:
+        drawn = clips(self._store, count, episodes, self._generator, varied)
         anchors = torch.randperm(CLIP, device=self._device, generator=self._generator)[:ANCHORS].sort().values
         mixed = torch.autocast('cuda', torch.bfloat16) if drawn.images.is_cuda else nullcontext()
         with mixed:
@@ -249,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--out', type=Path, required=True, help='folder for the weights')
     parser.add_argument('--seconds', type=float, default=600.0, help='of training')
     parser.add_argument('--simulate', type=float, default=200.0, help='seconds for which episodes are simulated')
-    parser.add_argument('--episodes', type=int, default=20_000, help='at most; each is 1 MB on the device')
+    parser.add_argument('--episodes', type=int, default=20_000,
+                        help='that are kept, of 1 MB each on the device; new ones then replace the oldest')
     parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
     parser.add_argument('--begin', type=int, default=1_500, help='episodes with which the training begins')
     parser.add_argument('--batch', type=int, default=128, help='clips a step')
@@ -259,8 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    store = Store(options.episodes, device)
-    seeds = range(options.first_seed, options.first_seed + options.episodes)
+    store = Store(options.episodes, device, HELD_BACK)
+    seeds = range(options.first_seed, 1_000_000)
     feeder = threading.Thread(target=_feed, args=(store, seeds, options.workers, options.simulate), daemon=True)
     feeder.start()
     forecast = SceneForecast.load(options.resume, device) if options.resume else \
@@ -273,13 +288,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while (elapsed := time.monotonic() - start) < options.seconds:
         parts = training.step(options.batch, elapsed / options.seconds, held_back)
         if training.steps % 100 == 0 or training.steps == 1:
-            log.append({'step': training.steps, 'seconds': round(elapsed, 1), 'episodes': store.count,
+            log.append({'step': training.steps, 'seconds': round(elapsed, 1), 'episodes': store.added,
                         **{name: round(float(part), 4) for name, part in parts.items()}})
             print(json.dumps(log[-1]), file=sys.stderr, flush=True)
         if elapsed > saved + _SAVE:
             checkpoint.save(training.averaged(), options.out, {'scene_forecast': log[-1]}, torch.float16)
             saved = elapsed
-    result = {'steps': training.steps, 'batch': options.batch, 'episodes': store.count, 'first_seed': options.first_seed,
+    result = {'steps': training.steps, 'batch': options.batch, 'episodes': store.added, 'first_seed': options.first_seed,
               'seconds': round(time.monotonic() - start, 1), 'model': options.model,
               'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     finished = training.finish()

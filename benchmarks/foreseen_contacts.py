@@ -1,0 +1,128 @@
+"""Whether contacts that the planner foresees come true: for each candidate, what its imagined future says and what the simulator
+does when it is really driven.
+
+    python benchmarks/foreseen_contacts.py --seeds 3000000:3000040 --json foreseen_contacts.json
+
+While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked by
+their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order, ties
+half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
+"""
+import argparse
+import json
+import shlex
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from worldmodel_ros.control import reactive_policy
+from worldmodel_ros.control.deliberation import CANDIDATES, Veto, imagine
+from worldmodel_ros.control.motion import LIMITS, PERIOD, under_way
+from worldmodel_ros.control.terms import Outcome
+from worldmodel_ros.engine.forecast.loading import load_forecast
+from worldmodel_ros.evaluate.control.episode import drive, rung_seconds
+from worldmodel_ros.evaluate.control.learned import Learned
+from worldmodel_ros.evaluate.control.tasks import TASKS
+from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+from worldmodel_ros.machine import machine, versions
+from worldmodel_ros.sim.world import TIMESTEP, World
+
+HORIZONS = (0.8, 1.6)  # s from when the command takes effect
+EVERY = 4  # ticks
+
+
+class Watched:
+    """A controller whose candidates are really driven, in forks of the world, every few ticks."""
+
+    def __init__(self, controller: Learned, rows: list[dict]) -> None:
+        self._controller, self._rows, self._tick = controller, rows, 0
+
+    def decide(self, world, odometry, terms, sent, executed):
+        command = self._controller.decide(world, odometry, terms, sent, executed)
+        self._tick += 1
+        view, aim = self._controller.pilot.view, reactive_policy.Aim.of(terms)
+        if self._tick % EVERY == 0 and aim.target in view.things:
+            self._rows.append(self._compare(world, view, aim, terms, sent, sent[-1][1] if sent else executed))
+        return command
+
+    def _compare(self, world, view, aim, terms, sent, previous):
+        delay = sum(seconds for seconds, _ in sent)
+        steps = round(max(HORIZONS) / PERIOD) + 1
+        times = np.concatenate([[0.0], delay + PERIOD * np.arange(steps)])
+        view = self._controller.pilot.known.view(times)
+        pose, twist = under_way(view.pose, view.twist, sent)
+        poses, commands = imagine(aim, CANDIDATES, view, pose, twist, previous, steps, LIMITS)
+        poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
+        outcome = Outcome(times, poses, view.things, view.walls)
+        names = [name for name in view.things if name != aim.target or aim.apart]
+        gap = np.minimum.reduce([outcome.wall_gap(), *(outcome.gap(name) for name in names)])[:, 1:]
+        touched = np.array([_touched(world, sent, driven, aim) for driven in commands])  # (C, steps - 1)
+        veto = Veto()
+        return {'gap': np.minimum.accumulate(gap, 1), 'touched': np.maximum.accumulate(touched, 1),
+                'vetoed': veto.of(terms, outcome), 'within': round(veto.within / PERIOD)}
+
+
+def _touched(world: World, sent, commands: np.ndarray, aim) -> list[bool]:
+    """Whether something that is not to be touched is, in each period of the commands, after what is sent already."""
+    fork, found = world.fork(), []
+    for seconds, command in sent:
+        if (steps := round(seconds / TIMESTEP)) > 0:
+            fork.step(command, steps * TIMESTEP)
+    for command in commands:
+        fork.step(command, PERIOD)
+        found.append(bool(fork.touched - ({aim.target} if not aim.apart else set())))
+    return found
+
+
+def ranked(rows: list[dict], horizon: float) -> tuple[float, int]:
+    """AUC within scenes, each with the same weight, and of how many scenes: those with both kinds of candidates."""
+    column, found = round(horizon / PERIOD), []
+    for row in rows:
+        gap, touched = row['gap'][:, column], row['touched'][:, column - 1]
+        if 0 < touched.sum() < len(touched):
+            pairs = gap[~touched][:, None] - gap[touched]
+            found.append(float(((pairs > 0) + 0.5 * (pairs == 0)).mean()))
+    return round(float(np.mean(found)), 4) if found else float('nan'), len(found)
+
+
+def vetoes(rows: list[dict]) -> dict[str, float]:
+    """How many candidates were vetoed, and touched something or not; and contacts that no veto forbade."""
+    vetoed = np.array([row['vetoed'] for row in rows])
+    touched = np.array([row['touched'][:, row['within'] - 1] for row in rows])
+    later = np.array([row['touched'][:, -1] for row in rows])
+    return {'candidates': int(vetoed.size), 'vetoed': int(vetoed.sum()), 'false': int((vetoed & ~touched).sum()),
+            'false_share_of_candidates': round(float((vetoed & ~touched).mean()), 4),
+            'false_even_1.6_s': int((vetoed & ~later).sum()), 'contacts': int(touched.sum()),
+            'contacts_not_vetoed': int((touched & ~vetoed).sum())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--seeds', required=True, type=parse_seeds, help='rooms A:B')
+    parser.add_argument('--tasks', nargs='+', default=['street', 'intercept', 'follow'], choices=TASKS)
+    parser.add_argument('--forecast', default='tiny')
+    parser.add_argument('--json', type=Path, help='file for the result')
+    chosen = parser.parse_args()
+    forecast, world, rows = load_forecast(chosen.forecast), World(), defaultdict(list)
+    for task in chosen.tasks:
+        for seed in chosen.seeds:
+            learned = Learned(forecast.open(), forecast.image_size, 1)
+            drive(TASKS[task].setup(seed), Watched(learned, rows[task]), rung_seconds()['one_step'], world)
+    found = {}
+    for task in (*chosen.tasks, 'all'):
+        of = rows[task] if task != 'all' else [row for name in chosen.tasks for row in rows[name]]
+        auc = {f'auc_{horizon} s': dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True)) for horizon in HORIZONS}
+        found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
+    report = {'command': shlex.join(['python', 'benchmarks/foreseen_contacts.py', *sys.argv[1:]]), 'machine': machine(),
+              'versions': versions(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
+              'spread_of_a_mover_over_candidates_m': 0.0,
+              'note': 'The spread is 0 by construction: one forecast, which sees no candidate, serves all of them.'}
+    text = json.dumps(report, indent=1)
+    print(text)
+    if chosen.json:
+        chosen.json.write_text(text + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,80 @@
+"""What stands is remembered in the odometry's frame after the forecast has forgotten it, until the camera shows that it is gone."""
+import math
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.control.pilot import SLOTS, Pilot
+from worldmodel_ros.control.scene_view import Seen, StandingThings
+from worldmodel_ros.control.task import to_goal
+
+TIMES = np.array([0.0, 0.8, 1.6])
+RED, BALL, MOVER = 0, 4, 7  # slots
+WALLS = np.array([1.0, 0.0, 5.0, 5.0, 5.0, 5.0])
+
+
+def seen(**places):
+    """What a forecast tells when things are at these places in base_link, by slot: nothing of all others."""
+    presence, where = np.zeros(len(SLOTS)), np.zeros((len(TIMES), len(SLOTS), 2))
+    for name, place in places.items():
+        slot = globals()[name]
+        presence[slot], where[:, slot] = 0.9, place
+    return Seen(presence, where, WALLS, TIMES)
+
+
+def test_a_thing_that_stands_stays_where_it_was_while_the_robot_turns_and_drives():
+    memory = StandingThings(SLOTS)
+    memory.remember(seen(RED=(2.0, 0.5)), np.array([1.0, 1.0, 0.0]))  # at (3, 1.5) in the odometry's frame
+    for _ in range(600):  # a minute, turned away
+        told = memory.remember(seen(), np.array([3.0, 0.5, -math.pi / 2]))
+    assert told.presence[RED] == pytest.approx(0.9)
+    np.testing.assert_allclose(told.places[:, RED], np.tile((-1.0, 0.0), (len(TIMES), 1)), atol=1e-9)
+
+
+def test_what_the_forecast_tells_comes_before_what_is_remembered():
+    memory, pose = StandingThings(SLOTS), np.zeros(3)
+    memory.remember(seen(RED=(2.0, 0.0)), pose)
+    told = memory.remember(seen(RED=(1.0, 1.0)), pose)
+    np.testing.assert_allclose(told.places[0, RED], (1.0, 1.0))
+
+
+def test_what_moves_is_not_remembered():
+    memory, pose = StandingThings(SLOTS), np.zeros(3)
+    memory.remember(seen(BALL=(2.0, 0.0), MOVER=(1.0, 0.0)), pose)
+    assert not memory.remember(seen(), pose).presence.any()
+
+
+def test_a_thing_that_is_not_seen_where_it_should_be_is_forgotten():
+    memory, pose = StandingThings(SLOTS), np.zeros(3)
+    memory.remember(seen(RED=(1.0, 0.0)), pose)
+    there = [memory.remember(seen(), pose).presence[RED] > 0 for _ in range(12)]
+    assert there[0] and not there[-1]
+    assert memory.remember(seen(), np.array([0.0, 0.0, math.pi])).presence[RED] == 0.0  # and does not come back
+
+
+@pytest.mark.parametrize('hidden', [dict(MOVER=(0.6, 0.0)), dict(BALL=(0.5, 0.02))])
+def test_a_thing_behind_another_is_not_taken_for_gone(hidden):
+    memory, pose = StandingThings(SLOTS), np.zeros(3)
+    memory.remember(seen(RED=(1.2, 0.0)), pose)
+    for _ in range(40):
+        told = memory.remember(seen(**hidden), pose)
+    assert told.presence[RED] > 0
+
+
+def test_a_robot_drives_to_a_goal_that_its_forecast_has_forgotten():
+    class Forgets:
+        times = TIMES
+        told = [seen(RED=(0.0, 2.0))] + 5 * [seen()]
+
+        def observe(self, image, executed, measured, passes):
+            now = self.told.pop(0)
+            return now.presence, now.places, now.walls
+
+    pilot, terms, command = Pilot(Forgets(), clock=lambda: 0.0), to_goal('red').terms, np.zeros(2)
+    for tick in range(6):
+        pilot.odometry.measured((0.0, 0.0, 0.0), (0.0, 0.0))
+        pilot.observe(np.zeros((64, 64, 3), np.uint8), command, 1)
+        decision = pilot.decide(terms, [(PERIOD, command)], command)
+        assert decision.name != 'search'
+    assert decision.commands[-1, 1] > 0.0 or decision.command[1] > 0.0  # to the left, where red is
