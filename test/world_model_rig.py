@@ -114,12 +114,12 @@ class Rig:
         wait_for(future.done, f'an answer of {name}', timeout)
         return future.result()
 
-    def change(self, *transitions):
-        """Take lifecycle transitions; return whether all succeeded."""
+    def change(self, *transitions, timeout=DEADLINE):
+        """Take lifecycle transitions, each within ``timeout`` s; return whether all succeeded."""
         succeeded = []
         for name in transitions:
             request = ChangeState.Request(transition=Transition(id=TRANSITIONS[name]))
-            succeeded.append(self.call(ChangeState, 'change_state', request).success)
+            succeeded.append(self.call(ChangeState, 'change_state', request, timeout).success)
         return all(succeeded)
 
     @property
