@@ -19,7 +19,7 @@ from worldmodel_ros.nodes.command_gate.node import CommandGate
 from worldmodel_ros.srv import WhatIf
 
 PACKAGE = Path(__file__).resolve().parents[1] / 'worldmodel_ros'
-GENERATED = ('msg/', 'srv/')
+GENERATED = ('action/', 'msg/', 'srv/')
 TICKS, QUESTIONS = 10, 3
 PATIENCE = {'deadline_s': 5.0, 'command_timeout_s': 10.0}  # profiled code is slow
 ANSWERS = 'answered', '_on_chunk', '_what_if'  # what ends the way on its thread; the last two, the way itself

@@ -27,9 +27,10 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
     ``auto`` takes torch on a GPU and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16`` with its layers compiled for
     one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the layers' weights in FP8, and the
-    pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU. ``sessions`` may be open at a
-    time; a robot needs one, and a second one while it begins again. ``gpus``: on so many, if the preset has tiles, divided as
-    ``parallel``, one of ``backends.PARALLEL_KINDS``, says.
+    pages of presets with tiles, too, ``torch-fp4`` those older than a quarter of the window in FP4. ``threads`` bounds the
+    threads of one network call on a CPU. ``sessions`` may be open at a time; a robot needs one, and a second one while it
+    begins again. ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of ``backends.PARALLEL_KINDS``,
+    says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """

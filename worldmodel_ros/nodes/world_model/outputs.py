@@ -19,7 +19,7 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.ladder import Counts, Tier
-from worldmodel_ros.control.maneuvers import path
+from worldmodel_ros.control.motion import path
 from worldmodel_ros.control.responder import Answer, Observation, Prediction
 from worldmodel_ros.inputs.ticks import misfit
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, Decision, PredictedFuture, Timings
@@ -61,6 +61,7 @@ class Outputs:
             make(MarkerArray, 'decision_paths', STATUS)]
         (self._command, self._status, self._future, self._image, self._path, self._decision,
          self._decision_paths) = self._publishers
+        self._told: tuple[Decided | None, Decision] = None, Decision()  # the newest one as a message
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self.skipped = 0
@@ -95,7 +96,7 @@ class Outputs:
     def decided(self, decided: Decided) -> None:
         """Publish how a command was decided."""
         def publish() -> None:
-            self._decision.publish(decisions.decision(decided, self._base_frame))
+            self._decision.publish(self._message_of(decided))
             if self._decision_paths.get_subscription_count():
                 self._decision_paths.publish(decisions.markers(decided, self._base_frame))
         self._later(publish)
@@ -103,13 +104,21 @@ class Outputs:
     def prediction(self, prediction: Prediction, camera_frame: str) -> None:
         """Publish a predicted future and its images."""
         def publish() -> None:
-            self._future.publish(predicted_future(
-                prediction, self._names, self._period, self._base_frame, camera_frame))
+            future = predicted_future(prediction, self._names, self._period, self._base_frame, camera_frame)
+            if prediction.decided:
+                future.decision = self._message_of(prediction.decided)
+            self._future.publish(future)
             stamp = time_message(prediction.observation.stamp)
             self._path.publish(predicted_path(prediction, self._period, self._base_frame))
             if self._image.get_subscription_count():
                 self._image.publish(to_jpeg(strip(prediction), stamp, camera_frame))
         self._later(publish)
+
+    def _message_of(self, decided: Decided) -> Decision:
+        """Return how a command was decided, as a message; from the publishing thread."""
+        if self._told[0] is not decided:
+            self._told = decided, decisions.decision(decided, self._base_frame)
+        return self._told[1]
 
     def _later(self, publish: Callable[[], None]) -> None:
         try:
@@ -291,9 +300,13 @@ def _rate(times: Sequence[float]) -> float:
 
 def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
     """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all that is amiss."""
+    if refusal := activation.camera.correction.refusal:
+        return ERROR, refusal
     if activation.missing_input:
         return ERROR, activation.missing_input
     warnings = []
+    if differences := activation.camera.differences():
+        warnings.append(differences)
     if activation.worker.degraded_reason:
         warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
     if engine.degraded_reason:

@@ -66,7 +66,8 @@ class Client:
 
     async def receive(self) -> bytes | str:
         """
-        Return the next message that may be looked at. Those that come too fast are refused unread.
+        Return the next message that may be looked at. Those that come too fast are refused unread, and what follows them waits
+        in the sender's own buffers.
 
         Raises ConnectionClosed, TimeoutError after the idle time.
         """
@@ -76,6 +77,8 @@ class Client:
             if not wait:
                 return message
             await self.refuse(Refusal('rate', f'{self.account.name} sends too much: again in {wait:.2f} s'))
+            async with self.gateway.slowed(self.account):  # all its connections together are read no faster
+                await asyncio.sleep(wait)
 
     async def send(self, message: bytes | str) -> None:
         """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
@@ -104,6 +107,7 @@ class Gateway:
         self._refusals: Counter[str] = Counter()
         self._times = rest.Histogram()
         self._messages: dict[str, tuple[TokenBuckets, TokenBuckets]] = {}
+        self._slowed: dict[str, asyncio.Lock] = {}
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
         self._dialects: dict[str, Dialect] = {
             **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
@@ -134,6 +138,10 @@ class Gateway:
         for _ in range(-(-size // 1_000_000)):  # one token a megabyte, begun ones too
             wait = max(wait, buckets[1].take(account.name, now))
         return wait
+
+    def slowed(self, account: Account) -> asyncio.Lock:
+        """Return what an account's connections hold while one of them waits, as it has sent too much."""
+        return self._slowed.setdefault(account.name, asyncio.Lock())
 
     def refused(self, kind: str) -> None:
         """Count a refusal."""
