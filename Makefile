@@ -62,5 +62,5 @@ package:
 
 clean:
 	rm -rf .venv .envs build dist install log *.egg-info .pytest_cache .hypothesis
-	rm -rf worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
+	rm -rf worldmodel_ros/action worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

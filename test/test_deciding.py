@@ -14,8 +14,9 @@ from worldmodel_ros.control.motion import LIMITS, PERIOD
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.scene_view import Seen, View, corners
-from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal
-from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch
+from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal, to_place
+from worldmodel_ros.control.terms import (
+    ROBOT_RADIUS, Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch)
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions
 from worldmodel_ros.parameters.command_gate import PARAMETERS as GATE_PARAMETERS
@@ -494,3 +495,38 @@ def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
     assert pose[0] == pytest.approx(0.04)
     assert readings.at(round(1.6 * NS)) is None
     assert not readings.add(Reading(2 * NS, (math.nan, 0.0, 0.0), (0.0, 0.0)))
+
+
+def test_a_place_is_told_by_its_coordinates_and_is_no_obstacle():
+    told = Told('reach', place=(1.5, 0.0)), Told('clearance', distance=0.3, weight=5.0), Told('time', place=(1.5, 0.0))
+    task = task_of('there', told, THINGS)
+    reach, _, soon = task.terms
+    assert reach.place == soon.place == (1.5, 0.0) and reach.target == soon.target == '(1.500, 0.000)'
+    assert 'reach (1.500, 0.000)' in in_words(task)
+    planner, sent = Deliberation(Settings(veto=Veto())), [(0.03, np.zeros(2))]
+    nothing = View(np.zeros(3), np.zeros(2), {}, np.zeros((0, 3)))
+    decision = planner.choose(task.terms, nothing, sent, np.zeros(2))
+    assert decision.command[0] > 0.1 and not decision.vetoed and decision.name != 'search'
+    at = View(np.array([1.4, 0.0, 0.0]), np.zeros(2), {}, np.zeros((0, 3)))
+    arrived = Deliberation(Settings(veto=Veto())).choose(task.terms, at, sent, np.zeros(2))
+    assert not arrived.vetoed and abs(arrived.command[0]) < 0.05
+    assert planner.react(task.terms, nothing, np.zeros(2), 4).command[0] > 0.1
+
+
+@pytest.mark.parametrize('told, complaint', [
+    (Told('reach', place=(1.0,)), 'x and y'), (Told('reach', place=(math.nan, 0.0)), 'x and y'),
+    (Told('reach', place=(1e9, 0.0)), 'within 100 m'), (Told('touch', place=(1.0, 0.0)), 'no target of touch'),
+    (Told('avoid', place=(1.0, 0.0)), 'no target of avoid')])
+def test_a_place_that_cannot_be_driven_to_is_refused(told, complaint):
+    with pytest.raises(TaskError, match=complaint):
+        task_of('', (Told('reach', 'red'), told), THINGS)
+
+
+def test_a_wall_beyond_a_place_and_a_thing_on_the_way_are_kept_clear_of():
+    task, sent = to_place((2.0, 0.0)), [(0.03, np.zeros(2))]
+    things = {'red': Thing(np.tile((1.0, 0.02), (22, 1)), 0.16, 'red')}
+    view = View(np.zeros(3), np.zeros(2), things, np.zeros((0, 3)))
+    decision = Deliberation(Settings(veto=Veto())).choose(task.terms, view, sent, np.zeros(2))
+    row = list(decision.scores).index(decision.name)
+    away = np.hypot(*(decision.poses[row, :, :2] - (1.0, 0.02)).T)
+    assert away.min() > 0.16 + ROBOT_RADIUS

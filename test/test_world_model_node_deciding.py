@@ -16,7 +16,7 @@ from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
 from worldmodel_ros.srv import SetTask, WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 SLOT = {slot.name: number for number, slot in enumerate(SLOTS)}
 PLACES = {'red': (2.0, 0.3, 0.0, 0.0), 'magenta ball': (1.2, 0.8, 0.0, -0.4)}  # x, y, m, and their change, m/s
 
@@ -38,7 +38,8 @@ class Stream:
 
 def forecasts(name, backend, threads):
     assert (name, threads) == ('some forecast', 1)
-    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, open=Stream)
+    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, camera=None,
+                           open=Stream)
 
 
 @pytest.fixture(scope='module')
@@ -57,13 +58,19 @@ def set_task(node, *terms, name='test'):
     return node.call(SetTask, 'set_task', SetTask.Request(task=Task(name=name, terms=terms)))
 
 
+def newest(messages, matches):
+    """Return the newest of some messages that matches, or None."""
+    return next((each for each in reversed(messages) if matches(each)), None)
+
+
 def test_commands_are_those_of_the_candidate_that_was_chosen_and_all_others_are_told(node):
     node.film(0.5)
     decision = node.decisions[-1]
-    chunk = next(each for each in reversed(node.messages()) if each.sequence == decision.sequence)
+    # Messages of two topics are heard in any order.
+    chunk = wait_for(lambda: newest(node.messages(), lambda each: each.sequence == decision.sequence), 'its command')
     assert chunk.tier in MOTION and decision.tier == chunk.tier and stamp_of(chunk) == stamp_of(decision)
     assert decision.task == 'red' and {thing.name for thing in decision.things} == set(PLACES)
-    compared = next(each for each in reversed(node.decisions) if each.candidates)
+    compared = wait_for(lambda: newest(node.decisions, lambda each: each.candidates) or node.film(0.1), 'a comparison')
     names = [candidate.name for candidate in compared.candidates]
     assert compared.chosen in names and len(names) >= 4 and compared.passes in (1, 2)
     best = max(c.score for c in compared.candidates if not c.vetoed)
@@ -92,10 +99,8 @@ def test_what_each_term_gives_a_candidate_is_told_and_sums_up_to_its_score(node)
 
 def test_pictures_of_what_was_chosen_come_all_the_same(node):
     node.film(1.0)
-    futures = node.messages('predicted_future')
-    assert futures
     chunks = {each.sequence: each for each in node.messages()}
-    future = next(each for each in reversed(futures) if each.sequence in chunks)
+    future = wait_for(lambda: newest(node.messages('predicted_future'), lambda each: each.sequence in chunks), 'a prediction')
     assert list(future.actions.values) == list(chunks[future.sequence].values)
     decision = next(each for each in reversed(node.decisions) if each.sequence == future.sequence)
     assert future.decision == decision and decision.chosen

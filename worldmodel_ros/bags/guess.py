@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from worldmodel_ros.inputs.camera import info_topic
 from worldmodel_ros.model.presets import Preset
 from .mapping import Mapping, read_config, twist_fields
 from .problems import BagError, MessageError
@@ -21,6 +22,7 @@ _ODOMETRY = {'nav_msgs/msg/Odometry': 'twist.twist.'}
 _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msgs/msg/AckermannDrive': ''}
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
 _STRING, _TASK_TYPE = 'std_msgs/msg/String', 'worldmodel_ros/msg/Task'
+_INFO = 'sensor_msgs/msg/CameraInfo'
 # Topics that are taken where they have the name and the type that the node listens to.
 _PLAIN = {'goal_topic': (_GOAL, _STRING), 'odometry_topic': (_WHEELS, next(iter(_ODOMETRY))), 'task_topic': (_TASK, _TASK_TYPE)}
 
@@ -44,6 +46,10 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
         given['action_topic'] = _action_topic(bag, notes)
     _check(bag, 'image_topic', given['image_topic'], _IMAGES)
     _check(bag, 'action_topic', given['action_topic'], ())
+    _check(bag, 'camera_info_topic', given.get('info_topic'), (_INFO,))
+    if 'info_topic' not in given:
+        topic = bag.topics.get(info_topic(given['image_topic']))
+        given['info_topic'] = topic.name if topic and topic.type == _INFO else None
     for key, (name, kind) in _PLAIN.items():
         _check(bag, key, given.get(key), (kind,))
         if key not in given:

@@ -10,7 +10,7 @@ from worldmodel_ros.bags.mapping import Mapping
 from worldmodel_ros.bags.source import Bag, Record, Topic
 
 IMAGE, COMPRESSED_IMAGE, ACTION, GOAL = 'camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal'
-ODOMETRY, TASK = 'odom', 'task'
+CAMERA_INFO, ODOMETRY, TASK = 'camera/camera_info', 'odom', 'task'
 TWIST_STAMPED = 'geometry_msgs/msg/TwistStamped'
 _COMPRESSED = 'sensor_msgs/msg/CompressedImage'
 
@@ -34,6 +34,8 @@ def parts(bag: Bag, mapping: Mapping) -> tuple[Part, ...]:
     image = bag.topics[mapping.image_topic]
     found = [Part(image, COMPRESSED_IMAGE if image.type == _COMPRESSED else IMAGE,
                   _restamped if mapping.image_stamps == 'log' else None)]
+    if mapping.info_topic:
+        found.append(Part(bag.topics[mapping.info_topic], CAMERA_INFO))
     if mapping.action_topic:
         action = bag.topics[mapping.action_topic]
         raw = action.type == TWIST_STAMPED and mapping.is_twist

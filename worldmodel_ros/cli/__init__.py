@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from importlib import import_module, metadata
 
-SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
-               'export', 'doctor')
+SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'drive_to', 'sim', 'train', 'finetune',
+               'evaluate', 'export', 'calibrate', 'doctor')
 
 _EPILOG = """\
 start here:

@@ -6,13 +6,13 @@ stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from . import reactive_policy as policy
 from .motion import LIMITS, PERIOD, Limits, limited, move, under_way
-from .scene_view import View
+from .scene_view import View, with_places
 from .terms import Outcome, Term, Thing, Touch, utilities
 
 
@@ -69,7 +69,7 @@ class Veto:
         count = 1 + int((outcome.times[1:] <= outcome.times[1] + self.within + 1e-9).sum())
         gaps = {WALL: outcome.wall_gap()[:, 1:count]}
         gaps |= {name: outcome.gap(name)[:, 1:count] for name, thing in outcome.things.items()
-                 if name not in wanted and thing.presence >= self.presence}
+                 if thing.solid and name not in wanted and thing.presence >= self.presence}
         least, first = np.min(list(gaps.values()), 2), np.array(list(gaps.values()))[:, :, 0]
         contacts = (least <= -self.overlap) & (least <= first - self.approach)
         names = list(gaps)
@@ -135,6 +135,8 @@ class Deliberation:
         those of the settings.
         """
         aim = policy.Aim.of(terms)
+        times = self.times(sum(seconds for seconds, _ in sent))
+        view = with_places(view, terms, len(times))
         pose, twist = under_way(view.pose, view.twist, sent)
         if aim.target not in view.things:
             self._last = None
@@ -142,7 +144,6 @@ class Deliberation:
         self._search.found()
         followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
-        times = self.times(sum(seconds for seconds, _ in sent))
         poses, commands = imagine(aim, candidates, view, pose, twist, previous, len(times) - 1, self._settings.limits)
         poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
         outcome = Outcome(times, poses, view.things, view.walls)
@@ -169,12 +170,12 @@ class Deliberation:
         """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
         the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
         aim = policy.Aim.of(terms)
+        view = with_places(view, terms, 1)
         self._last = None
         if aim.target not in view.things:
             return self._look_for_it(view.pose, view)
         self._search.found()
-        still = {name: Thing(np.tile(thing.path[0], (steps + 2, 1)), thing.radius, thing.colour, thing.moves, thing.presence)
-                 for name, thing in view.things.items()}
+        still = {name: replace(thing, path=np.tile(thing.path[0], (steps + 2, 1))) for name, thing in view.things.items()}
         _, commands = imagine(aim, CANDIDATES[:1], View(view.pose, view.twist, still, view.walls), view.pose, view.twist,
                               previous, steps + 1, self._settings.limits)
         return Decision(commands[0, 0], CANDIDATES[0].name, {}, commands[0])
@@ -218,7 +219,7 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the path (T, 2) of the target, and of all else paths (N, T, 2) and radii (N,), wider where the task wants it."""
-    others = {name: thing for name, thing in view.things.items() if name != aim.target}
+    others = {name: thing for name, thing in view.things.items() if thing.solid and name != aim.target}
     path = view.things[aim.target].path
     paths = np.array([thing.path for thing in others.values()]).reshape(len(others), len(path), 2)
     return path, paths, np.array([thing.radius + _wider(aim, name, thing) for name, thing in others.items()])

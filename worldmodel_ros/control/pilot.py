@@ -18,7 +18,7 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .motion import PERIOD, along_arc, move
 from .responder import require_finite
-from .scene_view import Seen, Slot, StandingThings, View
+from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
 from .terms import Outcome, Term, utilities
 
@@ -148,7 +148,7 @@ class Known:
             poses, twists = move(poses, twists, action[None], PERIOD)
             found.append(poses)
         times = PERIOD * np.arange(len(found))
-        view = self.view(times)
+        view = with_places(self.view(times), terms, len(times))
         return utilities(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[:, 0]
 
 

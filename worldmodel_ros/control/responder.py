@@ -40,6 +40,8 @@ class Observation:
     stale: str = ''
     task: Task = Task()
     age: float = 0.0
+    spacing: float = 0.0  # s, of the camera's images, where there are several to choose a tick from
+    moved: float = 0.0    # s, by which ticks come earlier than they would have, as a server has asked for
 
     @property
     def wants_answer(self) -> bool:

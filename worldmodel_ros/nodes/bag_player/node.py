@@ -20,12 +20,13 @@ from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from worldmodel_ros.bags.guess import find_mapping
-from worldmodel_ros.bags.playback import ACTION, COMPRESSED_IMAGE, GOAL, IMAGE, ODOMETRY, TASK, Part, parts
+from worldmodel_ros.bags.playback import (
+    ACTION, CAMERA_INFO, COMPRESSED_IMAGE, GOAL, IMAGE, ODOMETRY, TASK, Part, parts)
 from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import Bag, Record, open_bag
 from worldmodel_ros.engine.loading import model_folder
@@ -39,7 +40,8 @@ from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.parameters.bag_player import PARAMETERS
 
-_TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, ACTION: TwistStamped, GOAL: String, ODOMETRY: Odometry, TASK: Task}
+_TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, CAMERA_INFO: CameraInfo, ACTION: TwistStamped, GOAL: String,
+          ODOMETRY: Odometry, TASK: Task}
 _STEP_TIMEOUT = 5.0    # s, for ~/play_next to see its message published
 _ACK_TIMEOUT = 2.0     # s, for the last messages to be received
 _LAST_ANSWER = 0.5     # s, for what follows from the last message
