@@ -19,12 +19,15 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +35,10 @@ from result_file import ROOT, provenance, write_result
 
 PARTS = ('cost', 'clients', 'camera', 'full', 'pings', 'drop', 'hostile', 'memory')
 LARGE = (2, 224, 224, 3)  # two images of openpi's size: 301,056 bytes
+_ALONE = 20.0             # observations a second of one robot that has the engine alone
 WARM_UP = 20              # requests that are not counted
 START = 300.0             # s, for a model to load and to be measured
-TOKEN = 'benchmark'
+TOKEN, HOSTILE = 'benchmark', 'hostile'
 CAMERA = '/v1/realtime/world/camera'
 
 
@@ -48,11 +52,15 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=20.0, help='of each row (default: 20)')
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     parser.add_argument('--connects', type=int, default=1000, help='hostile connections a second (default: 1000)')
-    parser.add_argument('--hostile', default='', help=argparse.SUPPRESS)  # URL and rate: this process is the hostile client
+    parser.add_argument('--hostile', nargs=3, help=argparse.SUPPRESS)  # kind, URL, certificate: this process is hostile
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if options.hostile:
-        asyncio.run(connect_always(options.hostile, options.connects))
+        kind, url, certificate = options.hostile
+        if kind == 'stranger':
+            connect_always(url, options.connects)
+        else:
+            asyncio.run(be_hostile(url, ssl.create_default_context(cafile=certificate)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
@@ -72,7 +80,6 @@ class Bench:
         self.options, self.folder = options, folder
         self.socket = folder / 'engine.sock'
         self.model = _model(options.model, folder)
-        self.certificate, self.key = _certificate(folder)
         self.result = {**provenance(), 'model': options.model, 'backend': options.backend, 'rate_hz': options.rate,
                        'deadline_ms': options.deadline, 'seconds_of_a_row': options.seconds, 'rows': []}
 
@@ -82,7 +89,7 @@ class Bench:
             with self.engine(), self.gateway(tls) as url:
                 size = self.image_size(url)
                 for shape in ((1, *size, 3), LARGE):
-                    self.row(url, tls, [shape], rate=min(self.options.rate, 20.0))
+                    self.row(url, tls, [shape], rate=_ALONE)
 
     def clients(self) -> None:
         """So many robots on one engine, with phases of their own."""
@@ -92,14 +99,14 @@ class Bench:
                 self.row(url, False, [(1, *size, 3)] * count, rate=self.options.rate)
         rows = [row for row in self.result['rows'] if 'in_time' in row and row.get('part') == 'clients']
         alone = next((row for row in rows if row['clients'] == 1), None)
-        for row in rows if alone else ():
-            row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3)
+        for row in rows if alone and alone['mean_ms'] else ():
+            row['mean_to_alone'] = round(row['mean_ms'] / alone['mean_ms'], 3) if row['mean_ms'] else None
 
     def camera(self) -> None:
         """A camera-controlled world, a chunk of the model a request."""
         for tls in (False, True):
             with self.engine(), self.gateway(tls) as url:
-                trips, costs, size, refused = asyncio.run(film(url, self.trust(), self.options.seconds))
+                trips, costs, size, refused = asyncio.run(film(url, self.trust(url), self.options.seconds))
                 self.result['rows'].append({'dialect': 'camera', 'clients': 1, 'bytes': size, 'tls': tls,
                                             'round_trip_ms': quantiles(trips), 'gateway_ms': quantiles(costs),
                                             'refused': refused, 'requests': len(trips)})
@@ -118,31 +125,39 @@ class Bench:
     def drop(self) -> None:
         """A connection that is cut: how long until the next answer of the same session."""
         with self.engine(), self.gateway(True) as url:
-            gaps = asyncio.run(drop_often(url, self.trust(), self.image_size(url), 20))
+            gaps = asyncio.run(drop_often(url, self.trust(url), self.image_size(url), 20))
         self.result['reconnect_ms'] = {**quantiles(gaps), 'drops': len(gaps)}
 
     def hostile(self) -> None:
-        """A robot that drives, alone and next to a process that connects without a token, over TLS."""
-        found = {}
-        for kind in ('quiet', 'hostile', 'quiet again'):
+        """A robot over TLS: alone, next to a process that connects without a token, and next to a hostile client."""
+        found, hostile = {}, ('stranger', 'client')
+        cores = sorted(os.sched_getaffinity(0))
+        for kind in ('quiet', 'stranger', 'quiet again', 'client', 'quiet at last'):
             with self.engine(), self.gateway(True, connects=20.0, accounts=True) as url:
+                if len(cores) > 1:  # the engine has a core of its own
+                    _pin(self.server.pid, cores[:1])
+                    _pin(self.door.pid, cores[1:])
+                    _pin(os.getpid(), cores[1:])
                 attacker = None
-                if kind == 'hostile':
-                    attacker = subprocess.Popen([sys.executable, __file__, '--hostile', url, '--connects',
-                                                 str(self.options.connects)], stdout=subprocess.PIPE, text=True)
-                    attacker.stdout.readline()  # it begins in 2 s
+                if kind in hostile:
+                    attacker = subprocess.Popen([
+                        sys.executable, __file__, '--hostile', kind, url, self.certificate[0], '--connects',
+                        str(self.options.connects)], stdout=subprocess.PIPE, text=True)
+                    attacker.stdout.readline()  # a stranger begins in 2 s
                 before, begun = _cpu(self.door.pid), time.monotonic()
-                row = asyncio.run(drive(url, self.trust(), [(1, *self.image_size(url), 3)], self.options.rate,
+                row = asyncio.run(drive(url, self.trust(url), [(1, *self.image_size(url), 3)], _ALONE,
                                         self.options.deadline, self.options.seconds))
                 row['gateway_cores'] = round((_cpu(self.door.pid) - before) / (time.monotonic() - begun), 4)
                 if attacker:
                     attacker.send_signal(signal.SIGINT)
-                    row['attempts_a_second'] = json.loads(attacker.communicate()[0])['a_second']
+                    row[kind] = json.loads(attacker.communicate()[0])
                 found[kind] = row
+        _pin(os.getpid(), cores)
         slow = {kind: row['round_trip_ms']['p99'] for kind, row in found.items() if row['round_trip_ms']}
-        quiet = [slow[kind] for kind in ('quiet', 'quiet again') if kind in slow]
-        self.result['unauthenticated_connects'] = {**found, 'p99_to_quiet': round(
-            slow['hostile'] / np.mean(quiet), 3) if quiet and 'hostile' in slow else None}
+        quiet = [p99 for kind, p99 in slow.items() if kind not in hostile]
+        for kind in hostile:
+            found[kind]['p99_to_quiet'] = round(slow[kind] / np.mean(quiet), 3) if quiet and kind in slow else None
+        self.result['hostile'] = found
 
     def memory(self) -> None:
         """Messages of 16 MiB, refused: what they cost the gateway, in resident memory at its peak."""
@@ -155,15 +170,20 @@ class Bench:
             self.result['hostile_16_MiB'] = {'sent': 20, 'closed_with': closed, 'peak_growth_bytes': peak() - before}
 
     def row(self, url: str, tls: bool, shapes: list[tuple[int, ...]], rate: float) -> None:
-        row = asyncio.run(drive(url, self.trust(), shapes, rate, self.options.deadline, self.options.seconds))
+        row = asyncio.run(drive(url, self.trust(url), shapes, rate, self.options.deadline, self.options.seconds))
         self.result['rows'].append({'dialect': 'openpi', 'clients': len(shapes), 'bytes': row.pop('bytes'), 'tls': tls, **row,
                                     'part': 'clients' if sys._getframe(1).f_code.co_name == 'clients' else 'cost'})
+
+    @cached_property
+    def certificate(self) -> tuple[Path, Path]:
+        return _certificate(self.folder)
 
     @contextmanager
     def engine(self, sessions: int = 8) -> Iterator[None]:
         """Run ``worldmodel serve`` to the end of the block."""
-        process = _start('serve', '--model', self.model, '--backend', self.options.backend, '--sessions', sessions, '--socket',
-                         self.socket, '--ticks', 0, '--questions', 0, '--session-directory', self.folder / 'sessions')
+        self.server = process = _start(
+            'serve', '--model', self.model, '--backend', self.options.backend, '--sessions', sessions, '--socket', self.socket,
+            '--ticks', 0, '--questions', 0, '--session-directory', self.folder / 'sessions')
         try:
             from worldmodel_ros.serving.client.link import Unavailable, ask_status
             end = time.monotonic() + START
@@ -184,30 +204,33 @@ class Bench:
     def gateway(self, tls: bool, connects: float = 0.0, accounts: bool = False) -> Iterator[str]:
         """Run ``worldmodel gateway`` to the end of the block; its URL."""
         arguments = ['--socket', self.socket, '--port', 0, '--connects', connects]
-        arguments += ['--certificate', self.certificate, '--key', self.key] if tls else []
+        arguments += ['--certificate', self.certificate[0], '--key', self.certificate[1]] if tls else []
         if accounts:
             from worldmodel_ros.serving.gateway.accounts import digest
             file = self.folder / 'accounts.yaml'
-            file.write_text(f'accounts:\n  - {{name: robot, sha256: {digest(TOKEN)}}}\n')
+            file.write_text(f'accounts:\n  - {{name: robot, sha256: {digest(TOKEN)}}}\n'
+                            f'  - {{name: other, sha256: {digest(HOSTILE)}}}\n')
             arguments += ['--accounts', file]
         self.door = process = _start('gateway', *arguments, stderr=subprocess.PIPE)
         try:
+            said = []
             for line in process.stderr:
+                said.append(line)
                 if found := re.search(r'is the gateway at (wss?)://[^:]+:(\d+)', line):
                     break
             else:
-                raise SystemExit('the gateway has not started')
+                raise SystemExit('the gateway has not started: ' + ''.join(said[-20:]))
             yield f'{found[1]}://127.0.0.1:{found[2]}'
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate()
 
-    def trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.certificate)
+    def trust(self, url: str) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self.certificate[0]) if url.startswith('wss') else None
 
     def image_size(self, url: str) -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
-            async with _connected(url, self.trust()) as connection:
+            async with _connected(url, self.trust(url)) as connection:
                 return tuple(_decode(await connection.recv())['image_size'])
         return asyncio.run(ask())
 
@@ -375,39 +398,66 @@ async def send_large(url: str, size: int, times: int) -> list[int]:
     return sorted(codes)
 
 
-async def connect_always(url: str, rate: int) -> None:
+def connect_always(url: str, rate: int) -> None:
     """
-    Open connections without a token, so many a second, until interrupted; print how many it were.
+    Open connections without a token, so many a second, until interrupted; print how many it were, and what they cost this side.
 
-    Each says the first words of TLS, which make a server compute, and hangs up when it is answered: so it costs this side
-    little.
+    Each says the first words of TLS, which make a server compute, and hangs up 50 ms later.
     """
     host, port = re.search(r'//([^:]+):(\d+)', url).groups()
     print('ready', flush=True)
-    await asyncio.sleep(2.0)  # until the robot has connected
-    loop, stop, attempts, begin = asyncio.get_running_loop(), asyncio.Event(), 0, time.monotonic()
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-
-    async def attempt() -> None:
-        with socket.socket() as each:
+    time.sleep(2.0)  # until the robot has connected
+    over, hello, attempts, begin = [], _client_hello(), 0, time.monotonic()
+    signal.signal(signal.SIGINT, lambda *_: over.append(True))
+    waiting: deque[tuple[float, socket.socket]] = deque()
+    while not over:
+        now = time.monotonic()
+        for _ in range(min(int((now - begin) * rate) - attempts, 100)):
+            each = socket.socket()
             each.setblocking(False)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # or ports run out
             each.bind(('127.0.0.2', 0))  # limits are by address
-            try:
-                await asyncio.wait_for(loop.sock_connect(each, (host, int(port))), 5.0)
-                await loop.sock_sendall(each, hello)
-                await asyncio.wait_for(loop.sock_recv(each, 4096), 5.0)
-            except (OSError, asyncio.TimeoutError):
-                pass  # refused, most of them
-    hello, tasks = _client_hello(), set()
-    while not stop.is_set():
-        wanted = int((time.monotonic() - begin) * rate)
-        for _ in range(min(wanted - attempts, 100)):
-            task = asyncio.create_task(attempt())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            each.connect_ex((host, int(port)))
+            with suppress(OSError):
+                each.send(hello)  # a connection to this machine is there at once
+            waiting.append((now + 0.05, each))
             attempts += 1
-        await asyncio.sleep(0.005)
-    print(json.dumps({'a_second': round(attempts / (time.monotonic() - begin))}), flush=True)
+        while waiting and waiting[0][0] < now:
+            waiting.popleft()[1].close()
+        time.sleep(0.002)
+    print(json.dumps({'a_second': round(attempts / (time.monotonic() - begin)),
+                      'attacker_cores': round(time.process_time() / (time.monotonic() - begin), 3)}), flush=True)
+
+
+async def be_hostile(url: str, trust: ssl.SSLContext | None) -> None:
+    """
+    A client with a token of its own that does what it can to the gateway, until interrupted: observations without an image,
+    damaged ones, messages that are too long, as fast as they are taken. Prints how many there were of each.
+    """
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake
+    print('ready', flush=True)
+    loop, stop, counts = asyncio.get_running_loop(), asyncio.Event(), Counter()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    other = _encode({'observation/other_image': np.zeros((224, 224, 3), np.uint8), 'session_id': 'hostile'})
+    messages = [('other', other)] * 20 + [('damaged', other[:-1])] + [('other', other)] * 20 + [('long', bytes(16 << 20))]
+
+    async def attack() -> None:
+        while not stop.is_set():
+            try:
+                async with _connected(url, trust, HOSTILE) as connection:
+                    await connection.recv()
+                    for kind, message in messages:
+                        await connection.send(message)
+                        counts[kind] += 1
+                        reply = await connection.recv()
+                        counts['refused'] += isinstance(reply, str)
+            except (ConnectionClosed, InvalidHandshake, OSError, TimeoutError):
+                counts['connections_lost'] += 1
+    attacking = [asyncio.create_task(attack()) for _ in range(4)]
+    await stop.wait()
+    print(json.dumps(counts), flush=True)
+    for task in attacking:
+        task.cancel()
     os._exit(0)  # what is open is cut
 
 
@@ -427,10 +477,10 @@ def quantiles(values: list[float]) -> dict[str, float] | None:
     return {name: round(float(np.quantile(values, q)), 3) for name, q in (('p50', 0.5), ('p99', 0.99))} if values else None
 
 
-def _connected(url: str, trust: ssl.SSLContext | None):
+def _connected(url: str, trust: ssl.SSLContext | None, token: str = TOKEN):
     from websockets.asyncio.client import connect
     return connect(url, compression=None, max_size=None, ping_interval=None, ssl=trust if url.startswith('wss') else None,
-                   additional_headers={'Authorization': f'Bearer {TOKEN}'}, open_timeout=60.0, proxy=None)
+                   additional_headers={'Authorization': f'Bearer {token}'}, open_timeout=60.0, proxy=None)
 
 
 def _encode(value: dict) -> bytes:
@@ -462,6 +512,12 @@ def _model(name: str, folder: Path) -> str:
     model = WorldModel(PRESETS[name])
     checkpoint.save(model.eval().requires_grad_(False), folder / name, {'trained': False})
     return str(folder / name)
+
+
+def _pin(pid: int, cores: list[int]) -> None:
+    """Have all threads of a process run on these cores."""
+    for thread in Path(f'/proc/{pid}/task').iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def _cpu(pid: int) -> float:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
@@ -16,6 +17,9 @@ TYPES.register(get_types_from_msg(
     'ackermann_msgs/msg/AckermannDrive'))
 TYPES.register(get_types_from_msg('std_msgs/Header header\nAckermannDrive drive\n',
                                   'ackermann_msgs/msg/AckermannDriveStamped'))
+for _name in ('Term', 'Task'):
+    TYPES.register(get_types_from_msg((Path(__file__).resolve().parents[1] / 'msg' / f'{_name}.msg').read_text(),
+                                      f'worldmodel_ros/msg/{_name}'))
 _T = TYPES.types
 WHEELBASE = 0.26  # m, of the Ackermann drives
 
@@ -110,3 +114,9 @@ ACTIONS = {
     'Float64MultiArray': Action('std_msgs/msg/Float64MultiArray', _float64_multi_array),
     'JointState': Action('sensor_msgs/msg/JointState', _joint_state),
 }
+
+
+def task(name: str, *targets: str):
+    """A task that asks to reach each of the targets."""
+    term = _T['worldmodel_ros/msg/Term']
+    return _T['worldmodel_ros/msg/Task'](name, [term('reach', target, 0.0, 0.0, [], np.zeros(0)) for target in targets])

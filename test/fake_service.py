@@ -31,6 +31,7 @@ class FakeService:
         self.spec, self.sessions = spec, sessions
         self.answer, self.delay, self.tier = 'plan', 0.0, Tier.TWO_STEP
         self.ticks, self.questions, self.listeners, self.closed, self.episodes = [], [], {}, [], []
+        self.earlier = 0.0  # s, that the next reply offers
         self._numbers = itertools.count(1)
         self._thread = ThreadPoolExecutor(1)
 
@@ -40,6 +41,10 @@ class FakeService:
         number = next(self._numbers)
         self.listeners[number] = listener
         return number
+
+    @property
+    def full(self):
+        return len(self.listeners) >= self.sessions
 
     def close(self, number):
         del self.listeners[number]
@@ -72,7 +77,8 @@ class FakeService:
         return 'no time'
 
     def stats(self):
-        return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners)}
+        return {'backend': 'fake', 'model': self.spec.name, 'sessions': len(self.listeners), 'late': 0, 'busy': 0.5,
+                'waiting': 1, 'tiers': {'TWO_STEP': len(self.ticks)}, 'pages': {'used': 3, 'total': 8}}
 
     def stop(self):
         self._thread.shutdown(cancel_futures=True)
@@ -93,7 +99,8 @@ class FakeService:
     def _reply(self, number, tick, tier, plan, reason, failed=False):
         now = time.monotonic()
         reply = Reply(number, tick.sequence, tick.stamp, tick.episode, tier, plan, reason, now + 0.001, now, 0.002,
-                      {'observe': 0.003, 'denoise': 0.004, 'total': 0.009}, np.zeros(4, np.float32), {}, failed)
+                      {'observe': 0.003, 'denoise': 0.004, 'total': 0.009}, np.zeros(4, np.float32), {}, failed, self.earlier)
+        self.earlier = 0.0
         listener = self.listeners.get(number)
         if listener:
             listener.replied(reply)

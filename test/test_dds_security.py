@@ -131,6 +131,7 @@ def test_only_the_gate_may_command_the_base():
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_the_policy_allows_what_the_nodes_do_and_no_more(tmp_path):
     domain = free_domain_id()
     environment = {**os.environ, 'ROS_DOMAIN_ID': str(domain), 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}

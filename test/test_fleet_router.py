@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worldmodel_ros.serving.fleet.router import PHASES, Claim, Demand, NoRoom, Router, RouterSettings, fallback
+from worldmodel_ros.serving.fleet.router import (
+    PHASES, Claim, Demand, NoRoom, Router, RouterSettings, choose, fallback)
 
 TICK = Demand(cost=0.006)  # twelve of them keep a server busy for 72 %
 
@@ -21,6 +22,33 @@ def test_a_session_stays_where_it_is_as_long_as_its_lease_is_renewed():
     again = router.route('a', TICK, 13.1)  # the lease has ended
     assert again.generation == 2 and len(router) == 1
     assert not router.renew('a', claim.generation, 13.2) and router.renew('a', 2, 13.2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1000), sessions=st.integers(0, 60), full=st.floats(0.2, 1.2), blocking=st.floats(0.0, 0.05))
+def test_the_quick_search_finds_what_looking_at_all_servers_finds(seed, sessions, full, blocking):
+    rng = np.random.default_rng(seed)
+    router = Router(rng.uniform(0.5, 2.0, 12), settings=RouterSettings(full=full, blocking=blocking), sessions=6)
+
+    def demand():
+        return Demand(rng.uniform(0.002, 0.02), 0.1, rng.random(), frozenset(rng.integers(0, 12, 2).tolist()), 0.02)
+
+    def looked_at_all(asked, but):
+        waits = router._waits[int(asked.phase * PHASES) % PHASES]
+        return choose(router.settings, router._takes, router._busy, router._slowness, waits, asked, but)
+    for number in range(sessions):
+        if number % 7 == 6:
+            router.drain(int(rng.integers(12)))
+        if number % 11 == 10:
+            router.lose([int(rng.integers(12))])
+        if number % 9 == 8:
+            router.restore(int(rng.integers(12)))
+        asked = demand()
+        expected = looked_at_all(asked, None)
+        try:
+            assert router.route(number, asked, 0.0).server == expected
+        except NoRoom:
+            assert expected is None
 
 
 def test_sessions_spread_over_servers_by_what_these_can_do():

@@ -8,15 +8,18 @@ import time
 import urllib.request
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
+from gateway_rig import Running, infer, robot as gateway_client
 
 from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine import load
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
+from worldmodel_ros.serving.gateway.server import Limits
 
-pytestmark = [pytest.mark.slow, pytest.mark.realtime]
+pytestmark = pytest.mark.slow
 POOLS = ['local', pytest.param('ray', marks=pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed'))]
 
 
@@ -66,7 +69,6 @@ def wait_for(condition, patience=120):
 
 
 def drive(robot, ticks=2):
-    import numpy as np
     for _ in range(ticks):
         answer = robot.tick(due=60.0, patience=120.0)
         assert answer.tier is not Tier.NONE, answer.reason
@@ -111,6 +113,23 @@ def test_robots_are_placed_moved_and_go_on_after_their_server_was_killed(fleet, 
     wait_for(lambda: all(server['alive'] and server['pid'] != pid for server in servers(fleet)), 240)
     for robot in robots:
         robot.close()
+
+
+def test_clients_of_the_network_door_are_placed_and_follow_their_sessions(fleet):
+    gateway = Running(fleet, limits=Limits(linger=5.0))
+    image = {'observation/image': np.zeros((64, 64, 3), np.uint8), 'session_id': 'arm', 'deadline_ms': 60_000.0}
+    try:
+        with gateway_client(gateway) as connection:
+            assert infer(connection, **image, step_id=1)['episode'] == 1
+            session, = wait_for(lambda: [each for each in claims(fleet) if each.startswith('gateway-')])
+            before = claims(fleet)[session]['server']
+            ask_move(fleet, session, 'auto')
+            for step in (2, 3):
+                reply = infer(connection, **image, step_id=step)
+                assert (reply['episode'], reply['step_id']) == (1, step)
+            wait_for(lambda: claims(fleet)[session]['server'] != before)
+    finally:
+        gateway.stop()
 
 
 def test_the_page_shows_servers_and_claims_to_this_machine_alone(fleet):

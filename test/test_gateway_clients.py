@@ -1,5 +1,6 @@
 """The real client of openpi, unmodified, and the flow of a camera client, in an environment made by tools/openpi_env.sh."""
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gateway_rig import gateway
 from test_gateway_security import write
 
 from worldmodel_ros.serving.gateway.accounts import Account, Accounts, digest
+from worldmodel_ros.serving.gateway.contract import Contract
 from worldmodel_ros.serving.gateway.security import server_context
 
 ENVIRONMENT = Path(__file__).resolve().parents[1] / '.envs' / 'openpi'
@@ -143,6 +145,29 @@ def test_the_flow_of_a_camera_client_works(tmp_path, secured):
     assert out['parts'] == [[4] * 6] * 3 and out['dtypes'] == ['float32'] * 3 and out['video'] == [64, 64, 64, 3]
     assert out['reset'] == 'reset successful' and 'send an image' in out['after reset']
     assert 'camera must be a map' in out['no camera']
+
+
+# A LeKiwi of LeRobot: its observation by the names of a LeRobot data set, over openpi's client.
+LEROBOT = r'''
+import json, sys
+import numpy as np
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+policy = WebsocketClientPolicy(host=sys.argv[1], api_key=sys.argv[2])
+state = np.float32([0, 0, 0, 0, 0, 0, 0.2, 0.0, -0.3])  # six joints, then x, y, theta of the base
+reply = policy.infer({'observation.images.front': np.full((480, 640, 3), 9, np.uint8), 'observation.state': state,
+                      'task': 'drive to the blue ball'})
+print(json.dumps({'actions': np.shape(reply['actions'])}))
+'''
+
+
+def test_observations_by_the_names_of_lerobot_are_understood_by_a_contract(tmp_path):
+    text = (Path(__file__).resolve().parents[1] / 'docs' / 'gateway.md').read_text()
+    (tmp_path / 'lerobot.yaml').write_text(re.search(r'```yaml\n(# LeRobot.*?)```', text, re.DOTALL)[1])
+    service, contract = FakeService(), Contract.read(tmp_path / 'lerobot.yaml')
+    with gateway(tmp_path, service, contract=contract, **doors(tmp_path, False)) as running:
+        assert run(LEROBOT, running, folder=tmp_path) == {'actions': [4, 2]}
+    tick, = service.ticks
+    assert (tick.image == 9).all() and tick.goal == 'blue' and np.allclose(tick.executed, [0.2, -0.3])
 
 
 @pytest.mark.parametrize('secured', [False, True])

@@ -1,4 +1,5 @@
 """The gateway before ``worldmodel serve`` with a real model: what a client gets is what a session in process would give."""
+import json
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from fake_service import wait_for
 from camera_paths import camera, commands, path as camera_path
-from gateway_rig import TIMEOUT, Running, client, infer, robot
+from gateway_rig import TIMEOUT, Running, client, get, infer, robot
 from small_model import SMALL, small_checkpoint
 from test_gateway_camera import World
 
@@ -154,6 +155,61 @@ def test_an_engine_that_is_killed_and_started_again_serves_the_same_connections(
             assert 'refused: engine' in reply and time.monotonic() < end
             time.sleep(0.1)
         assert reply['episode'] == 2
+
+
+def test_the_engine_tells_of_its_queue_and_pages(running, engine):
+    with robot(running) as connection:
+        drive(connection, frames(3), 'paged')
+        assert wait_for(lambda: (now := engine_metrics(running))['pages{state="used"}'] and not now['waiting'], TIMEOUT)
+        assert 0 < engine_metrics(running)['pages{state="used"}'] < engine_metrics(running)['pages{state="total"}']
+
+
+def engine_metrics(running):
+    lines = get(running, '/metrics')[2].splitlines()
+    pairs = [line.removeprefix('worldmodel_engine_').split() for line in lines if line.startswith('worldmodel_engine_')]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_plans_go_on_in_the_same_past_when_the_gateway_is_replaced_by_another_one(engine, model):
+    images, replies = frames(6), []
+    for first in (0, 2, 4):
+        running = Running(engine.path, limits=Limits(linger=5.0))
+        with robot(running) as connection:
+            replies += drive(connection, images[first:first + 2], 'moved', first + 1)
+            running.stop()
+    for reply, plan in zip(replies, planned(model, images), strict=True):
+        assert np.allclose(reply['actions'], plan, atol=1e-5)
+    assert {reply['episode'] for reply in replies} == {1}
+    wait_for(lambda: not engine.status()['waiting'], TIMEOUT)
+
+
+def stored_ticks(folder):
+    """How many ticks the sessions of a store have seen."""
+    manifests = [file for file in folder.glob('*/manifests/*') if file.suffix != '.tmp']
+    return [json.loads(file.read_bytes())['about']['seen_ticks'] for file in manifests]
+
+
+def test_with_a_store_a_session_survives_the_engine_and_the_gateway(model, tmp_path):
+    engine = Engine(tmp_path / 'engine.sock', model, '--backend', 'torch', '--ticks', '0', '--store', str(tmp_path / 'store'))
+    images, replies = frames(6), []
+    try:
+        for first in (0, 3):
+            running = Running(engine.path, limits=Limits(linger=5.0))
+            with robot(running) as connection:
+                replies += drive(connection, images[first:first + 2], 'kept', first + 1)
+                running.stop()
+            wait_for(lambda: first + 2 in stored_ticks(tmp_path / 'store'), TIMEOUT)  # as it waits for its robot
+            engine.kill()
+            engine.start()
+            running = Running(engine.path, limits=Limits(linger=5.0))
+            with robot(running) as connection:
+                replies += drive(connection, images[first + 2:first + 3], 'kept', first + 3)
+            running.stop()
+    finally:
+        engine.kill()
+    for reply, plan in zip(replies, planned(model, images), strict=True):
+        assert np.allclose(reply['actions'], plan, atol=1e-5)
+    assert {reply['episode'] for reply in replies} == {1}
 
 
 def filmed(running, image, poses, parts):

@@ -5,11 +5,12 @@ import json
 import os
 import socket
 import ssl
+import time
 
 import pytest
 import trustme
 from fake_service import FakeService, wait_for
-from gateway_rig import TIMEOUT, client, gateway, get, heard, infer, robot
+from gateway_rig import TIMEOUT, client, gateway, get, heard, infer, robot, say
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
@@ -109,6 +110,19 @@ def test_an_account_has_so_many_sessions_messages_and_openings(running):
     refusals = [reply for reply in replies if isinstance(reply, str)]
     assert any('base sends too much' in each for each in refusals)
     assert all('refused: rate' in each or 'refused: sessions' in each for each in refusals)
+
+
+def test_a_flood_is_read_no_faster_than_its_account_may_send_however_many_connections_it_comes_over(running):
+    with contextlib.ExitStack() as stack:
+        flooding = [stack.enter_context(robot(running, token=BASE)) for _ in range(4)]
+        before = running.gateway._refusals['rate']
+        for connection in flooding:
+            for _ in range(50):
+                say(connection, session_id='flood')
+        time.sleep(2.0)
+        assert running.gateway._refusals['rate'] - before < 4 + 2.0 * 2.0 + 4, 'each of the connections once, then two a second'
+        with robot(running, token=ARM) as connection:
+            assert infer(connection, session_id='a')['valid_steps']
 
 
 def test_pages_of_other_origins_are_refused(running):

@@ -17,7 +17,7 @@ import worldmodel_ros.msg
 import worldmodel_ros.srv
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.msg import (
-    ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture, Timings, WhatIfBranch)
+    ActionChunk, Candidate, CommandStatus, DeadlineStatus, Decision, PredictedFuture, Timings, WhatIfBranch)
 from worldmodel_ros.srv import WhatIf
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +53,8 @@ def samples():
         command_tier=ActionChunk.TIER_PLAN_ONLY, age=0.0625, step_period=0.1,
         frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
         collision_risk=[0.0, 0.75], progress=-0.125, goal='red',
+        decision=Decision(terms=['reach red'], chosen='policy', walls=[1.0, 0.0, 2.5],
+                          candidates=[Candidate(name='policy', score=0.5, terms=[0.5], vetoed=True, contact='wall')]),
         timings=Timings(queue=0.001, total=0.03125, predicted=0.03))
     future.header.stamp.sec, future.header.frame_id = 12, 'camera_optical_frame'
     return [

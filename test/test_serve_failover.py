@@ -32,13 +32,14 @@ OWN, SERVER = float(np.float32(0.4)), float(PLAN[0, 0])  # what their plans begi
 class Robot:
     """The part of a node that matters here: a camera, a timer, a listener."""
 
-    def __init__(self, path):
+    def __init__(self, path, earlier=lambda seconds: None):
         self.answers, self.predictions, self.said, self.failures = [], [], [], []
         self.engine = FakeEngine(time.sleep, encode=0.001)
         self.responder = Responder(self, Settings(reserve=0.01), PERIOD)
         self.intervals = []
         own = Worker(self.engine, self.executed, self.responder, self)
-        self.worker = FailoverWorker(path, '/robot', own, TINY, self.executed, self.responder, self, self.said.append)
+        self.worker = FailoverWorker(path, '/robot', own, TINY, self.executed, self.responder, self, self.said.append,
+                                     earlier)
         self.sequence, self.stamp, self.size = 0, 0, (64, 64)
         self.worker.start()
 
@@ -55,13 +56,13 @@ class Robot:
         self.intervals.append((start, end))
         return np.float32([0.1, 0.2])
 
-    def see(self, goal='red', stale='', deadline=DEADLINE):
+    def see(self, goal='red', stale='', deadline=DEADLINE, **facts):
         """Take in a frame that comes now, one period after the last one by its stamp."""
         self.sequence += 1
         self.stamp += round(PERIOD * NS)
         now = time.monotonic()
         observation = Observation(np.full((*self.size, 3), self.sequence % 256, np.uint8), self.stamp, now,
-                                  now + deadline, 1, self.sequence, goal, stale)
+                                  now + deadline, 1, self.sequence, goal, stale, **facts)
         self.worker.submit(observation)
         return observation
 

@@ -9,9 +9,12 @@ import torch
 from small_model import small_model
 from tiled_model import TILED, DenseTiles, decided, tiled_model
 
+from worldmodel_ros.cache.slab_index import SlabIndex
+from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.sampler import Noise
+from worldmodel_ros.engine.session_store import SessionLog, read_newest
 from worldmodel_ros.kernels import attention
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
@@ -116,12 +119,60 @@ def test_pages_in_fewer_bits_give_nearly_the_same(model, precision):
         assert (recent, older) == (3 * 16, 3 * 16)  # the sink, which stays, and the two newest slabs; the others
 
 
-def test_a_session_whose_pages_lie_in_two_pools_goes_on_from_a_file(tmp_path):
-    engine = Engine(TorchBackend(decided(tiled_model()), precision=Precision.FP8), Path('tiled'), 2)
-    session = driven(engine, 11)
+LONG = replace(TILED, window_frames=16)  # a quarter of it is two slabs
+
+
+def test_what_is_older_than_a_quarter_of_the_window_lies_in_fp4_and_costs_little():
+    latents, used = {}, {}
+    for precision in (Precision.FP32, Precision.FP8, Precision.FP4):
+        engine = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 1)
+        session = driven(engine, 3 * LONG.window_frames + 1)
+        latents[precision] = session.imagine(CHUNK).latents
+        used[precision] = [pool.allocator.usage().used // 16 for pool in engine.memory.pools]
+    # The sink and the newest slabs, those within a quarter of the window, the others.
+    assert used == {Precision.FP32: [10], Precision.FP8: [3, 7], Precision.FP4: [3, 1, 6]}
+    exact = latents.pop(Precision.FP32)
+    off = {precision: np.sqrt(np.mean((each - exact) ** 2) / np.mean(exact ** 2)) for precision, each in latents.items()}
+    assert 0.0 < off[Precision.FP8] < off[Precision.FP4] < 0.05
+
+
+def test_questions_and_a_window_of_sessions_fit_into_three_pools():
+    engine = Engine(TorchBackend(tiled_model(LONG), precision=Precision.FP4), Path('tiled'), 2)
+    sessions = [driven(engine, count) for count in (40, 17)]
+    for session in sessions:
+        *_, future = results(session.what_if(np.repeat(CHUNK, 2, 0)))
+        assert len(future) == 2 * LONG.chunk_frames
+        session.observe(images(1, seed=7)[0], ACTION)
+    for pool, held in zip(engine.memory.pools, engine.memory.guaranteed_pages, strict=True):
+        assert pool.allocator.usage().used <= 2 * held
+
+
+@pytest.mark.parametrize('precision', [Precision.FP8, Precision.FP4])
+def test_a_session_whose_pages_lie_in_several_pools_goes_on_from_a_file(tmp_path, precision):
+    engine = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 2)
+    session = driven(engine, 21)
     session.save(tmp_path / 'session.safetensors')
     other = engine.open_session()
     other.load(tmp_path / 'session.safetensors')
+    for each in (session, other):
+        each.observe(images(1, seed=7)[0], ACTION)
+    np.testing.assert_array_equal(other.imagine(CHUNK).latents, session.imagine(CHUNK).latents)
+
+
+@pytest.mark.parametrize('precision', [Precision.FP8, Precision.FP4])
+def test_a_session_whose_pages_lie_in_several_pools_comes_back_from_a_store(precision):
+    engine, store = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 2), HostStore()
+    session = driven(engine, 21)
+    checkpoint = SessionLog(store, 'robot', 1).checkpoint(session.capture(), {})
+    for _ in checkpoint.pieces():
+        pass
+    checkpoint.write()
+    engine.slab_index = SlabIndex()  # none of them is known to be there
+    other, stored = engine.open_session(), engine.stored_session(store)
+    read_newest(store, 'robot', stored)
+    for _ in stored.pieces():
+        pass
+    other.restore(stored)
     for each in (session, other):
         each.observe(images(1, seed=7)[0], ACTION)
     np.testing.assert_array_equal(other.imagine(CHUNK).latents, session.imagine(CHUNK).latents)

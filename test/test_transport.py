@@ -31,7 +31,7 @@ EXAMPLES = [
     messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2)), 0.25), messages.Refused(7, 1.0, 'no time'),
     messages.Failed(7, 'NaN'), messages.Imagined(7, 1, np.ones((4, 2)), np.ones(4), np.ones(4), np.ones(8)),
     messages.ImaginedBranch(9, 'left', np.ones((3, 2)), np.ones(3), np.ones(4)), messages.Answered(9, 5, True, ''),
-    messages.Done(1, ''), messages.Status('{}')]
+    messages.Done(1, ''), messages.Status('{}'), messages.Goodbye(), messages.Note('{}')]
 
 
 def same(one, other):
@@ -91,7 +91,7 @@ def test_sizes_that_lie_are_refused_before_memory_is_taken_for_them():
     header = pack(messages.Failed(1, ''))[:16]
     with pytest.raises(MessageError, match='truncated'):
         unpack(header + struct.pack('<I', 2 ** 32 - 1))  # a text of 4 GB
-    planned = pack(messages.Planned(1, 1, 0.0, 0.0, '', np.zeros((1, 1))))[:-8]  # up to the plan
+    planned = pack(messages.Planned(1, 1, 0.0, 0.0, '', np.zeros((1, 1))))[:-16]  # up to the plan
     for shape in ((2 ** 31, 2 ** 31), (2 ** 32 - 1, 2 ** 32 - 1)):  # whose product is zero in 64 bits, or nearly
         with pytest.raises(MessageError, match='truncated'):
             unpack(planned[:-12] + struct.pack('<2I', *shape))

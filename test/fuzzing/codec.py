@@ -22,12 +22,13 @@ def seeds() -> list[bytes]:
     """Return one or more messages of each kind, short and long."""
     rows, empty = np.ones((4, 2), np.float32), np.zeros((0, 0), np.float32)
     found = [
-        messages.Hello('/robot1/world_model_node'),
+        messages.Hello('/robot1/world_model_node'), messages.Hello('gateway/arm', 'gateway-1f', 2, 30.0),
+        messages.Goodbye(), messages.Note('{"step": 7}'),
         messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]), rows[:2]),
         messages.Question(9, 'blue', 1.5, 0, (messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)),
                                               messages.Branch('policy', 8, empty)), 2),
         messages.Question(10, '', 0.0, -1, (), 1), messages.SessionFile(1, True, 'größe.safetensors'),
-        messages.StatusRequest(), messages.Welcome('tiny', 'onnx-int8', '{"name": "tiny"}', 8),
+        messages.StatusRequest(), messages.Welcome('tiny', 'onnx-int8', '{"name": "tiny"}', 8, 2, 5, 7, True, 'n'),
         messages.Rejected('full'), messages.Planned(7, 1, 1.0, 2.0, '', rows), messages.Refused(7, 1.0, 'no time'),
         messages.Failed(7, 'NaN'), messages.Imagined(7, 1, rows, rows[:, 0], rows[:, 0], np.ones(8)),
         messages.ImaginedBranch(9, 'left', rows, rows[:, 0], np.ones(4)), messages.Answered(9, 5, True, ''),

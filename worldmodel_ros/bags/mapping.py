@@ -1,5 +1,5 @@
 """
-Which topics of a bag are the camera, the actions and the goal, and what their numbers mean.
+Which topics of a bag are the camera, the actions, the wheels, the goal and the task, and what their numbers mean.
 
 A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
 one guess alone is sensible (``guess``), and asked back where it would be a gamble.
@@ -19,7 +19,7 @@ from .fields import Field, YawRate
 from .problems import BagError
 
 _KEYS = {'image_topic', 'camera_info_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic',
-         'notes'}
+         'odometry_topic', 'task_topic', 'notes'}
 STAMPS = ('header', 'log')
 _TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'action_topic': 'action_topic',
            'goal_topic': 'goal_topic'}  # keys of a file, and the fields that they are
@@ -32,7 +32,8 @@ class Mapping:
     (``action_topic`` None). ``info_topic`` is that of the camera's CameraInfo, by which images are warped to the view of the
     model's own camera; None where there is none. ``image_stamps``: 'header', or 'log' for the time of receipt where the
     camera's stamps are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter.
-    ``notes`` are remarks for the reader of a report, such as that a scale is assumed.
+    ``odometry_topic`` and ``task_topic`` are for those who decide on a forecast of the scene; None: not recorded. ``notes`` are
+    remarks for the reader of a report, such as that a scale is assumed.
     """
 
     image_topic: str
@@ -42,11 +43,13 @@ class Mapping:
     info_topic: str | None = None
     image_stamps: str = 'header'
     executed_timeout: float = ticks.EXECUTED_TIMEOUT
+    odometry_topic: str | None = None
+    task_topic: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics to be read."""
+        """The names of the topics that a world model takes."""
         return [name for name in (self.image_topic, self.info_topic, self.action_topic, self.goal_topic) if name]
 
     @property

@@ -13,7 +13,7 @@ SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'w
 
 _EPILOG = """\
 start here:
-  worldmodel demo                 drive the simulated robot, watch it, get pictures in out/demo/
+  worldmodel demo                 the simulated robot crosses a street; report.html in out/demo/
   worldmodel doctor               what does this machine lack, and how to get it?
 
 Every subcommand has examples in its own --help.

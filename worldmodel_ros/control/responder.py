@@ -15,6 +15,7 @@ from .task import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future
+    from .deciding_worker import Decided
 
 _REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
 
@@ -39,6 +40,8 @@ class Observation:
     stale: str = ''
     task: Task = Task()
     age: float = 0.0
+    spacing: float = 0.0  # s, of the camera's images, where there are several to choose a tick from
+    moved: float = 0.0    # s, by which ticks come earlier than they would have, as a server has asked for
 
     @property
     def wants_answer(self) -> bool:
@@ -85,7 +88,8 @@ class Prediction:
     decode, total and predicted.
 
     ``tier`` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. ``command_tier`` is what the observation was answered
-    with; where that is none of these three, the command left before this was ready.
+    with; where that is none of these three, the command left before this was ready. ``decided``: how the command was decided,
+    where that was on a forecast of the scene.
     """
 
     observation: Observation
@@ -93,6 +97,7 @@ class Prediction:
     command_tier: Tier
     future: Future
     timings: dict[str, float]
+    decided: Decided | None = None
 
 
 class OutputError(RuntimeError):

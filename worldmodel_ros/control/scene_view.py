@@ -139,3 +139,9 @@ def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
     angles = math.atan2(walls[1], walls[0]) / 4.0 + np.arange(4) * math.pi / 2 + pose[2]
     normals = np.stack([np.cos(angles), np.sin(angles)], 1)
     return np.column_stack([normals, walls[2:] + normals @ pose[:2]])
+
+
+def corners(walls: np.ndarray) -> np.ndarray:
+    """Return where each of four walls, rows of unit normal and offset, (4, 3), meets the next one, (4, 2) in m."""
+    pairs = np.stack([walls, np.roll(walls, -1, 0)], 1)
+    return np.linalg.solve(pairs[..., :2], pairs[..., 2:])[..., 0]

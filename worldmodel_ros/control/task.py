@@ -75,7 +75,7 @@ def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
 
 def in_words(task: Task) -> str:
     """Return the terms as one line of text."""
-    return '; '.join(_in_words(term) for term in task.terms) or 'nothing: stand still'
+    return '; '.join(term_in_words(term) for term in task.terms) or 'nothing: stand still'
 
 
 def _term(told: Told, things: Mapping[str, str]) -> Term:
@@ -132,7 +132,8 @@ def _between(value: float, low: float, high: float) -> float:
     return value
 
 
-def _in_words(term: Term) -> str:
+def term_in_words(term: Term) -> str:
+    """Return what a term wants, and its weight."""
     match term:
         case Touch():
             text = f'touch {term.target}'

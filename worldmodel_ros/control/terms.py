@@ -6,7 +6,7 @@ times utility. The same terms say when a task that was really driven has succeed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -43,11 +43,15 @@ class Outcome:
     poses: np.ndarray
     things: Mapping[str, Thing]
     walls: np.ndarray
+    _gaps: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # asked for before
 
     def gap(self, name: str) -> np.ndarray:
-        """Metres (C, T) between the surfaces of the robot and a thing."""
-        thing = self.things[name]
-        return np.hypot(*np.moveaxis(self.poses[..., :2] - thing.path, -1, 0)) - thing.radius - ROBOT_RADIUS
+        """Metres (C, T) between the surfaces of the robot and a thing; not to be changed."""
+        if name not in self._gaps:
+            thing = self.things[name]
+            x, y = self.poses[..., 0] - thing.path[:, 0], self.poses[..., 1] - thing.path[:, 1]
+            self._gaps[name] = np.hypot(x, y) - (thing.radius + ROBOT_RADIUS)
+        return self._gaps[name]
 
     def wall_gap(self) -> np.ndarray:
         """Metres (C, T) to the nearest wall; infinite without walls."""
@@ -233,9 +237,10 @@ def _has_place(term: Term) -> bool:
     return isinstance(term, Reach | KeepDistance | Time) and term.place is not None
 
 
-def score(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
-    """Sum of weight times utility for each candidate, (C,). A term about something that is not known counts 0 for all."""
-    return np.sum([term.weight * term.utility(outcome) for term in terms], 0)
+def utilities(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
+    """Weight times utility of each term for each candidate, (K, C); a candidate's score is their sum. A term about something
+    that is not known counts 0 for all."""
+    return np.array([term.weight * term.utility(outcome) for term in terms])
 
 
 def _elapsed(outcome: Outcome) -> np.ndarray:

@@ -33,7 +33,7 @@ class Engine:
         self.spec = backend.preset
         self.folder = folder
         self.sessions = sessions
-        self.memory = Memory(backend.preset, backend.storage, sessions, backend.older)
+        self.memory = Memory(backend.preset, backend.storage, sessions, backend.older, backend.distant)
         self.slab_index = SlabIndex()
         self.step_times = StepTimes()
 

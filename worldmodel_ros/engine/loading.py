@@ -4,12 +4,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.checkpoint_description import ModelError
+from ..model.checkpoint_description import WORLD_FILE, ModelError
 from .backends import BACKENDS, PARALLEL_BACKENDS
 from .device_failure import RankFailure
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .open_world.world import OpenWorld
 
 WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
@@ -20,6 +21,20 @@ def model_folder(model: str) -> Path:
     return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
 
 
+def is_world(model: str) -> bool:
+    """Whether ``model`` is the folder of an open world model (``open_world``)."""
+    return (Path(model).expanduser() / WORLD_FILE).is_file()
+
+
+def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1) -> OpenWorld:
+    """An open world model. ``sessions`` may be open at a time. ``backend``: auto takes torch-bf16 on a GPU, torch, in float32,
+    on a CPU; torch-fp8 is the third. Raises ModelError."""
+    if gpus > 1:
+        raise ModelError(f'gpus is {gpus}, and open world models run on one')
+    from .open_world.world import OpenWorld
+    return OpenWorld.load(model, backend, threads, sessions)
+
+
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,
          parallel: str = 'sequence') -> Engine:
     """Engine of a model.
@@ -27,9 +42,10 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
     ``auto`` takes torch on a GPU and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16`` with its layers compiled for
     one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the layers' weights in FP8, and the
-    pages of presets with tiles, too. ``threads`` bounds the threads of one network call on a CPU. ``sessions`` may be open at a
-    time; a robot needs one, and a second one while it begins again. ``gpus``: on so many, if the preset has tiles, divided as
-    ``parallel``, one of ``backends.PARALLEL_KINDS``, says.
+    pages of presets with tiles, too, ``torch-fp4`` those older than a quarter of the window in FP4. ``threads`` bounds the
+    threads of one network call on a CPU. ``sessions`` may be open at a time; a robot needs one, and a second one while it
+    begins again. ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of ``backends.PARALLEL_KINDS``,
+    says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """

@@ -33,15 +33,17 @@ def slabs_of(frames: int, layout: TileLayout) -> int:
 
 class Memory:
     """The pools of pages for all sessions of an engine: one, or one for the newest slabs and one for the others, which
-    has them in fewer bits.
+    has them in fewer bits, or a third one for those that are older than a quarter of the window, in fewer bits still.
 
     Every session is guaranteed its window, and the slab that a tick is about to add. With each come as many pages more
     as a question what if needs: those of the window that the session meanwhile drops, and a window of the branch's own.
     """
 
     def __init__(self, preset: Preset, storage: Callable[[TileLayout, int], Storage], sessions: int,
-                 older: Callable[[TileLayout, int], Storage] | None = None):
-        """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete."""
+                 older: Callable[[TileLayout, int], Storage] | None = None,
+                 distant: Callable[[TileLayout, int], Storage] | None = None):
+        """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete,
+        ``distant`` that of those that are far behind."""
         self.layout = page_layout(preset)
         self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
@@ -50,9 +52,15 @@ class Memory:
         if older is not None:
             recent = NOT_YET_OLDER + preset.sink_slabs + 1
             slabs.insert(0, (recent, recent + chunk))
+        self._tiers = COMPLETE_IS_OLDER
+        if distant is not None:
+            near = TierPolicy.by_window(preset.window_frames).ages
+            self._tiers = TierPolicy(COMPLETE_IS_OLDER.ages + near)
+            held = slabs_of(near[0], self.layout) + NOT_YET_OLDER
+            slabs.insert(1, (held, held + chunk))
         self._guaranteed = [guaranteed for guaranteed, _ in slabs]
         self.pools = [PagePool.of(name, make(self.layout, sessions * sum(each) * self.layout.tiles))
-                      for name, make, each in zip(('pages', 'older'), (storage, older), slabs)]
+                      for name, make, each in zip(('pages', 'older', 'distant'), (storage, older, distant), slabs)]
 
     @property
     def pool(self) -> PagePool:
@@ -77,7 +85,7 @@ class Memory:
         """Drop what has left the window of the frame after ``newest``, and let complete slabs lie in fewer bits."""
         cache.evict(newest + 1 - self._frames)
         if len(self.pools) > 1:
-            COMPLETE_IS_OLDER.apply(cache, newest)
+            self._tiers.apply(cache, newest)
 
     def window(self, cache: SequenceCache, times: np.ndarray, causal: bool) -> Window | TileWindow:
         """What a block of frames at ``times`` (T,) sees. A causal block is committed: a frame sees those before it, and

@@ -6,7 +6,7 @@ own slab, and sees that one and those before it: frames that are committed toget
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -45,7 +45,7 @@ class TileWindow:
     @cached_property
     def of_chunk(self) -> PassPages:
         """For a chunk to be denoised, of whole slabs, whose keys no session keeps."""
-        groups, tier = len(self.times) // self.layout.frames, len(self.storages) - 1
+        groups, tier = len(self.times) // self.layout.frames, chunk_tier(self.storages)
         own, first = self.storages[tier].scratch, int(self.table.slabs[-1]) + 1
         table = self.table
         for group, ids in enumerate(own.reshape(groups, -1)):
@@ -74,6 +74,11 @@ class TileWindow:
             found = page_lists(table, self.layout, tuple(slabs), pattern)
             lists.append([found.get(each, nothing) for each in range(len(self.storages))])
         return PassPages(times, len(slabs), tier, own.astype(np.int32), offset, lists)
+
+
+def chunk_tier(storages: Sequence[Storage]) -> int:
+    """The tier of the scratch pages that a chunk's keys lie in while it is denoised: that of complete, near slabs."""
+    return min(1, len(storages) - 1)
 
 
 @lru_cache(maxsize=8)

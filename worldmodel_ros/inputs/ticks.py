@@ -32,6 +32,9 @@ _SPACINGS = 3  # of images, whose median is the camera's own; so few, as cameras
 # it: one step is wrong. To come back to the old grid, the next one would be, too.
 _LOST = 0.75
 
+_CHOICE = 0.6  # of the step period, that images may be apart for a tick to be chosen from several
+_CALM = 5      # ticks between two that come earlier
+
 _OFF = 0.1     # of the step period, that the mean step may be off; also the share of steps that may be exceptions
 _FEWEST = 10   # steps that tell something of a rate
 _MARGIN = 0.03  # s, by which the gate's default time-out is more than the step of the model that it is made for
@@ -78,18 +81,24 @@ class FramePacer:
     A jump of the stamps by more than ``time_jump`` s, either way, begins a new episode: what the model has seen
     is then no past of what it sees (a bag that starts over, a simulation that was reset, a camera that was
     away).
+
+    ``come_earlier`` has ticks come at earlier images from then on, by one image at a time: a step is short once by the spacing
+    of two images, never long, since the gate stops the robot at long ones.
     """
 
     def __init__(self, step_period: float) -> None:
         """``step_period``: of the model [s]."""
         self._period = round(step_period * NS)
+        self._wanted = self._moved = 0  # ns, by which ticks are to come earlier yet, and have come
+        self._early = 0   # ns, by which the next tick may come earlier than others
+        self._calm = 0    # ticks until it may again
         self._spacings: deque[int] = deque(maxlen=_SPACINGS - 1)  # ns, without that to the image to be judged
         self.forget()
 
     def forget(self) -> None:
         """Make the next image the first of an episode."""
         self._tick: int | None = None
-        self._seen = self._due = 0
+        self._seen = self._due = self._wanted = self._early = 0
 
     def classify(self, stamp: int, tolerance: float, time_jump: float) -> Pace:
         """
@@ -103,7 +112,7 @@ class FramePacer:
             return Pace.NEW_EPISODE
         if stamp <= self._seen:
             return Pace.DUPLICATE if stamp == self._seen else Pace.BACKWARD
-        if stamp - self._tick < self._period - tolerance * NS:
+        if stamp - self._tick < self._period - tolerance * NS - self._early:
             return Pace.BETWEEN
         spacing = self._spacing(stamp)
         is_nearest = 2 * (stamp - self._due) >= -spacing
@@ -121,10 +130,40 @@ class FramePacer:
         if pace is Pace.BETWEEN:
             return
         self._tick = stamp
+        self._moved += self._early
+        self._early = 0
         if 2 * abs(off) > self._period or off > _LOST * spacing:
             self._due = stamp + self._period
         else:
             self._due += self._period + off // _FOLLOW
+        self._calm -= self._calm > 0
+        if self._wanted and not self._calm:
+            self._shift(spacing)
+
+    def come_earlier(self, seconds: float) -> None:
+        """Have ticks come earlier by about so much, as far as there are images. From any thread."""
+        self._wanted = round(seconds * NS)
+
+    @property
+    def spacing(self) -> float:
+        """Time between two images [s], where a tick can be chosen from several; else 0."""
+        if len(self._spacings) < _SPACINGS - 1:
+            return 0.0
+        spacing = sorted(self._spacings)[len(self._spacings) // 2]
+        return spacing / NS if spacing <= _CHOICE * self._period else 0.0
+
+    @property
+    def moved(self) -> float:
+        """By how much ticks come earlier than they would have without ``come_earlier`` [s], since the start."""
+        return self._moved / NS
+
+    def _shift(self, spacing: int) -> None:
+        """Have the next tick come an image earlier, if that is what is wanted."""
+        if spacing > _CHOICE * self._period or 2 * self._wanted < spacing:
+            self._wanted = 0
+            return
+        self._due -= spacing
+        self._early, self._wanted, self._calm = spacing, max(0, self._wanted - spacing), _CALM
 
     def _spacing(self, stamp: int) -> int:
         """Return the time between two images [ns], the newest of which has this stamp."""
@@ -232,6 +271,20 @@ class Frames:
     def frozen(self) -> bool:
         """Whether the camera repeats one image although images should differ: the robot moves, or they are noisy."""
         return self._frozen.frozen
+
+    def come_earlier(self, seconds: float) -> None:
+        """As FramePacer."""
+        self._pacer.come_earlier(seconds)
+
+    @property
+    def spacing(self) -> float:
+        """As FramePacer."""
+        return self._pacer.spacing
+
+    @property
+    def moved(self) -> float:
+        """As FramePacer."""
+        return self._pacer.moved
 
     def forget(self) -> None:
         """Make the next image the first of an episode, and trust the camera again."""

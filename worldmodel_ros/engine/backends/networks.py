@@ -47,7 +47,8 @@ class Source:
         """Number format of the pages."""
         if self.backend == 'torch':
             return Precision.FP32
-        return Precision.FP8 if self.backend == 'torch-fp8' and self.preset.tile else Precision.BF16
+        pages = {'torch-fp8': Precision.FP8, 'torch-fp4': Precision.FP4} if self.preset.tile else {}
+        return pages.get(self.backend, Precision.BF16)
 
     def read(self, part: PartOf = lambda name: None) -> WorldModel:
         """Return the networks on this process's device; of the DiT's layers, what ``part`` says. Raises ModelError."""
@@ -60,7 +61,7 @@ class Source:
 
     def finish(self, model: WorldModel) -> None:
         """Do what comes last to the layers, when the back end has placed them."""
-        if self.backend == 'torch-fp8':
+        if self.backend in ('torch-fp8', 'torch-fp4'):
             to_fp8(model.dit, fused=True)
 
 

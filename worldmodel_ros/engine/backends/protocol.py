@@ -46,6 +46,7 @@ class Backend(Protocol):
     degraded_reason: str = ''      # why it cannot look ahead at present
     epoch: int = 0                 # how often the processes that hold the pages have been replaced
     older: Callable[[TileLayout, int], Storage] | None = None  # as ``storage``, where complete slabs take fewer bits
+    distant: Callable[[TileLayout, int], Storage] | None = None  # and those that are far behind fewer still
 
     @abstractmethod
     def storage(self, layout: TileLayout, pages: int) -> Storage:

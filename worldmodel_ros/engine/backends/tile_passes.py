@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worldmodel_ros.cache.torch_storage import TorchStorage
 from worldmodel_ros.engine.memory import page_layout, slabs_of
-from worldmodel_ros.engine.tile_window import PassPages, TileWindow, patterns_of
+from worldmodel_ros.engine.tile_window import PassPages, TileWindow, chunk_tier, patterns_of
 from worldmodel_ros.kernels.pages import TileLists
 from worldmodel_ros.model.dit import DiT
 from worldmodel_ros.model.rotary import space_rotation, time_rotation
@@ -57,7 +57,7 @@ class TilePasses:
         shape = z.shape[:2]
         time, own, _, *lists = (each[0] for each in pages)
         # Its scratch pages are its own, and it fills them.
-        attention = self._attention(storages, len(storages) - 1, time, own, None, lists)
+        attention = self._attention(storages, chunk_tier(storages), time, own, None, lists)
         clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features

@@ -37,7 +37,8 @@ MAX_SHAPES = 64  # that one of them may be compiled for; beyond, torch.compile g
 
 class TorchBackend(Backend):
     """``precision`` BF16 puts the DiT and its pages in bfloat16, and is for GPUs; noise levels, the VAE and the heads
-    keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too.
+    keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too; FP4,
+    those older than a quarter of the window in FP4 besides.
     ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
     kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one."""
 
@@ -79,11 +80,16 @@ class TorchBackend(Backend):
 
     @property
     def older(self) -> Callable[[TileLayout, int], TorchStorage] | None:
-        return partial(self._storage, precision=self.precision) if self.precision.quantised else None
+        return partial(self._storage, precision=Precision.FP8) if self.precision.quantised else None
+
+    @property
+    def distant(self) -> Callable[[TileLayout, int], TorchStorage] | None:
+        return partial(self._storage, precision=Precision.FP4) if self.precision is Precision.FP4 else None
 
     def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> TorchStorage:
         preset, scratch = self.preset, 0
-        if preset.tile and precision is self.precision:  # where a chunk's keys and values lie while it is denoised
+        of_chunk = Precision.FP8 if self.precision.quantised else self.precision
+        if preset.tile and precision is of_chunk:  # where a chunk's keys and values lie while it is denoised
             scratch = preset.chunk_frames // layout.frames * layout.tiles
         try:
             return self.storage_type(layout, len(preset.cache_layers), self.heads, preset.head_dim, pages, precision,

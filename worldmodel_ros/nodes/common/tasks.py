@@ -11,6 +11,8 @@ _KINDS = {Touch: TermMessage.TOUCH, Reach: TermMessage.REACH, KeepDistance: Term
           PassBehind: TermMessage.PASS_BEHIND, Avoid: TermMessage.AVOID, Clearance: TermMessage.CLEARANCE,
           Time: TermMessage.TIME, StayIn: TermMessage.STAY_IN}
 
+AIMS = (TermMessage.TOUCH, TermMessage.REACH, TermMessage.KEEP_DISTANCE)  # kinds of terms that say what to drive to
+
 
 def read_task(message: TaskMessage) -> Task:
     """Return the task of a message, about the things that the robot knows. Raises TaskError."""

@@ -136,7 +136,7 @@ class Intake:
         stale = f'the image was {age * 1e3:.0f} ms old on receipt, {deadline * 1e3:.0f} ms are allowed'
         return Taken(True, Observation(
             picture, stamp, received, received + deadline - max(0.0, age), self.episode, self.next_sequence(),
-            self.goal, stale if age > deadline else '', self.task, max(0.0, age)))
+            self.goal, stale if age > deadline else '', self.task, max(0.0, age), self.frames.spacing, self.frames.moved))
 
     def _begin_episode(self) -> None:
         self.episode = next(_EPISODES)

@@ -38,6 +38,9 @@ class Link:
     backend: str
     generation: int = 0  # of the session, where the server keeps it in a store
     frames: int = 0      # that the session had seen before
+    number: int = 0      # of the newest tick that it was given before,
+    answered: bool = False  # whether the answer to that will come,
+    note: str = ''       # and the newest note
 
     def receive(self, timeout: float) -> tuple[Any, np.ndarray | None] | None:
         """Return the next message and the pictures that came with it, uint8 (T, H, W, 3); None: none within ``timeout`` s.
@@ -49,23 +52,24 @@ class Link:
         return message, None if descriptor is None else pictures.take(descriptor)
 
 def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: str = '', generation: int = 0,
-              patience: float = HANDSHAKE_TIMEOUT) -> Link:
+              patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0) -> Link:
     """
     Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
     ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
-    ``session``; one whose generation of it is below ``generation`` is not believed.
+    ``session``; one whose generation of it is below ``generation`` is not believed. Any server keeps the session for
+    ``linger`` s when the connection is lost, for who comes back with its name.
 
     Raises Unavailable.
     """
     for _ in range(_REDIRECTS):
-        found = _open(server, robot, own, session, generation, patience)
+        found = _open(server, robot, own, messages.Hello(robot, session, generation, linger), patience)
         if isinstance(found, Link):
             return found
         server = Path(found.address)
     raise Unavailable(f'it was sent from one server to the next {_REDIRECTS} times, last to {server}')
 
 
-def _open(server: Path | Endpoint, robot: str, own: Preset | None, session: str, generation: int, patience: float
+def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messages.Hello, patience: float
           ) -> Link | messages.Moved:
     """A session on the server, or where it is said to be."""
     connection = None
@@ -74,16 +78,16 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, session: str,
             connection, welcome = connect_over_network(server, robot)
             return Link(connection, connection.slots, _preset(welcome, own), welcome.backend)
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        received = _said(connection, messages.Hello(robot, session, generation), patience)
+        received = _said(connection, hello, patience)
         if received is None:
             raise Unavailable(f'it did not answer within {patience:g} s')
         if isinstance(received[0], messages.Moved):
             connection.close()
             return received[0]
         link = _agree(connection, *received, own)
-        if link.generation < generation:
-            raise Unavailable(f'its session {session} is of generation {link.generation}, and {generation} is owned by another '
-                              'server')
+        if link.generation < hello.generation:
+            raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
+                              'owned by another server')
         return link
     except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
@@ -138,7 +142,7 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
         os.close(descriptor)
         raise
     return Link(connection, FrameSlots(descriptor, spec.image_size, message.slots, writable=True), spec,
-                message.backend, message.generation, message.frames)
+                message.backend, message.generation, message.frames, message.number, message.answered, message.note)
 
 
 def _preset(welcome: messages.Welcome, own: Preset | None) -> Preset:

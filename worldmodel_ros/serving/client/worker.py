@@ -85,7 +85,10 @@ class RemoteWorker:
     """
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
-                 responder: Responder, listener: Listener, chooser: Chooser) -> None:
+                 responder: Responder, listener: Listener, chooser: Chooser,
+                 earlier: Callable[[float], None] = lambda seconds: None) -> None:
+        """``earlier``: is told by how much earlier ticks should come, for all robots of the server to fit better [s]."""
+        self._earlier = earlier
         self._home = self._path = path  # where the session was moved to, while it is there
         self._robot, self._own, self._executed = robot, own, executed
         self._responder, self._listener, self._chooser = responder, listener, chooser
@@ -180,7 +183,7 @@ class RemoteWorker:
         self._seen = observation.episode, observation.stamp
         due = observation.due - self._responder.settings.reserve - _RETURN
         return messages.Tick(number, sent.slot, observation.stamp, observation.episode, observation.goal, due,
-                             not observation.stale, executed)
+                             not observation.stale, executed, spacing=observation.spacing, moved=observation.moved)
 
     def _send_now(self, message: Any) -> bool:
         with self._lock:
@@ -318,6 +321,8 @@ class RemoteWorker:
             raise _Away(f'its plan is none: {plan.shape}, {"" if np.isfinite(plan).all() else "not "}finite')
         if message.tier not in MODEL_TIERS:
             raise MessageError(f'a plan of tier {message.tier}')
+        if 0.0 < message.earlier < self._own.step_period and not sent.trial:
+            self._earlier(message.earlier)
         sent.total = time.monotonic() - observation.received
         sent.predicted = message.predicted - observation.received
         if sent.trial:

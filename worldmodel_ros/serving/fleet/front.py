@@ -159,8 +159,11 @@ class Front:
                     'store': server.status.get('store', {})})
             claims = [{'session': session, 'server': number, 'generation': self._router.claim(session).generation}
                       for number in range(len(self.servers)) for session in self._router.sessions(number)]
+            known = next((server.status for server in self.servers if not server.silent), {})
+        # As one server would tell it: what a gateway, which may be before a fleet, wants to know.
+        about = {'preset': known['preset'], 'service': {'backend': known['service']['backend']}} if 'preset' in known else {}
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': round(time.monotonic() - self._begun, 1),
-                'fleet': {'servers': servers, 'claims': claims, **self.counts}}
+                **about, 'fleet': {'servers': servers, 'claims': claims, **self.counts}}
 
     # --- robots ---
 

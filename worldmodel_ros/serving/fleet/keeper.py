@@ -27,6 +27,7 @@ from worldmodel_ros.serving.service.service import Service
 _log = logging.getLogger(__name__)
 _THREADS = 4
 _STRIPES = 64  # locks that all names share
+_OF_THE_KEEPER = ('at', 'newest', 'note')  # in what a manifest says about a session; the rest is Continuity's
 
 
 class TooSlow(StoreError):
@@ -59,6 +60,8 @@ class Kept:
     generation: int
     log: SessionLog
     frames: int = 0  # that it had seen when it was opened
+    newest: int = 0  # tick that it was given,
+    note: str = ''   # and what its robot has noted
     stored_at: float = -math.inf
     storing: bool = False
     closed: bool = False
@@ -168,6 +171,11 @@ class Keeper:
             self._counts['taken_over'] += 1
             return kept
 
+    def rest(self, kept: Kept) -> None:
+        """Store a session whose robot is not connected, and may go on with another server. Does not wait."""
+        if not kept.closed and not kept.fenced:  # after what is being stored, which may lack the last tick
+            self._executor.submit(self._store, kept)
+
     def give_up(self, kept: Kept) -> None:
         """End a session that was taken over for a robot, if that has not come. Waits."""
         with self._lock:
@@ -189,7 +197,8 @@ class Keeper:
         ValueError where it has seen nothing."""
         with kept.lock:
             capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
-            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time()})
+            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
+                                                       'note': kept.note})
             self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
             manifest = checkpoint.write()
             kept.stored_at = time.monotonic()
@@ -254,7 +263,9 @@ class Keeper:
     def _go_on(self, listener: ServiceListener, account: Hashable, stored: StoredSession, manifest: Manifest,
                generation: int) -> Kept:
         try:
-            continuity = Continuity.from_dict({key: value for key, value in manifest.about.items() if key != 'at'})
+            continuity = Continuity.from_dict({
+                key: value for key, value in manifest.about.items() if key not in _OF_THE_KEEPER})
+            newest, note = int(manifest.about.get('newest', 0)), str(manifest.about.get('note', ''))
         except ValueError as error:
             raise SessionFileError(f'session {manifest.session}: {error}') from error
         number = self._service.open(listener, continuity.seed, account)
@@ -265,7 +276,8 @@ class Keeper:
             self._service.close(number)
             raise
         frames = int(stored.state['time'][0]) + 1
-        return Kept(manifest.session, number, generation, self._log_of(manifest.session, generation, manifest), frames)
+        return Kept(manifest.session, number, generation, self._log_of(manifest.session, generation, manifest), frames,
+                    newest, note)
 
     def _fill(self, number: int | None, stored: StoredSession) -> None:
         """``number``: of a session of the service; None: there is none yet, and only pages on the host can be filled."""

@@ -9,6 +9,7 @@ session's pages, whether its other sessions tick at other moments, and how much 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,9 +76,14 @@ class Router:
         self._alive = np.ones(len(speeds), bool)
         self._open = np.ones(len(speeds), bool)  # takes new sessions: not, while it is emptied
         self._busy = np.zeros(len(speeds))       # share of its time that its sessions ask for
-        self._count = np.zeros(len(speeds), np.int64)
-        self._most = np.iinfo(np.int64).max if sessions is None else sessions
-        self._takes = self._count < self._most   # sessions: it is there, open, and has memory
+        self._count = [0] * len(speeds)
+        self._most = math.inf if sessions is None else sessions
+        self._takes = np.full(len(speeds), self._most > 0)  # sessions: it is there, open, and has memory
+        # Of a placement's cost what is the server's alone: infinite where none is taken. Kept, so that the cheapest server is
+        # found in four operations on arrays.
+        self._base = np.where(self._takes, 0.0, math.inf)
+        self._costs = np.zeros(len(speeds))
+        self._speed = [float(each) for each in self._slowness]
         self._waits = np.zeros((PHASES, len(speeds)))  # s of work that comes in each part of a period
         self._claims: dict[Hashable, Claim] = {}
         self._demands: dict[Hashable, Demand] = {}
@@ -151,6 +157,7 @@ class Router:
             for session in sessions:
                 self.release(session)
             self._alive[server] = self._takes[server] = False
+            self._base[server] = math.inf
             lost += sessions
         return lost
 
@@ -162,10 +169,12 @@ class Router:
         """A server is there again, empty."""
         self._alive[server] = self._open[server] = True
         self._takes[server] = self._count[server] < self._most
+        self._rate(server)
 
     def drain(self, server: int) -> list[Hashable]:
         """Let a server take no more sessions: those that are to be moved away before it is ended."""
         self._open[server] = self._takes[server] = False
+        self._base[server] = math.inf
         return self.sessions(server)
 
     def overloaded(self) -> list[tuple[Hashable, int]]:
@@ -199,13 +208,34 @@ class Router:
             self._take(claim, demand)
 
     def _place(self, session: Hashable, demand: Demand, now: float, but: int | None = None) -> Claim:
-        server = choose(self.settings, self._takes, self._busy, self._slowness,
-                        self._waits[int(demand.phase * PHASES) % PHASES], demand, but)
+        waits = self._waits[int(demand.phase * PHASES) % PHASES]
+        server = self._cheapest(demand, waits, but)
+        if server is None:
+            server = choose(self.settings, self._takes, self._busy, self._slowness, waits, demand, but)
         if server is None:
             raise NoRoom(f'no server has {demand.cost * 1e3:.1f} ms of each {demand.period * 1e3:.0f} ms left')
         claim = Claim(session, server, self._generations.get(session, 0) + 1, now + self.settings.lease)
         self._take(claim, demand)
         return claim
+
+    def _cheapest(self, demand: Demand, waits: np.ndarray, but: int | None) -> int | None:
+        """What ``choose`` would choose if all servers were feasible; None if that one is not."""
+        settings, costs = self.settings, self._costs
+        share = demand.cost / demand.period
+        np.multiply(self._slowness, settings.load * share, out=costs)
+        costs += self._base
+        costs += settings.phase * waits
+        for server in demand.resident:
+            costs[server] -= settings.transfer * demand.transfer
+        if but is not None:
+            costs[but] = math.inf
+        server = int(costs.argmin())
+        feasible = (self._takes[server] and server != but and waits[server] <= settings.blocking
+                    and self._busy[server] + self._speed[server] * share <= settings.full)
+        return server if feasible else None
+
+    def _rate(self, server: int) -> None:
+        self._base[server] = self.settings.load * self._busy[server] if self._takes[server] else math.inf
 
     def _take(self, claim: Claim, demand: Demand) -> None:
         self._claims[claim.session], self._demands[claim.session] = claim, demand
@@ -216,15 +246,17 @@ class Router:
     def _count_in(self, server: int, demand: Demand, sign: int) -> None:
         self._count[server] += sign
         self._takes[server] = self._alive[server] and self._open[server] and self._count[server] < self._most
-        self._busy[server] += sign * self._share(server, demand)
-        phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * float(self._slowness[server])
+        phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * self._speed[server]
+        self._busy[server] += sign * work / demand.period
+        self._rate(server)
         # What comes within as long as a tick takes waits for it.
         reach = min(PHASES // 2 - 1, int(work / demand.period * PHASES))
+        waits, work = self._waits, sign * work
         for part in range(phase - reach, phase + reach + 1):
-            self._waits[part % PHASES, server] += sign * work
+            waits[part % PHASES, server] += work
 
     def _share(self, server: int, demand: Demand) -> float:
-        return demand.cost * float(self._slowness[server]) / demand.period
+        return demand.cost * self._speed[server] / demand.period
 
 
 def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowness: np.ndarray, waits: np.ndarray,

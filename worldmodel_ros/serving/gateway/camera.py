@@ -131,6 +131,21 @@ class World:
     kept: bool = False           # whether the engine has a branch to go on from
     answered: tuple[str, list[bytes]] = ('', [])  # the newest event and the messages that answered it
 
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON values, without messages."""
+        return {'base': self.base.tolist(), 'left': self.left.tolist(), 'columns': self.left.shape[1], 'size': self.size,
+                'imagined': self.imagined, 'kept': self.kept, 'event': self.answered[0]}
+
+    @classmethod
+    def of(cls, values: Any) -> World | None:
+        """Return the one that has these values; None for what is none."""
+        try:
+            left = np.array(values['left'], np.float32).reshape(-1, values['columns'])
+            return cls(np.array(values['base'], np.float64), left, tuple(values['size']), values['imagined'], values['kept'],
+                       (values['event'], []))
+        except (KeyError, TypeError, ValueError):
+            return None
+
 
 class Dialect:
     """As ``openpi.Dialect``. ``mount``: x, y, z, roll, pitch, yaw of the camera's body in the robot's base."""
@@ -179,6 +194,10 @@ class Dialect:
         accepted = encode({'type': 'receipt', 'event_id': request.event_id, 'accepted': True})
         async with session.lock:
             spec = (await session.engine()).spec
+            if session.recovered:
+                (note, answer), session.recovered = session.recovered, None
+                # With the answer the engine still has its memory, and in it the branch that the world goes on from.
+                session.world = World.of(note.facts.get('world')) if answer else None
             world = session.world
             known = request.event_id and world is not None and world.answered[0] == request.event_id
             begins = request.image is not None
@@ -187,6 +206,9 @@ class Dialect:
             if known:
                 session.counts['repeated'] += 1
                 messages = world.answered[1]
+                if not messages:
+                    raise Refusal('event', f'{request.event_id} was answered, and its frames are not kept: the world goes on '
+                                           'after them')
             else:
                 path = request.poses
                 start = poses.base_of(path[0], self._mount) if begins else world.base
@@ -203,12 +225,13 @@ class Dialect:
                 intrinsics = poses.fitted(request.intrinsics, world.size, spec.image_size)
                 add = self._additions(extensions, intrinsics, bases, timings, world.imagined - len(frames) + 1, spec)
                 fps = request.fps or 1.0 / spec.step_period
-                messages = await asyncio.to_thread(_messages, frames, request.together, extensions.frames, fps, add)
+                messages = await asyncio.to_thread(frame_messages, frames, request.together, extensions.frames, fps, add)
                 if request.event_id:
                     applied = (world.imagined - len(actions)) // spec.chunk_frames
                     messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
                     # Before they are sent: who loses the connection now can ask for them again.
                     world.answered = request.event_id, messages if sum(map(len, messages)) <= _KEPT else []
+                session.note(world=world.values())
         if known:
             yield accepted
         for message in messages:
@@ -230,6 +253,7 @@ class Dialect:
             whole = len(waiting) // spec.chunk_frames * spec.chunk_frames
             skipped = len(world.left)  # frames that were shown already
             session.world = None  # if this fails, nobody knows where the engine's branch ends
+            session.note()
             if whole:
                 shown.append((await session.imagine(waiting[:whole], _IMAGINE, True, world.kept))[skipped:])
                 world.kept, skipped = True, 0
@@ -260,7 +284,7 @@ class Dialect:
         return add
 
 
-def _messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
+def frame_messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
               ) -> list[bytes]:
     """The messages that carry frames, uint8 (N, H, W, 3). In a thread: to encode them takes longer than a loop may wait."""
     total, out = -(-len(frames) // together), []

@@ -5,20 +5,21 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.client.link import Link, Unavailable, open_link
+from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Link, Unavailable, open_link
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _OVERDUE = 1.0     # s after it is due, after which an answer is not waited for any more: the engine hangs
 _PATIENCE = 60.0   # s for the answer to a question, besides
+_STORE = 3.0       # s for a session to be read from a server's store, if it has one
 _NEWEST = 0        # stamp: branch from the newest observation
 
 Answer = messages.Planned | messages.Refused | messages.Failed
@@ -36,34 +37,57 @@ class NotAnswered(RuntimeError):
         self.again = again
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """
+    What the server knew of a session when it was opened: the number of its newest tick, 0 where it has seen none; what was
+    noted then; and the answer to that tick, None where it is not known any more.
+    """
+
+    number: int
+    note: str
+    answer: asyncio.Future[Answer] | None
+
+
 class EngineSession:
     """One session on the server. Everything of it belongs to the event loop's thread."""
 
     def __init__(self, link: Link) -> None:
+        self.resumed = Resumed(link.number, link.note, None)
         self.spec: Preset = link.spec
         self.backend = link.backend
         self.gone = ''  # why it is of no use any more
+        self.moved: Path | None = None  # where the session is now, if it has gone to another server of a fleet
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._free = list(range(len(link.slots)))
-        self._ticks: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
+        self._ticks: dict[int, tuple[int | None, asyncio.Future[Answer]]] = {}
         self._questions: dict[int, tuple[asyncio.Future, list]] = {}
         self._asked = 0
         self._idle = False
         self.ended: Callable[[str, bool], None] | None = None  # who is to know why it ends, and whether only for being idle
         self.pictured: Callable[[messages.Imagined, np.ndarray], None] | None = None  # who wants to see predictions
+        if link.answered:
+            self.resumed = replace(self.resumed, answer=self._loop.create_future())
+            self._ticks[link.number] = None, self.resumed.answer
         self._loop.add_reader(link.connection.fileno(), self._read)
 
     @classmethod
-    async def open(cls, path: Path, name: str) -> EngineSession:
-        """Open a session for a robot of a name on the server at a socket. Raises EngineAway."""
+    async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0) -> EngineSession:
+        """
+        Open a session for a robot of a name on the server at a socket; with a ``session``, the one that it knows by this name,
+        which waits there for ``linger`` s whenever its connection is lost. Raises EngineAway.
+        """
+        def opened() -> Link:  # it may wait, up to half a second, or longer for what is read from a store
+            return open_link(path, name, None, session, patience=_STORE if session else HANDSHAKE_TIMEOUT, linger=linger)
         try:
-            return cls(await asyncio.to_thread(open_link, path, name, None))  # it may wait, up to half a second
+            return cls(await asyncio.to_thread(opened))
         except Unavailable as error:
             raise EngineAway(str(error)) from error
 
     async def tick(self, number: int, frame: np.ndarray, goal: str, executed: np.ndarray, due: float, stamp: int,
-                   episode: int, prefix: np.ndarray | None = None, answer: bool = True) -> Answer:
+                   episode: int, prefix: np.ndarray | None = None, answer: bool = True, note: str = '',
+                   spacing: float = 0.0, moved: float = 0.0) -> Answer:
         """
         Send an observation, as ``messages.Tick``, with a frame of the model's size; return the answer. ``number`` must rise.
 
@@ -76,7 +100,8 @@ class EngineSession:
         self._link.slots.write(slot, number, frame)
         future = self._loop.create_future()
         self._ticks[number] = slot, future
-        self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix))
+        self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix, note, spacing,
+                                 moved))
         return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
 
     async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:
@@ -103,13 +128,24 @@ class EngineSession:
         self._send(replace(question, number=self._asked))
         return await self._wait(future, max(0.0, question.due - time.monotonic()) + _PATIENCE)
 
+    def note(self, text: str) -> None:
+        """Have the server keep a text with the session, for who goes on in it."""
+        if not self.gone:
+            self._send(messages.Note(text))
+
+    def end(self) -> None:
+        """End the session for good: it does not wait for anybody."""
+        if not self.gone:
+            self._send(messages.Goodbye())
+        self.close()
+
     def stay(self) -> None:
         """Say something, so that the session does not end for nothing being said."""
         if not self.gone:
             self._send(messages.StatusRequest())
 
     def close(self, reason: str = 'closed') -> None:
-        """End the session; what is not answered raises EngineAway."""
+        """Leave the session; what is not answered raises EngineAway."""
         if self.gone:
             return
         self.gone = reason
@@ -119,6 +155,7 @@ class EngineSession:
                 future for future, _ in self._questions.values()]:
             if not future.done():
                 future.set_exception(EngineAway(reason))
+                future.exception()  # it may be waited for by nobody
         self._ticks.clear()
         self._questions.clear()
         if self.ended:
@@ -159,7 +196,8 @@ class EngineSession:
             slot, future = self._ticks.pop(message.number, (None, None))
             if future is None:
                 raise MessageError(f'an answer to tick {message.number}, which waits for none')
-            self._free.append(slot)
+            if slot is not None:
+                self._free.append(slot)
             if not future.done():
                 future.set_result(message)
         elif isinstance(message, messages.Answered):
@@ -172,6 +210,9 @@ class EngineSession:
                 future.set_result((message, branches))
         elif isinstance(message, messages.Status):
             pass  # the answer to ``stay``
+        elif isinstance(message, messages.Moved):
+            self.moved = Path(message.address)
+            self.close(f'the session has moved to {message.address}')
         elif isinstance(message, (messages.Rejected, messages.Idle)):
             self._idle = isinstance(message, messages.Idle)
             self.close(message.reason)

@@ -18,6 +18,7 @@ import numpy as np
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.serving.transport.messages import Planned, Refused
 from .contract import Contract, ContractError, ObservationError
 from .msgpack import WireError, decode, encode
 from .sessions import Refusal, Session
@@ -128,6 +129,11 @@ async def answer(session: Session, request: Request, contract: Contract, arrival
         if stored is not None:
             return stored
         spec = (await session.engine()).spec
+        if session.recovered:
+            _recover(session)
+            stored = session.stored(request.step_id)
+            if stored is not None:
+                return stored
         try:
             contract.check(spec)
             frame = fit(contract.image_of(observation), spec.image_size)
@@ -138,22 +144,35 @@ async def answer(session: Session, request: Request, contract: Contract, arrival
         due = arrival + 1e-3 * request.deadline_ms
         try:
             planned, engine_took, committed = await session.tick(
-                frame, goal, executed, due - _RETURN, arrival, request.inference_delay, count)
+                frame, goal, executed, due - _RETURN, arrival, request.inference_delay, count, request.step_id)
         except Refusal as refusal:
             if refusal.kind in ('deadline', 'model'):  # the engine has seen the frame: the step is done
                 session.store(request.step_id, str(refusal))
             raise
-        now = time.monotonic()
-        reply = {'actions': planned.plan, 'valid_steps': len(planned.plan), 'committed_steps': committed,
-                 'episode': session.episode,
-                 'server_timing': {'infer_ms': 1e3 * engine_took, 'queue_ms': 1e3 * planned.queue,
-                                   'total_ms': 1e3 * (now - arrival), 'slack_ms': 1e3 * (due - now),
-                                   'tier': Tier(planned.tier).name.lower()}}
-        if request.step_id is not None:
-            reply['step_id'] = request.step_id
-        encoded = encode(reply)
-        session.store(request.step_id, encoded)
-        return encoded
+        reply = _reply(session.episode, request.step_id, planned, committed, engine_took, arrival, due, time.monotonic())
+        session.store(request.step_id, reply)
+        return reply
+
+
+def _reply(episode: int, step: int | None, planned: Planned, committed: int, engine_took: float, arrival: float, due: float,
+           now: float) -> bytes:
+    reply = {'actions': planned.plan, 'valid_steps': len(planned.plan), 'committed_steps': committed, 'episode': episode,
+             'server_timing': {'infer_ms': 1e3 * engine_took, 'queue_ms': 1e3 * planned.queue,
+                               'total_ms': 1e3 * (now - arrival), 'slack_ms': 1e3 * (due - now),
+                               'tier': Tier(planned.tier).name.lower()}}
+    if step is not None:
+        reply['step_id'] = step
+    return encode(reply)
+
+
+def _recover(session: Session) -> None:
+    """Store the reply to the newest step, which another gateway has had done, or this one before it lost the engine."""
+    (note, answer), session.recovered = session.recovered, None
+    if isinstance(answer, Refused):
+        session.store(note.step, str(Refusal('deadline', answer.reason)))
+    elif isinstance(answer, Planned):
+        session.store(note.step, _reply(note.episode, note.step, answer, note.committed, answer.finish - note.arrival,
+                                        note.arrival, note.due, answer.finish))
 
 
 def _executed(request: Request, observation: Mapping[str, Any], contract: Contract,

@@ -13,6 +13,8 @@ from typing import Any
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
 _FRESH = 1.0  # s, for which an answer of the engine is good
+_COUNTS = ('late', 'failed', 'refused_at_arrival', 'given_up')  # of the engine's service
+_GAUGES = ('sessions', 'busy', 'waiting')
 _BUCKETS = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)  # s
 
 
@@ -77,12 +79,14 @@ def metrics(counts: Mapping[str, int], refusals: Counter[str], gauges: Mapping[s
     lines += times.lines('worldmodel_gateway_tick_seconds')
     lines += ['# TYPE worldmodel_engine_up gauge', f'worldmodel_engine_up {int(engine is not None)}']
     service = (engine or {}).get('service', {})
-    for tier, n in (service.get('tiers') or {}).items():
-        lines.append(f'worldmodel_engine_ticks_total{{tier="{tier.lower()}"}} {n}')
-    for name in ('late', 'failed', 'refused_at_arrival', 'given_up'):
-        if name in service:
-            lines.append(f'worldmodel_engine_{name}_total {service[name]}')
-    for name in ('sessions', 'busy'):
-        if name in service:
-            lines.append(f'worldmodel_engine_{name} {service[name]}')
+    if service.get('tiers'):
+        lines.append('# TYPE worldmodel_engine_ticks_total counter')
+        lines += [f'worldmodel_engine_ticks_total{{tier="{tier.lower()}"}} {n}' for tier, n in service['tiers'].items()]
+    for key in (*_COUNTS, *_GAUGES):
+        if key in service:
+            name, kind = (f'{key}_total', 'counter') if key in _COUNTS else (key, 'gauge')
+            lines += [f'# TYPE worldmodel_engine_{name} {kind}', f'worldmodel_engine_{name} {service[key]}']
+    if 'pages' in service:
+        lines.append('# TYPE worldmodel_engine_pages gauge')
+        lines += [f'worldmodel_engine_pages{{state="{state}"}} {n}' for state, n in sorted(service['pages'].items())]
     return '\n'.join(lines) + '\n'

@@ -4,11 +4,14 @@ Sessions of clients. They outlast connections: a client that comes back goes on 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import json
 import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
-from .engine import Answer, EngineAway, EngineSession, NotAnswered
+from .engine import Answer, EngineAway, EngineSession, NotAnswered, Resumed
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
 _REPLIES = 8       # that are kept for a client which asks again
@@ -37,11 +40,39 @@ class Refusal(Exception):
         self.kind = kind
 
 
+@dataclass(frozen=True)
+class Note:
+    """
+    What the engine keeps with a session for a gateway that knows nothing of it: the newest step, when its observation came and
+    its answer was due [s, steady], with how many committed actions its plan begins; and ``facts`` of the dialect.
+    """
+
+    episode: int
+    step: int | None
+    arrival: float = 0.0
+    due: float = 0.0
+    committed: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def of(cls, text: str) -> Note | None:
+        """Return the one of a text; None: there is none, or of another release."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+
+
 class Session:
     """One client's session, of whichever dialect. Everything of it belongs to the event loop's thread."""
 
-    def __init__(self, account: Account, name: str, dialect: str, socket: Path, kept: bool) -> None:
-        """``kept``: whether it outlasts its connection."""
+    def __init__(self, account: Account, name: str, dialect: str, socket: Path, kept: bool, linger: float = 0.0) -> None:
+        """``kept``: whether it outlasts its connection; and this process by ``linger`` s, in the engine."""
         self.account, self.name, self.dialect, self.kept = account, name, dialect, kept
         self.lock = asyncio.Lock()        # one request at a time
         self.holder: object | None = None  # the connection that it belongs to at present
@@ -54,7 +85,8 @@ class Session:
         self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
         self.pictures = 0
-        self._socket = socket
+        self.recovered: tuple[Note, Answer | None] | None = None  # of the step before this process; for the dialect
+        self._socket, self._linger = socket, linger
         self._engine: EngineSession | None = None
         self._retry = self._stayed = 0.0
         self._number = 0
@@ -68,16 +100,23 @@ class Session:
         now = time.monotonic()
         if now < self._retry:
             raise Refusal('engine', 'it is away')
-        if self._engine:
-            self._engine = None
-            self.begin_anew()
+        moved = self._engine.moved if self._engine else None
         try:
-            self._engine = await EngineSession.open(self._socket, f'gateway/{self.account.name}/{self.label}'[:200])
+            engine = await EngineSession.open(moved or self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
+                                              self._key if self.kept else '', self._linger)
+            if not engine.resumed.number:
+                if self._engine:  # another engine, or the same after too long a time
+                    self.begin_anew()
+            elif engine.resumed.number >= self._number and not moved:
+                await self._recover(engine.resumed)
         except EngineAway as error:
+            if moved:
+                self._engine.moved = None  # next time by way of where it was asked first
             self._retry = time.monotonic() + _RETRY
             raise Refusal('engine', str(error)) from error
-        self._engine.pictured = self._pictured
-        return self._engine
+        self._engine = engine
+        engine.pictured = self._pictured
+        return engine
 
     @property
     def spec(self) -> Preset | None:
@@ -105,14 +144,15 @@ class Session:
             self._replies.popitem(last=False)
 
     async def tick(self, frame: np.ndarray, goal: str, executed: np.ndarray | None, due: float, arrival: float,
-                   delay: int = 0, count: int | None = None) -> tuple[messages.Planned, float, int]:
+                   delay: int = 0, count: int | None = None, step: int | None = None
+                   ) -> tuple[messages.Planned, float, int]:
         """
         Have a frame of the model's size, uint8 (H, W, 3), answered by ``due``, steady time in s, by a plan.
 
         ``executed`` (A,): mean action since the previous frame; None: the last plan's, which is the best guess. ``delay``: so
         many of the last plan's actions will be executed before the answer can take over; ``count`` of it were already
-        (None: as many as fit into the time that has passed). Returns the plan, the seconds that the engine took, and with
-        how many committed actions the plan begins. Raises Refusal.
+        (None: as many as fit into the time that has passed). ``step``: as the client counts. Returns the plan, the seconds
+        that the engine took, and with how many committed actions the plan begins. Raises Refusal.
         """
         engine = await self.engine()
         done, committed = self._committed(delay, count, arrival, engine.spec)
@@ -120,11 +160,17 @@ class Session:
             executed = done.mean(0) if len(done) else np.zeros(engine.spec.actions, np.float32)
         self._number += 1
         asked = time.monotonic()
-        try:
-            answer = await engine.tick(self._number, frame, goal, executed, due, int(arrival * 1e9), self.episode,
-                                       committed if len(committed) else None)
-        except EngineAway as error:
-            raise self._refused('engine', str(error)) from error
+        while True:
+            try:
+                answer = await engine.tick(self._number, frame, goal, executed, due, int(arrival * 1e9), self.episode,
+                                           committed if len(committed) else None, note=Note(
+                                               self.episode, step, arrival, due, len(committed)).text)
+            except EngineAway as error:
+                if not engine.moved:
+                    raise self._refused('engine', str(error)) from error
+                engine = await self.engine()  # what was not answered is sent again to where the session is now
+            else:
+                break
         took = time.monotonic() - asked
         if isinstance(answer, messages.Planned) and (
                 answer.tier not in MODEL_TIERS or answer.plan.ndim != 2 or not np.isfinite(answer.plan).all()):
@@ -184,6 +230,7 @@ class Session:
         self.episode += 1
         self.step, self._plan, self.world = None, None, None
         self._replies.clear()
+        self.note()
 
     def status(self) -> dict[str, Any]:
         """Return what /v1/sessions tells of it."""
@@ -193,10 +240,43 @@ class Session:
                 'episode': self.episode, 'step_id': self.step, 'p50_ms': median, 'p99_ms': slow, 'pictures': self.pictures,
                 **self.counts}
 
-    def close(self) -> None:
-        """End it on the engine, too."""
+    def note(self, **facts: Any) -> None:
+        """Have the engine keep where the session is, and JSON values of its dialect, for who goes on in it."""
         if self._engine:
-            self._engine.close()
+            self._engine.note(Note(self.episode, self.step, facts=facts).text)
+
+    def close(self, for_good: bool) -> None:
+        """Leave it on the engine, where it waits for the next gateway; or end it there, too."""
+        if self._engine:
+            self._engine.end() if for_good else self._engine.close()
+
+    @property
+    def _key(self) -> str:
+        """Its name on the engine, which no other account or dialect can have."""
+        named = json.dumps([self.account.name, self.dialect, self.name])
+        return 'gateway-' + hashlib.sha256(named.encode()).hexdigest()[:48]
+
+    async def _recover(self, resumed: Resumed) -> None:
+        """Go on in what another gateway, or a lost connection, has left on the engine."""
+        self._number = resumed.number
+        note = Note.of(resumed.note)
+        if note is None:
+            self.begin_anew()
+        if note is None or note.episode < self.episode or (note.step is not None and note.step == self.step):
+            return  # nothing that is not known here
+        answer = None
+        if resumed.answer:
+            try:
+                answer = await asyncio.wait_for(resumed.answer, max(0.0, note.due - time.monotonic()) + _RETRY)
+            except (asyncio.TimeoutError, TimeoutError):
+                pass  # it goes on without
+        self.episode, self.step = note.episode, note.step
+        if isinstance(answer, messages.Planned):
+            self._plan = answer.plan, note.arrival
+        if isinstance(answer, messages.Failed):
+            self.begin_anew()
+        else:
+            self.recovered = note, answer
 
     def _refused(self, kind: str, text: str) -> Refusal:
         self.counts['ticks'] += 1
@@ -258,7 +338,7 @@ class Sessions:
             wait = opened.take(account.name, time.monotonic())
             if wait:  # the engine takes few of a process, and those of other accounts come over the same one
                 raise Refusal('sessions', f'{account.name} opens sessions too often: again in {wait:.2f} s')
-            session = self._sessions[key] = Session(account, name, dialect, self._socket, kept)
+            session = self._sessions[key] = Session(account, name, dialect, self._socket, kept, self._linger)
             self._say('session_begins', account=account.name, session=name, dialect=dialect)
         elif session.holder is not holder:
             self._say('session_goes_on', account=account.name, session=name, dialect=dialect)
@@ -295,12 +375,12 @@ class Sessions:
         return sum((session.counts for session in self._sessions.values()), Counter(self._ended))
 
     def close(self) -> None:
-        """End all."""
+        """Leave all; those with a name wait in the engine for the next gateway."""
         for key in list(self._sessions):
-            self._end(key, 'the gateway ends')
+            self._end(key, 'the gateway ends', for_good=False)
 
-    def _end(self, key: tuple[str, str], reason: str) -> None:
+    def _end(self, key: tuple[str, str], reason: str, for_good: bool = True) -> None:
         session = self._sessions.pop(key)
-        session.close()
+        session.close(for_good)
         self._ended += session.counts
         self._say('session_ends', account=key[0], session=key[1], reason=reason)

@@ -1,8 +1,8 @@
 """Decides, for one device, what is promised to whom, and which batch comes next."""
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from math import inf, isfinite
-from collections.abc import Hashable
 
 from .arrivals import Arrivals
 from .background import Background
@@ -13,7 +13,7 @@ from .sessions import SessionRecord
 from .settings import EDF_LADDER, Policy, Settings
 from .step_table import StepTable
 from .ticks import Ticks
-from .work import TIER_WORDS, Admission, Batch, Completion, Entry, Kind, Outcome, Request, Tier
+from .work import TIER_WORDS, Admission, Batch, Completion, Entry, Kind, Outcome, Request, Route, Tier
 
 SET_BACK = 1.0  # s; a clock that goes back by less is taken to stand still, one that goes back by more to be set
 
@@ -41,6 +41,12 @@ class Scheduler:
         self._completions: list[Completion] = []
         self._now = -inf
         self._count = 0  # of requests and batches
+
+    def batches(self, route: Route) -> tuple[list[str], Callable[[str, int], float], int]:
+        """The networks of a route, what so many units of one take together [s], typically, and how many can be."""
+        networks = [unit.network for unit in route]
+        limits = (self._settings.max_batch.get(network, self._table.largest(network)) for network in networks)
+        return networks, self._table.typical, max(1, min(limits))
 
     @property
     def waiting(self) -> int:

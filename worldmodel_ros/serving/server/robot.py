@@ -39,12 +39,14 @@ class Robot:
     """
     One session of the service, as its listener, and the connection to the front end that it is for.
 
-    ``receive`` belongs to the server's thread; replies come from the service's.
+    ``receive`` belongs to the server's thread; replies come from the service's. One that is ``parked`` has lost its
+    connection, and gets another one by ``attach``.
     """
 
     def __init__(self, name: str, pid: int, connection: Connection, service: Service, shows: Executor,
-                 files: Executor, folder: SessionFolder, keeper: Keeper | None = None) -> None:
+                 files: Executor, folder: SessionFolder, keeper: Keeper | None = None, linger: float = 0.0) -> None:
         """
+        ``linger`` [s]: for so long the session is to wait for its robot when the connection is lost.
         ``shows``: where pictures are sent from, which takes too long for the service's thread; ``files``: where sessions
         are saved and loaded, in ``folder``. ``keeper``: keeps the session in a store, if the robot has a name for it.
         """
@@ -54,6 +56,7 @@ class Robot:
         self._filing = False  # a session is being saved or loaded
         self._slots: FrameSlots | None = None
         self._number = 0  # of the session; 0: it is not open yet
+        self._session = ''
         self._keeper, self._kept = keeper, None
         self._holding = threading.RLock()  # a tick may be replied to before it is handed over
         self._held: list[Tick] | None = None  # what came while the session moves
@@ -64,12 +67,17 @@ class Robot:
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
         self.gone = ''  # why its connection is not served any more
+        self.linger = linger
+        self._sending = threading.RLock()
+        self._newest, self._note = 0, ''  # tick that was taken, and what the front end has noted
+        self._answer_to_newest: Any = None
 
     def open(self, session: str) -> None:
         """
         Open the robot's session and tell it what it is connected to; where a keeper has to look for what it calls
         ``session``, soon. Raises ServiceFull, ConnectionLost.
         """
+        self._session = session
         if self._keeper and session:
             self._keeper.submit(self._contained(self._open_kept), session)
         else:
@@ -78,8 +86,8 @@ class Robot:
 
     @property
     def session(self) -> str:
-        """What the robot calls its session, if that is kept in a store."""
-        return self._kept.name if self._kept else ''
+        """What the robot calls its session; empty: it has no name for it."""
+        return self._session
 
     @property
     def kept(self) -> Kept | None:
@@ -95,7 +103,7 @@ class Robot:
         """Take a message of the front end. Raises MessageError for one that makes no sense."""
         if not self._number:
             raise MessageError(f'{type(message).__name__} before Welcome')
-        handle = {messages.Tick: self._on_tick, messages.Question: self._on_question,
+        handle = {messages.Tick: self._on_tick, messages.Question: self._on_question, messages.Note: self._on_note,
                   messages.SessionFile: self._on_file}.get(type(message))
         if handle is None:
             raise MessageError(f'{type(message).__name__} is no message of a robot that is connected')
@@ -103,6 +111,24 @@ class Robot:
             handle(message)
         except (SessionError, ValueError) as error:
             raise MessageError(f'{type(message).__name__}: {error}') from error
+
+    def park(self) -> bool:
+        """Have the session wait, without a connection, if it is to; return whether it does."""
+        if not self.linger or not self._number:
+            return False
+        with self._sending:
+            self.gone = 'it waits for its robot'
+        if self._kept:
+            self._keeper.rest(self._kept)
+        return True
+
+    def attach(self, connection: Connection, pid: int, linger: float) -> None:
+        """Go on over another connection: with what was noted, and the answer to the newest tick."""
+        self._connection, self.pid, self.linger = connection, pid, linger
+        if self._kept:
+            self._keeper.submit(self._contained(self._attach_kept))
+        else:
+            self._attach()
 
     def close(self) -> None:
         """Close the session; nothing is sent any more."""
@@ -136,6 +162,7 @@ class Robot:
     def send_to(self, address: str, generation: int) -> None:
         """See fleet.move.Moving."""
         self._send(messages.Moved(address, generation))
+        self.linger = 0.0
         self._end(f'its session has moved to {address}')
 
     def status(self) -> dict[str, Any]:
@@ -155,15 +182,11 @@ class Robot:
             self._border.set()
         if self._kept:
             self._keeper.ticked(self._kept)
-        if reply.failed:
-            self._send(messages.Failed(reply.sequence, reply.reason))
-            return
-        predicted = reply.finish if reply.predicted is None else reply.predicted
-        if reply.plan is None:
-            self._send(messages.Refused(reply.sequence, predicted, reply.reason))
-        else:
-            self._send(messages.Planned(
-                reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan, reply.queue))
+        message = _told(reply)
+        with self._sending:
+            if reply.sequence == self._newest:
+                self._answer_to_newest = message
+            self._send(message)
 
     def pictured(self, picture: Picture) -> None:
         """Send what a plan is expected to lead to; dropped where the last pictures are not even sent."""
@@ -179,14 +202,21 @@ class Robot:
 
     def _on_tick(self, tick: messages.Tick) -> None:
         self._count('ticks')
+        self._newest, self._answer_to_newest = tick.number, None
+        self._on_note(tick)
         # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
         taken = Tick(self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
-                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer)
+                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer, tick.spacing, tick.moved)
         with self._holding:
             if self._held is not None:
                 self._held.append(taken)
             else:
                 self._service.tick(self._number, taken)
+
+    def _on_note(self, message: messages.Note | messages.Tick) -> None:
+        self._note = message.note
+        if self._kept:
+            self._kept.newest, self._kept.note = self._newest, self._note
 
     def _on_question(self, question: messages.Question) -> None:
         if len(self._questions) >= _QUESTIONS:
@@ -203,10 +233,10 @@ class Robot:
         except what_if.QuestionError as error:
             self._send(messages.Answered(question.number, 0, False, str(error)))
             return
-        promise = self._service.ask(self._number, asked)
+        promise, asking = self._service.ask(self._number, asked), self._connection
         self._questions.add(question.number)
         promise.add_done_callback(
-            lambda done: self._shows.submit(self._contained(self._answer), question.number, done))
+            lambda done: self._shows.submit(self._contained(self._answer), question.number, done, asking))
 
     def _branch(self, branch: messages.Branch) -> what_if.Branch:
         actions = branch.actions if branch.actions.size else None
@@ -254,19 +284,39 @@ class Robot:
             self._end(str(error))
             return
         self._kept, self._number = kept, kept.number
+        self._newest, self._note = kept.newest, kept.note
         if self.gone:  # meanwhile
             self._keeper.end(kept)
         else:
             self._welcome()
 
-    def _welcome(self) -> None:
+    def _attach_kept(self) -> None:
+        try:
+            self._kept.log.require_own()
+        except StoreError as error:
+            self.linger = 0.0
+            self._connection.send(messages.Rejected(f'the session is not this server\'s any more: connect again: {error}'))
+            self._connection.shutdown()
+            return
+        self._attach()
+
+    def _attach(self) -> None:
+        with self._sending:
+            self.gone, self._unread = '', 0
+            self._questions.clear()
+            self._welcome(goes_on=True)
+            if self._answer_to_newest:
+                self._send(self._answer_to_newest)
+
+    def _welcome(self, goes_on: bool = False) -> None:
         spec: Preset = self._service.spec
         descriptor = make_memory(spec.image_size)
         generation, frames = (self._kept.generation, self._kept.frames) if self._kept else (0, 0)
         try:
             self._slots = FrameSlots(os.dup(descriptor), spec.image_size)  # before a tick can come
-            self._connection.send(messages.Welcome(spec.name, str(self._service.stats()['backend']), json.dumps(
-                spec.to_dict()), SLOTS, generation, frames), descriptor)
+            self._connection.send(messages.Welcome(
+                spec.name, str(self._service.stats()['backend']), json.dumps(spec.to_dict()), SLOTS, generation, frames,
+                self._newest, goes_on and self._newest > 0, self._note), descriptor)
         finally:
             os.close(descriptor)
 
@@ -280,7 +330,9 @@ class Robot:
             reply.sequence, reply.tier, future.actions, future.collision_risk, self._progress(future),
             np.array([timings.get(name, 0.0) for name in messages.TIMINGS])), future.frames)
 
-    def _answer(self, number: int, promise: Promise) -> None:
+    def _answer(self, number: int, promise: Promise, asking: Connection) -> None:
+        if asking is not self._connection:
+            return  # who has come since then has not asked
         self._questions.discard(number)
         refusal = _refusal(promise)
         if refusal:
@@ -317,14 +369,15 @@ class Robot:
             os.close(descriptor)
 
     def _send(self, message: Any, descriptor: int | None = None) -> None:
-        if self.gone:
-            return
-        if descriptor is None and self._connection.unread() == 0:
-            self._unread = 0
-        try:
-            self._connection.send(message, descriptor)
-        except (ConnectionLost, MessageError) as error:
-            self._end(str(error))
+        with self._sending:
+            if self.gone:
+                return
+            if descriptor is None and self._connection.unread() == 0:
+                self._unread = 0
+            try:
+                self._connection.send(message, descriptor)
+            except (ConnectionLost, MessageError) as error:
+                self._end(str(error))
 
     def _end(self, reason: str) -> None:
         self.gone = reason
@@ -337,6 +390,17 @@ class Robot:
             except Exception:  # an executor would keep it to itself
                 _log.exception('%s: sending failed', self.name)
         return call
+
+
+def _told(reply: Reply) -> messages.Planned | messages.Refused | messages.Failed:
+    """What a robot is told of a tick."""
+    if reply.failed:
+        return messages.Failed(reply.sequence, reply.reason)
+    predicted = reply.finish if reply.predicted is None else reply.predicted
+    if reply.plan is None:
+        return messages.Refused(reply.sequence, predicted, reply.reason)
+    return messages.Planned(reply.sequence, reply.tier, predicted, reply.finish, reply.reason, reply.plan, reply.queue,
+                            reply.earlier)
 
 
 def _refusal(promise: Promise) -> str:

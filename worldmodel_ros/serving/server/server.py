@@ -36,6 +36,7 @@ _HELLO = 5.0        # s, in which a connection says what it is for
 _LOOK = 1.0         # s, between two looks at who is idle
 _SAVED = 2.0        # s of messages that may come at once
 _ROBOT_COMES = 10.0  # s, after which a session that was taken over for a robot is given up
+_LONGEST_LINGER = 120.0  # s, for which a session may wait for its robot
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Server:
         self._selector.register(listening, selectors.EVENT_READ)
         self._hellos = TokenBuckets(_ATTEMPTS, _ATTEMPTS_SAVED)
         self._peers: dict[Connection, _Peer] = {}
+        self._parked: dict[str, tuple[Robot, float]] = {}  # sessions that wait for their robots, and until when
         self._shows = ThreadPoolExecutor(1, 'pictures')
         self._files, self._folder = ThreadPoolExecutor(1, 'files'), folder
         self._begun = self._looked = time.monotonic()
@@ -101,6 +103,8 @@ class Server:
         """Close all connections and sessions. The service and the listening socket are not touched."""
         for connection in list(self._peers):
             self._drop(connection, 'the server ends')
+        for session in list(self._parked):
+            self._end_parked(session)
         self._shows.shutdown(cancel_futures=True)
         self._files.shutdown(wait=False, cancel_futures=True)  # what is on its way ends with its session
         if self._keeper:
@@ -111,7 +115,7 @@ class Server:
         """Return the state of the server: its robots, and the service's numbers."""
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': time.monotonic() - self._begun,
                 'robots': [peer.robot.status() for peer in self._peers.values() if peer.robot],
-                'connections_refused': self._refused, 'connections_paused': self._paused,
+                'waiting': len(self._parked), 'connections_refused': self._refused, 'connections_paused': self._paused,
                 **({'store': self._keeper.status()} if self._keeper else {}), 'preset': self._service.spec.to_dict(),
                 'service': self._service.stats()}
 
@@ -143,10 +147,10 @@ class Server:
                     os.close(descriptor)
                     raise MessageError('no memory is taken from a robot')
                 self._handle(connection, message)
-                if self._peers[connection].resumed:
+                if connection not in self._peers or self._peers[connection].resumed:
                     return
         except ConnectionLost as error:
-            self._drop(connection, str(error))
+            self._drop(connection, str(error), waits=True)
         except (MessageError, ServiceFull) as error:
             self._reject(connection, str(error))
             self._drop(connection, f'rejected: {error}')
@@ -159,21 +163,47 @@ class Server:
         peer = self._peers[connection]
         if isinstance(message, messages.StatusRequest):
             connection.send(messages.Status(json.dumps(self.status())))
+        elif isinstance(message, messages.Goodbye):
+            self._drop(connection, 'it is over')
         elif peer.robot is not None:
             peer.robot.receive(message)
         elif isinstance(message, messages.Hello):
             wait = self._hellos.take(peer.pid, time.monotonic())
             if wait:
                 raise MessageError(f'process {peer.pid} has opened sessions too often: again in {wait:.2f} s')
-            # The connection's before it is opened: what is lost while it is welcomed is closed with the connection.
-            peer.robot = Robot(message.robot, peer.pid, connection, self._service, self._shows, self._files, self._folder,
-                               self._keeper)
-            peer.robot.open(message.session)
-            _log.info('%s (process %d) is connected', peer.robot.name, peer.pid)
+            self._open(connection, peer, message)
         elif isinstance(message, (messages.Move, messages.Prepare, messages.TakeOver)):
             self._fleet(connection, message)
         else:
             raise MessageError(f'{type(message).__name__} before Hello')
+
+    def _open(self, connection: Connection, peer: _Peer, hello: messages.Hello) -> None:
+        linger = min(max(0.0, hello.linger), _LONGEST_LINGER) if hello.session else 0.0  # what is no number is 0
+        before = next((each for each, other in self._peers.items() if hello.session and other.robot is not None
+                       and other.robot.linger and other.robot.session == hello.session), None)
+        if before is not None:  # whose end is not known yet
+            self._drop(before, 'its session goes on over a newer connection', waits=True)
+        robot, _ = self._parked.pop(hello.session, (None, 0.0))
+        # The connection's before it is opened: what is lost while it is welcomed is closed with the connection.
+        if robot is not None:
+            peer.robot = robot
+            robot.attach(connection, peer.pid, linger)
+        else:
+            peer.robot = robot = Robot(hello.robot, peer.pid, connection, self._service, self._shows, self._files,
+                                       self._folder, self._keeper, linger)
+            self._make_room()
+            robot.open(hello.session)
+        _log.info('%s (process %d) is connected', robot.name, peer.pid)
+
+    def _make_room(self) -> None:
+        """End the session that has waited longest for its robot, if there is no place for another one."""
+        if self._parked and self._service.full:
+            self._end_parked(min(self._parked, key=lambda session: self._parked[session][1]))
+
+    def _end_parked(self, session: str) -> None:
+        robot, _ = self._parked.pop(session)
+        _log.info('%s has not come back', robot.name)
+        robot.close()
 
     def _fleet(self, connection: Connection, message: messages.Move | messages.Prepare | messages.TakeOver) -> None:
         """Do what another server, or who runs them, asks for; it takes a while, and so another thread."""
@@ -245,6 +275,8 @@ class Server:
         if now - self._looked < _LOOK:
             return
         self._looked = now
+        for session in [session for session, (_, until) in self._parked.items() if until < now]:
+            self._end_parked(session)
         for connection, peer in list(self._peers.items()):
             longest = self._limits.idle if peer.robot else _HELLO
             if not longest or now - peer.heard < longest or (peer.robot and peer.robot.waiting):
@@ -263,12 +295,16 @@ class Server:
         except (ConnectionLost, MessageError):
             pass  # it is being closed anyway
 
-    def _drop(self, connection: Connection, reason: str) -> None:
+    def _drop(self, connection: Connection, reason: str, waits: bool = False) -> None:
+        """``waits``: the robot may come back to its session."""
         peer = self._peers.pop(connection)
         robot = peer.robot
         if not peer.resumed:
             self._selector.unregister(connection)
         if robot is not None:
             _log.info('%s (process %d) is gone: %s', robot.name, robot.pid, robot.gone or reason)
-            robot.close()
+            if waits and robot.park():
+                self._parked[robot.session] = robot, time.monotonic() + robot.linger
+            else:
+                robot.close()
         connection.close()

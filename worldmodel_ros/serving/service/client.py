@@ -146,6 +146,7 @@ class Client:
         self.episode: int | None = None
         self.sequence: int | None = None  # the highest of the episode
         self.total = ActionTotal()
+        self.moved = 0.0  # s, by which its ticks have come earlier as they were offered
         self.timing = TickTiming(engines[0].spec.step_period)
         self.ticks = self.questions = 0  # in flight
         self.latest: dict[str, Hashable] = {}  # newest request of a kind of which only the newest is of use

@@ -84,6 +84,7 @@ class TickJob(FrameJob):
         super().__init__(client, tick, client.total)
         self.arrival = arrival
         self.answered = False  # before it has ended
+        self.earlier = 0.0     # s, by which the client's ticks should come earlier
         self.future: Future | None = None
         self.timings: dict[str, float] = {}
 
@@ -112,7 +113,8 @@ class TickJob(FrameJob):
         queue = (finish if self.begun is None else self.begun) - self.arrival
         return Reply(self.client.number, tick.sequence, tick.stamp, tick.episode, tier, self.plan if future else None,
                      reason, predicted, finish, queue, {**self.timings, 'total': finish - self.arrival},
-                     future.collision_risk if future else None, future.progress if future else {}, failed)
+                     future.collision_risk if future else None, future.progress if future else {}, failed,
+                     self.earlier)
 
 
 class PictureJob(Job):

@@ -42,6 +42,8 @@ class Tick:
     goal: str = ''
     prefix: np.ndarray | None = None
     answer: bool = True
+    spacing: float = 0.0  # s, of the camera's images, of which the tick is one; 0: there is no choice
+    moved: float = 0.0    # s, by which ticks have come earlier since the session began, as Replies offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,8 @@ class Reply:
     ``reason`` says why it is not the best tier. ``predicted`` is the typical finish as seen at arrival, None where nothing
     was promised; ``finish`` the real one. ``queue`` [s] from arrival to the first unit; ``timings`` [s]: observe, denoise and
     total. ``collision_risk`` (K,) and ``progress`` [m] by goal are those of the imagined plan. ``failed``: the model failed
-    on it; the session begins again with the next Tick.
+    on it; the session begins again with the next Tick. ``earlier`` [s]: the robots' ticks fit better if this one's come earlier
+    by so much (scheduler.phases).
     """
 
     session: int
@@ -69,6 +72,7 @@ class Reply:
     collision_risk: np.ndarray | None = None
     progress: dict[str, float] = field(default_factory=dict)
     failed: bool = False
+    earlier: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

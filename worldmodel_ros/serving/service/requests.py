@@ -11,6 +11,7 @@ from typing import Any
 
 from worldmodel_ros.engine.what_if import QuestionError
 from worldmodel_ros.serving.scheduler import Admission, Batch, Completion, Kind, Outcome, Request, Scheduler, Tier
+from worldmodel_ros.serving.scheduler.phases import PhaseAdvice
 from worldmodel_ros.serving.scheduler.work import Route
 from .client import Client
 from .jobs import CallJob, FrameJob, Job, PictureJob, TickJob
@@ -21,6 +22,7 @@ from .quotas import QUESTIONS_SAVED, TICKS_SAVED, Quotas, TokenBuckets
 from .states import Event, State
 from .statistics import Statistics
 
+_CLOSEST = 0.05  # of the period, that images of a camera are apart
 _WORDS = {Outcome.SUPERSEDED: 'a newer tick came before it was begun',
           Outcome.GIVEN_UP: 'it could not be in time any more'}
 
@@ -38,6 +40,8 @@ class Requests:
         self._quotas = quotas
         self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
         self._questions = TokenBuckets(quotas.questions, QUESTIONS_SAVED)
+        self._period = models[0].engine.spec.step_period
+        self._phases = PhaseAdvice(self._period)
 
     def tick(self, client: Client, tick: Tick, now: float) -> None:
         """Take a tick, or refuses it."""
@@ -60,6 +64,8 @@ class Requests:
         client.ticks += 1
         self._supersede(client, 'frame', now)
         job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
+        if tick.answer:
+            job.earlier = self._offer(client, tick, now)
         soonest = self._quotas.shortest_due
         if tick.answer and soonest and tick.due < now + soonest:
             self.statistics.counts['due_too_soon'] += 1
@@ -72,6 +78,18 @@ class Requests:
         if not admission.admitted:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
+
+    def _offer(self, client: Client, tick: Tick, now: float) -> float:
+        """By how much earlier [s] a client's ticks should come."""
+        counts = self.statistics.counts
+        counts['phase_shifts_taken'] += tick.moved > client.moved
+        client.moved = tick.moved
+        # What is no choice between a few images is none.
+        spacing = tick.spacing if _CLOSEST * self._period <= tick.spacing < self._period else 0.0
+        self._phases.ticked(client.number, now, tick.due - now, spacing)
+        earlier = self._phases.earlier(client.number, now, *self._scheduler.batches(self._routes[Tier.TWO_STEP]))
+        counts['phase_shifts_offered'] += earlier > 0.0
+        return earlier
 
     def over_questions(self, client: Client, now: float) -> QuestionError | None:
         """Why a client may not ask now; None where it may, which counts as a question."""
@@ -89,6 +107,11 @@ class Requests:
         for job, route in branches:
             self._submit(job, Kind.WHAT_IF, due, {Tier.TWO_STEP: route}, now)
 
+    @property
+    def waiting(self) -> int:
+        """Ticks and questions that were let in and have not ended."""
+        return self._scheduler.waiting
+
     def settled(self, client: Client) -> bool:
         """Whether no frame of a client is in flight."""
         return not any(isinstance(job, FrameJob) and job.client is client and not job.stale
@@ -101,6 +124,7 @@ class Requests:
     def begin_anew(self, client: Client, event: Event, reason: str, now: float) -> None:
         """A reset, a failure or the end of a session: what is in flight for it comes to nothing."""
         client.begin_anew(event, reason)
+        self._phases.forget(client.number)
         self._scheduler.close(client.number, now)
         self._settle(now)
 

@@ -126,6 +126,12 @@ class Service:
             self._clients[client.number] = client
             return client.number
 
+    @property
+    def full(self) -> bool:
+        """Whether no more sessions can be opened."""
+        with self._wake:
+            return len(self._clients) >= self._capacity
+
     def tick(self, session: int, tick: Tick) -> None:
         """Hand over a frame; it is replied to through the listener, and where it is refused before this returns.
 
@@ -207,8 +213,11 @@ class Service:
         """What was done since the start, as JSON values."""
         with self._wake:
             elapsed = self._clock() - self._started
+            pages = [pool.allocator.usage() for engine in self._engines for pool in engine.memory.pools]
             return {'models': list(self._models), 'backend': self._engines[0].backend.name,
-                    'sessions': len(self._clients), **self._requests.statistics.summary(),
+                    'sessions': len(self._clients), 'waiting': self._requests.waiting,
+                    'pages': {'used': sum(each.used for each in pages), 'total': sum(each.pages for each in pages)},
+                    **self._requests.statistics.summary(),
                     'busy': round(self._busy / elapsed, 4) if self._thread.running and elapsed > 0 else 0.0,
                     'step_times': self.table.to_dict('', self.spec.name)['rows'] if self._calibrated else []}
 

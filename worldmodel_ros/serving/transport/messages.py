@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 6.
+What the front end of a robot and the engine's server say to each other, version 7.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -26,6 +26,7 @@ class Hello:
     robot: str = text()  # full name of its node
     session: str = text(default='')  # what it calls its session; the server goes on with it, if it is in its store
     generation: int = u64(default=0)  # of that session, the highest that the robot has been told
+    linger: float = f64(default=0.0)  # s, for which the session waits for its robot when the connection is lost
 
 
 @message(2)
@@ -41,6 +42,9 @@ class Tick:
     answer: bool = flag()    # False: the frame is only to be taken in
     executed: np.ndarray = floats()  # (A,), mean since the previous tick, SI units
     prefix: np.ndarray | None = floats(default=None)  # (n, A), executed before the answer can take over; None: none
+    note: str = text(default='')  # as Note
+    spacing: float = f64(default=0.0)  # s, of the camera's images, of which this is one; 0: there is no choice
+    moved: float = f64(default=0.0)    # s, by which ticks have come earlier so far, as Planned has offered
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +110,18 @@ class TakeOver:
     generation: int = u64()  # to be claimed
 
 
+@message(9)
+class Goodbye:
+    """The session is over, however long it was to wait."""
+
+
+@message(10)
+class Note:
+    """What the front end wants to be told of the session by Welcome when it comes back to it; replaces the one before."""
+
+    note: str = text()
+
+
 # --- from the server ---
 
 
@@ -118,7 +134,10 @@ class Welcome:
     spec: str = text()   # JSON of the model's preset
     slots: int = u8()
     generation: int = u64(default=0)  # of the session, if the server keeps it in a store; else 0
-    frames: int = u64(default=0)      # that the session has seen already
+    frames: int = u64(default=0)      # that the session has seen already, if it is from the store
+    number: int = u64(default=0)      # of the newest tick that it has been given
+    answered: bool = flag(default=False)  # the answer to that tick follows, or comes when there is one
+    note: str = text(default='')      # the newest one
 
 
 @message(66)
@@ -139,6 +158,7 @@ class Planned:
     reason: str = text()           # why not the best tier
     plan: np.ndarray = floats()    # (T, A), the first action is for now
     queue: float = f64(default=0.0)  # from the tick's arrival to the beginning of its first network call, s
+    earlier: float = f64(default=0.0)  # s, by which this robot's ticks should come earlier, for all to fit better
 
 
 @message(68)
