@@ -3,7 +3,7 @@
 .PHONY: help setup demo test test-gpu faults soak fuzz lint docs package clean
 
 help:
-	@echo 'make demo    drive the simulated robot with the world model and write pictures to out/demo/'
+	@echo 'make demo    have the simulated robot cross a street by what it imagines, and write report.html to out/demo/'
 	@echo 'make test    run all tests'
 	@echo 'make test-gpu    run those that need a GPU, on one'
 	@echo 'make faults  have every fault of docs/faults.md happen to running robots, and write what came of it'
@@ -62,5 +62,5 @@ package:
 
 clean:
 	rm -rf .venv .envs build dist install log *.egg-info .pytest_cache .hypothesis
-	rm -rf worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
+	rm -rf worldmodel_ros/action worldmodel_ros/msg worldmodel_ros/srv worldmodel_ros/*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +

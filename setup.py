@@ -18,7 +18,7 @@ from setuptools.command.build_py import build_py as _build_py
 
 NAME = 'worldmodel_ros'
 HERE = Path(__file__).resolve().parent
-GENERATED = ('msg', 'srv')
+GENERATED = ('action', 'msg', 'srv')
 
 
 def ros_prefix():

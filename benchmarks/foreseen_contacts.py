@@ -60,7 +60,7 @@ class Watched:
         touched = np.array([_touched(world, sent, driven, aim) for driven in commands])  # (C, steps - 1)
         veto = Veto()
         return {'gap': np.minimum.accumulate(gap, 1), 'touched': np.maximum.accumulate(touched, 1),
-                'vetoed': veto.of(terms, outcome), 'within': round(veto.within / PERIOD)}
+                'vetoed': [name != '' for name in veto.of(terms, outcome)], 'within': round(veto.within / PERIOD)}
 
 
 def _touched(world: World, sent, commands: np.ndarray, aim) -> list[bool]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
@@ -16,6 +17,9 @@ TYPES.register(get_types_from_msg(
     'ackermann_msgs/msg/AckermannDrive'))
 TYPES.register(get_types_from_msg('std_msgs/Header header\nAckermannDrive drive\n',
                                   'ackermann_msgs/msg/AckermannDriveStamped'))
+for _name in ('Term', 'Task'):
+    TYPES.register(get_types_from_msg((Path(__file__).resolve().parents[1] / 'msg' / f'{_name}.msg').read_text(),
+                                      f'worldmodel_ros/msg/{_name}'))
 _T = TYPES.types
 WHEELBASE = 0.26  # m, of the Ackermann drives
 
@@ -46,6 +50,15 @@ def image_message(frame: np.ndarray, at: int, encoding: str) -> Any:
                                        step=rows.shape[1], data=rows.ravel())
 
 
+def camera_info_message(told: Any, at: int = 0) -> Any:
+    """Return a CameraInfo of camera_infos.camera_info as a message."""
+    roi = _T['sensor_msgs/msg/RegionOfInterest'](x_offset=0, y_offset=0, height=0, width=0, do_rectify=False)
+    return _T['sensor_msgs/msg/CameraInfo'](
+        header=header(at, 'camera'), height=told.height, width=told.width, distortion_model=told.distortion_model,
+        d=np.array(told.d, float), k=np.array(told.k), r=np.eye(3).ravel(), p=np.array(told.p), binning_x=0, binning_y=0,
+        roi=roi)
+
+
 def _vector(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Any:
     return _T['geometry_msgs/msg/Vector3'](x=x, y=y, z=z)
 
@@ -58,9 +71,10 @@ def _twist_stamped(command: tuple[float, float], at: int) -> Any:
     return _T['geometry_msgs/msg/TwistStamped'](header=header(at, 'base_link'), twist=twist(command))
 
 
-def _odometry(command: tuple[float, float], at: int) -> Any:
-    pose = _T['geometry_msgs/msg/Pose'](position=_T['geometry_msgs/msg/Point'](x=0.0, y=0.0, z=0.0),
-                                        orientation=_T['geometry_msgs/msg/Quaternion'](x=0.0, y=0.0, z=0.0, w=1.0))
+def odometry(command: tuple[float, float], at: int, place: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Any:
+    x, y, yaw = place
+    turned = _T['geometry_msgs/msg/Quaternion'](x=0.0, y=0.0, z=float(np.sin(yaw / 2)), w=float(np.cos(yaw / 2)))
+    pose = _T['geometry_msgs/msg/Pose'](position=_T['geometry_msgs/msg/Point'](x=x, y=y, z=0.0), orientation=turned)
     covariance = np.zeros(36)
     return _T['nav_msgs/msg/Odometry'](
         header=header(at, 'odom'), child_frame_id='base_link',
@@ -95,8 +109,14 @@ class Action(NamedTuple):
 ACTIONS = {
     'TwistStamped': Action('geometry_msgs/msg/TwistStamped', _twist_stamped),
     'Twist': Action('geometry_msgs/msg/Twist', twist),
-    'Odometry': Action('nav_msgs/msg/Odometry', _odometry),
+    'Odometry': Action('nav_msgs/msg/Odometry', odometry),
     'AckermannDriveStamped': Action('ackermann_msgs/msg/AckermannDriveStamped', _ackermann),
     'Float64MultiArray': Action('std_msgs/msg/Float64MultiArray', _float64_multi_array),
     'JointState': Action('sensor_msgs/msg/JointState', _joint_state),
 }
+
+
+def task(name: str, *targets: str):
+    """A task that asks to reach each of the targets."""
+    term = _T['worldmodel_ros/msg/Term']
+    return _T['worldmodel_ros/msg/Task'](name, [term('reach', target, 0.0, 0.0, [], np.zeros(0)) for target in targets])

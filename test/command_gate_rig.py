@@ -102,7 +102,7 @@ class Rig:
     def drive(self, commands=8, v=0.1, **fields) -> None:
         """Send commands at 10 Hz until the gate passes them, and then so many more."""
         wait_for(
-            lambda: self.send(v, **fields) and _happens(lambda: self.passing, 0.1),
+            lambda: self.send(v, **fields) and happens(lambda: self.passing, 0.1),
             'the gate to pass commands')
         for _ in range(commands):
             self.send(v, **fields)
@@ -153,7 +153,8 @@ def wait_for(condition, what: str):
     raise AssertionError(f'waited {DEADLINE} s in vain for {what}')
 
 
-def _happens(condition, seconds: float) -> bool:
+def happens(condition, seconds: float) -> bool:
+    """Return whether a condition comes to hold within so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,19 @@ def _for_gpu(config) -> bool:
     return config.option.markexpr.strip() == 'gpu'
 
 
-def is_real_time(item) -> bool:
-    """Whether nothing else may run next to a test."""
-    return bool(item.get_closest_marker('realtime') or (
-        item.get_closest_marker('ros') and not item.get_closest_marker('build') and not item.get_closest_marker('untimed')))
+PHASES = ('parallel', 'waiting', 'real time')
+
+
+def phase_of(item) -> str:
+    """Return which of PHASES a test belongs to, by what may run next to it."""
+    def marked(name: str) -> bool:
+        return item.get_closest_marker(name) is not None
+
+    if marked('realtime'):
+        return 'real time'
+    if marked('waiting'):
+        return 'waiting'
+    return 'real time' if marked('ros') and not marked('build') and not marked('untimed') else 'parallel'
 
 
 def pytest_ignore_collect(collection_path):
@@ -92,15 +102,19 @@ def pytest_collection_modifyitems(config, items):
     if not PHASE:
         return
     only = json.loads(ONLY) if ONLY else None  # what is run once more
-    real_time = sorted({str(item.path) for item in items if is_real_time(item)})
-    kept = [item for item in items if is_real_time(item) == (PHASE == 'real time') and (only is None or item.nodeid in only)]
+    files = {phase: sorted({str(item.path) for item in items if phase_of(item) == phase}) for phase in PHASES}
+    kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
         # Those that wait for processes next: a file that takes long must not be the last one.
         slow, waiting = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
         kept.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
+    if PHASE == 'waiting':
+        # The files with most tests first.
+        tests = Counter(item.path for item in kept)
+        kept.sort(key=lambda item: -tests[item.path])
     items[:] = kept
-    _tell(config, event='selected', count=len(kept), real_time=real_time)
+    _tell(config, event='selected', count=len(kept), files=files)
 
 
 def pytest_collection_finish(session):
@@ -129,15 +143,15 @@ class Reporter:
 
     def __init__(self, config):
         self._config = config
-        self._watch = self._begun = None
+        self._watch, self._begun = None, {}
 
     def pytest_sessionstart(self):
-        if PHASE == 'real time':
+        if PHASE in ('waiting', 'real time'):
             from scenarios.stalls import watching
             self._watch = watching()
 
     def pytest_runtest_logstart(self, nodeid):
-        self._begun = time.monotonic()
+        self._begun[nodeid] = time.monotonic()
         _tell(self._config, event='start', test=nodeid)
 
     def pytest_runtest_logfinish(self, nodeid):
@@ -151,7 +165,8 @@ class Reporter:
         reason = report.longrepr[2].removeprefix('Skipped: ') if isinstance(report.longrepr, tuple) else ''
         # A violated invariant is final (scenarios/stalls.py): such a test is never run again.
         final = report.failed and 'InvariantViolation' in str(report.longrepr)
-        stall = self._watch.longest(self._begun, time.monotonic()) if report.failed and self._watch else 0.0
+        begun = self._begun.get(report.nodeid, 0.0)
+        stall = self._watch.longest(begun, time.monotonic()) if report.failed and self._watch else 0.0
         _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall)
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':

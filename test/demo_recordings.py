@@ -3,7 +3,7 @@ import cv2
 import numpy as np
 
 from worldmodel_ros.demo.recording import (
-    NS, Branch, Command, Future, GoalAttempt, Pose, Recording, Thing, Tick, WhatIf)
+    NS, Branch, Choice, Command, Foreseen, Future, GoalAttempt, Option, Pose, Recording, Room, Sighting, Thing, Tick, WhatIf)
 
 STEP = 0.1
 START = 1_700_000_000 * NS
@@ -55,4 +55,43 @@ def drive(steps: int = 40, speed: float = 0.4, latency: float = 0.03, error: int
     rec.things['blue'] = Thing('blue', 1.5, -0.6, 0.0, 0.3, 0.3, (0.1, 0.2, 0.8), round=True)
     rec.things['wall'] = Thing('', 0.0, 1.5, 0.0, 4.0, 0.05, (0.7, 0.7, 0.6))
     rec.what_ifs += [what_if(rec.image_stamps[5]), what_if(rec.image_stamps[25], truth=False)]
+    return rec
+
+
+TERMS = ('reach red (weight 1)', 'keep 0.12 m to everything but red (weight 2)')
+TIMES = np.arange(21) * 0.1
+
+
+def choice(stamp: int, pose: Pose, mover: tuple[float, float], off: float = 0.0) -> Choice:
+    """What a robot at ``pose`` decides where a mover goes along y with 0.5 m/s from a place in the world: to go right. The
+    mover is forecast ``off`` m away from where it will be."""
+    cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
+    places = np.column_stack([np.full(21, mover[0] + off), mover[1] + 0.5 * TIMES]) - (pose.x, pose.y)
+    path = places @ np.array([[cos, -sin], [sin, cos]])
+
+    def option(name: str, turn: float, terms: tuple[float, ...], contact: str = '') -> Option:
+        way = np.column_stack([0.4 * TIMES, turn * TIMES ** 2])
+        return Option(name, sum(terms), terms, contact, way)
+    options = (option('policy', 0.0, (-0.5, -2.0), 'mover'), option('right 0.8 s', -0.3, (-0.75, 0.0)),
+               option('stop 0.8 s', 0.0, (-1.25, 0.0)), option('left 0.8 s', 0.3, (-0.75, -1.0)))
+    things = (Foreseen('red', 'red', 0.16, np.array([[2.0, 0.0]])), Foreseen('mover', 'violet', 0.135, path))
+    walls = np.array([[1.0, 0.0, 3.0], [0.0, 1.0, 2.0], [-1.0, 0.0, 1.0], [0.0, -1.0, 2.0]])
+    return Choice(stamp, 'right 0.8 s', options, 1, TERMS, TIMES, things, walls, 0.012, 0.004)
+
+
+def task_drive(off: float = 0.0) -> Recording:
+    """A run of a task: two rooms of 2 s, the first one done, in each of which a mover crosses."""
+    rec = drive()
+    rec.goals.clear()
+    rec.things = {key: thing for key, thing in rec.things.items() if key != 'blue'} | {
+        'movers/0': Thing('shuttle 1', 1.5, -1.0, 0.0, 0.27, 0.27, (0.5, 0.2, 0.9), round=True)}
+    rec.target = 'red'
+    for number, (succeeded, fate) in enumerate(((True, 'done'), (None, ''))):
+        rec.rooms.append(Room('street', 7 + number, rec.image_stamps[20 * number] - 1, dict(rec.things), 'red', succeeded, fate,
+                              2.0 if succeeded else 0.0))
+    for i, (stamp, pose) in enumerate(zip(rec.image_stamps, list(rec.poses))):
+        y = -1.0 + 0.05 * (i % 20)
+        shuttle = Thing('shuttle 1', 1.5, y, 0.0, 0.27, 0.27, (0.5, 0.2, 0.9), round=True)
+        rec.sightings.append(Sighting(stamp, {'shuttle 1': shuttle}))
+        rec.choices.append(choice(stamp, pose, (1.5, y), off))
     return rec

@@ -11,7 +11,7 @@ from worldmodel_ros.engine.futures import OwnPlan
 from worldmodel_ros.engine.session_folder import SessionFileError
 
 SPEC = SimpleNamespace(
-    name='fake', image_size=(64, 64), step_period=0.1, chunk_frames=4, actions=2,
+    name='fake', image_size=(64, 64), camera=None, step_period=0.1, chunk_frames=4, actions=2,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
     goals=('red', 'green', 'blue', 'yellow'))
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = 'worldmodel_ros'
-GENERATED = {'msg', 'srv'}
+GENERATED = {'action', 'msg', 'srv'}
 DOCUMENT = ROOT / 'docs' / 'architecture.md'
 HAS_NO = {  # package -> libraries that none of its files may import
     **{name: {'rclpy'} for name in ('inputs', 'bags', 'model', 'kernels', 'cache', 'engine', 'serving')},

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bag_messages import camera_info_message
 from bags import (
     NS, at_rate, frozen, gap, late, mixed_sizes, real_drive, shift_stamps, shift_time, simulated_drive, truncate,
     without_commands, write_bag, zero_stamps)
+from camera_infos import camera_info
 from pixel_encodings import ALIKE, EXACT
 
 from worldmodel_ros.bags.drive import read_drive
@@ -17,6 +19,7 @@ from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.quantiles import Quantiles
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.inputs import images
+from worldmodel_ros.inputs.camera import Lens, View
 from worldmodel_ros.inputs.ticks import FrameSettings
 from worldmodel_ros.model.presets import TINY
 
@@ -138,7 +141,7 @@ def test_of_a_fast_camera_only_the_ticks_are_decoded(tmp_path, monkeypatch):
     fast = simulated_drive(seconds=2.0, rate=40.0)
     decoded = []
     read = images.read
-    monkeypatch.setattr(images, 'read', lambda message, size: decoded.append(1) or read(message, size))
+    monkeypatch.setattr(images, 'read', lambda *given: decoded.append(1) or read(*given))
     ticks, health = ticks_of(write_bag(tmp_path / 'bag', fast))
     assert (len(ticks), len(decoded), health.images, health.ticks) == (20, 20, 80, 20)
     assert {b.stamp_ns - a.stamp_ns for a, b in zip(ticks, ticks[1:])} == {NS // 10}
@@ -306,3 +309,24 @@ def test_the_real_drive_is_read_whole():
     assert all(tick.image.std() > 5.0 for tick in found)
     assert all(tick.recorded is not None for tick in found)
     assert not health.findings()
+
+
+def test_images_are_warped_by_the_camera_info_next_to_them_and_left_where_there_is_none(drive, tmp_path):
+    short = replace(drive, frames=drive.frames[:5], stamps=drive.stamps[:5], received=drive.received[:5])
+    told = camera_info((64, 64), 110.0)
+    before = ('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', drive.received[0] - 1, camera_info_message(told))
+    bag = write_bag(tmp_path / 'bag', short, encoding='rgb8', extra=(before,))
+    view = View(Lens.of(told), 90.0, (64, 64))
+    ticks, health = ticks_of(bag)
+    assert len(ticks) == 5 and not health.findings()
+    assert all(np.array_equal(tick.image, view(frame, (64, 64))) for tick, frame in zip(ticks, drive.frames))
+    config = tmp_path / 'bag.yaml'
+    config.write_text('camera_info_topic: none\n')
+    assert all(np.array_equal(tick.image, frame) for tick, frame in zip(ticks_of(bag, config)[0], drive.frames))
+
+
+def test_a_bag_of_a_camera_that_does_not_see_enough_says_so(drive, tmp_path):
+    narrow = ('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', drive.received[0] - 1,
+              camera_info_message(camera_info((64, 64), 60.0)))
+    ticks, health = ticks_of(write_bag(tmp_path / 'bag', drive, encoding='rgb8', extra=(narrow,)))
+    assert not ticks and any('take a wider lens' in finding.text for finding in health.findings())

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from bag_messages import ACTIONS, WHEELBASE, image_message
+from bag_messages import ACTIONS, WHEELBASE, image_message, string, task
 from bags import START, Drive, real_drive, simulated_drive, without_commands, write_bag
 
 from worldmodel_ros.bags.fields import Field, YawRate
@@ -66,7 +66,19 @@ def test_measured_motion_stands_in_for_commands_and_the_report_says_so(drive, tm
 def test_commands_go_before_measured_motion(drive, tmp_path):
     odometry = ACTIONS['Odometry']
     bag = write_bag(tmp_path / 'bag', drive, extra=[('/odom', odometry.type, START, odometry.make((1.0, 0.0), START))])
-    assert mapping_of(bag).action_topic == '/cmd_vel'
+    mapping = mapping_of(bag)
+    assert (mapping.action_topic, mapping.odometry_topic) == ('/cmd_vel', '/odom')
+    assert '/odom' not in mapping.topics  # a world model takes none
+    assert mapping_of(bag, written(tmp_path, 'odometry_topic: none')).odometry_topic is None
+
+
+def test_a_task_is_found_by_its_type_and_a_bag_without_wheels_and_task_has_none(drive, tmp_path):
+    plain = mapping_of(write_bag(tmp_path / 'plain', drive))
+    assert (plain.odometry_topic, plain.task_topic) == (None, None)
+    told = write_bag(tmp_path / 'told', drive, extra=[('/task', 'worldmodel_ros/msg/Task', START, task('street', 'red'))])
+    assert mapping_of(told).task_topic == '/task'
+    other = write_bag(tmp_path / 'other', drive, extra=[('/task', 'std_msgs/msg/String', START, string('street'))])
+    assert mapping_of(other).task_topic is None
 
 
 def test_without_actions_the_pictures_remain(drive, tmp_path):

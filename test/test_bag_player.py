@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import rclpy
 from ament_index_python import get_package_prefix
-from bags import NS, simulated_drive, write_bag
+from bag_messages import ACTIONS, task
+from bags import NS, START as RECORDED, simulated_drive, write_bag
 from geometry_msgs.msg import TwistStamped
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
@@ -29,6 +30,7 @@ from world_model_rig import Spinning, wait_for
 from worldmodel_ros.bags import playback
 from worldmodel_ros.bags.drive import read_drive
 from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.mapping import Mapping
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bringup.description import DescriptionError
 from worldmodel_ros.bringup.replay import prepare
@@ -134,7 +136,7 @@ def test_an_image_can_be_stamped_with_its_receipt_in_either_byte_order(flag, ord
     topic = SimpleNamespace(type='sensor_msgs/msg/Image')
     part, = playback.parts(
         SimpleNamespace(topics={'/image': topic}),
-        SimpleNamespace(image_topic='/image', image_stamps='log', action_topic=None, goal_topic=None))
+        Mapping('/image', None, (), image_stamps='log'))
     stamped = part.convert(SimpleNamespace(raw=raw, log_ns=5 * NS + 3))
     assert stamped == bytes([0, flag, 0, 0]) + struct.pack(f'{order}iI', 5, 3) + b'rest'
 
@@ -319,6 +321,42 @@ def test_a_bag_is_replayed_into_the_whole_system_by_one_command_and_recorded(bag
     assert {future.goal for future in futures} == {ticks[0].goal}
     # Nothing that a robot listens to.
     assert all(name.startswith('/replay/') or name == '/diagnostics' for name in counts)
+
+
+@pytest.mark.ros
+def test_a_bag_without_odometry_is_replayed_into_a_node_that_decides_on_a_forecast(tmp_path, capfd, monkeypatch):
+    drive = simulated_drive(seconds=3.0)
+    told = task('a task', drive.goals[0][1])  # which is in view
+    bag = write_bag(tmp_path / 'bag', drive, goal_topic=None, extra=[('/task', 'worldmodel_ros/msg/Task', RECORDED, told)])
+    monkeypatch.chdir(tmp_path)
+    # Slower than real time: what is shown is that all is there, not that it is in time.
+    assert cli(['replay', str(bag), '--rate', '0.5', '--record', 'out', '--logs', 'log', '--set', 'forecast:=tiny']) == 0, \
+        capfd.readouterr().err
+    with open_bag(tmp_path / 'out') as result:
+        def heard(name):
+            return [result.deserialize(r.topic, r.raw) for r in result.messages([f'/replay/{name}'])]
+        decisions, futures = heard('decision'), heard('predicted_future')
+    assert len(decisions) >= 10 and {decision.task for decision in decisions} == {'a task'}
+    compared = [decision for decision in decisions if decision.candidates]
+    assert compared and all(len(c.terms) == 1 for decision in compared for c in decision.candidates)
+    chosen = {decision.sequence: decision.chosen for decision in decisions}
+    with_images = [future for future in futures if future.decision.chosen]
+    assert with_images
+    assert all(chosen.get(future.sequence, future.decision.chosen) == future.decision.chosen for future in with_images)
+
+
+def test_wheels_and_task_are_played_but_wheels_that_stand_in_for_commands_as_those_alone(tmp_path):
+    def names(path):
+        with open_bag(path) as bag:
+            return [part.name for part in playback.parts(bag, find_mapping(bag, TINY))]
+    wheels = ACTIONS['Odometry']
+    extra = [('/odom', wheels.type, RECORDED, wheels.make((0.1, 0.0), RECORDED)),
+             ('/task', 'worldmodel_ros/msg/Task', RECORDED, task('a task', 'red'))]
+    drive = simulated_drive(seconds=1.0)
+    assert names(write_bag(tmp_path / 'all', drive, extra=extra)) == [
+        'camera/image_raw/compressed', 'cmd_vel', 'goal', 'odom', 'task']
+    assert names(write_bag(tmp_path / 'wheels', drive, action='Odometry', action_topic='/odom')) == [
+        'camera/image_raw/compressed', 'cmd_vel', 'goal']
 
 
 def test_any_player_will_do_for_what_needs_no_conversion(bag, tmp_path):

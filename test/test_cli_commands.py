@@ -92,13 +92,16 @@ def test_demo_drives_judges_and_draws(tmp_path):
     assert sum(summary['tiers'].values()) >= 0.8 * summary['ticks']
     assert summary['robot']['distance_m'] > 0.2
     what_if = summary['what_if']
-    assert what_if['branches'] == 4 and 0 < what_if['ms_p50'] <= what_if['ms_p99']
-    assert what_if['calls_with_truth'] >= 1
+    assert what_if['branches'] <= 4 and (slow or what_if['calls_with_truth'] >= 1)
     assert summary['prediction']['psnr_db'] > summary['prediction']['psnr_copy_last_db']
-    assert summary['model']['model'] == 'tiny' and summary['machine']['cores'] >= 1
-    assert isinstance(summary['goal_reached'], bool) and summary['goals'][0]['goal'] == 'red'
-    for name in ('film_strip.png', 'what_if.png', 'latency.png', 'path.png', 'prediction.gif'):
+    assert summary['model']['model'] == summary['model']['forecast'] == 'tiny' and summary['machine']['cores'] >= 1
+    assert summary['task'] == 'street' and summary['rooms'][0]['seed'] == 1000003
+    decisions = summary['decisions']
+    assert sum(decisions['chosen'].values()) >= 0.7 * summary['ticks'] and decisions['candidates'] >= 4
+    assert decisions['movers_off_by_m']['0.4'] < 0.4  # of shuttles that go at 0.4 to 0.8 m/s
+    for name in ('futures.png', 'futures.gif', 'film_strip.png', 'latency.png', 'path.png', 'prediction.gif'):
         assert np.asarray(PIL.Image.open(tmp_path / name).convert('RGB')).std() > 5, name
+    assert 'futures.png' in (tmp_path / 'report.html').read_text()
     assert 'PASS' in done.stdout
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from worldmodel_ros import cli
 from worldmodel_ros.cli import arguments, checks
+from worldmodel_ros.sim.task_scenes import SCENES
 
 PROGRAMS = ('demo', 'up', 'replay', 'record', 'what-if', 'sim', 'train', 'evaluate', 'export', 'doctor')
 
@@ -36,6 +37,8 @@ def test_version_is_told(capsys):
 @pytest.mark.parametrize('line, complaint', [
     (['demo', '--goal', 'purple'], 'red, green, blue, yellow'),
     (['demo', '--goal', ','], 'red, green, blue, yellow'),
+    (['demo', '--goal', 'red', '--task', 'street'], 'not allowed with'),
+    (['demo', '--task', 'fly'], 'street'),
     (['demo', '--seconds', '-1'], 'not a number above 0'),
     (['demo', '--seconds', 'nan'], 'not a number above 0'),
     (['up', '--set', 'seed=7'], 'NAME:=VALUE'),
@@ -65,6 +68,21 @@ def test_up_shows_the_arguments_of_a_target_and_starts_nothing(capsys, tmp_path)
     shown = capsys.readouterr().out
     assert 'image_transport\n    Raw takes camera/image_raw' in shown and 'Allowed: raw, compressed. Default: raw.' in shown
     assert 'seed\n' not in shown and not (tmp_path / 'log').exists()
+
+
+def test_the_demo_drives_a_task_on_a_forecast_or_goals_by_the_policy(monkeypatch):
+    seen = []
+    monkeypatch.setattr('worldmodel_ros.demo.run.run_demo', lambda options, observing: seen.append(options) or 0)
+    for words in ([], ['--task', 'follow', '--set', 'forecast:=out/scene'], ['--goal', 'red,blue']):
+        assert cli.main(['demo', *words]) == 0
+    street, follow, goals = seen
+    assert (street.plan.task, street.plan.goals, street.arguments['forecast']) == ('street', [], 'tiny')
+    assert (follow.plan.task, follow.arguments['forecast']) == ('follow', 'out/scene')
+    assert (goals.plan.task, goals.plan.goals, goals.arguments['forecast']) == ('', ['red', 'blue'], '')
+
+
+def test_the_tasks_of_the_demo_are_those_of_the_simulated_robot():
+    assert set(arguments.TASKS) == set(SCENES)
 
 
 def test_demo_names_an_argument_that_the_bringup_does_not_have(capsys, tmp_path):

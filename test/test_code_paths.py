@@ -26,6 +26,7 @@ def named(heading):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 @pytest.mark.parametrize('way', WAYS)
 def test_a_way_runs_the_files_that_the_document_names_and_no_more_than_are_allowed(found, way):
     heading, most = WAYS[way]

@@ -19,7 +19,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 HIGHEST = 2**64 - 1
 ARM = ('-p', "joint_names:=['a', 'b']", '-p', 'joint_low:=[-4.0, -4.0]', '-p', 'joint_high:=[4.0, 4.0]',
        '-p', 'joint_rate:=[1.0, 1.0]', '-p', 'interface:=position')
@@ -216,6 +216,7 @@ def test_bytes_that_are_no_chunk_are_counted_and_end_nothing(rig, gate):
     goes_on(rig)
 
 
+@pytest.mark.realtime  # the flood takes a core
 def test_a_flood_of_10_mb_chunks_does_not_keep_the_watchdog_from_stopping_in_time(rig, gate):
     watching()
     rig.drive(3, v=0.3)

@@ -4,7 +4,7 @@ import pytest
 
 from worldmodel_ros.control import terms
 from worldmodel_ros.control.terms import (
-    REACHED, ROBOT_RADIUS, Avoid, Clearance, KeepDistance, Outcome, PassBehind, Reach, StayIn, Thing, Time, Touch, score)
+    REACHED, ROBOT_RADIUS, Avoid, Clearance, KeepDistance, Outcome, PassBehind, Reach, StayIn, Thing, Time, Touch, utilities)
 from worldmodel_ros.sim import scene
 
 TIMES = np.linspace(0.0, 2.0, 21)
@@ -94,6 +94,8 @@ def test_time_and_region():
 def test_a_score_is_the_weighted_sum_and_what_is_not_known_counts_nothing():
     seen = outcome(along([(0, 0), (1, 0)], [(0, 0), (0.5, 0)]), ball=still(2.0, 0.0))
     asked = (Touch('ball', weight=2.0), StayIn(-1, 0.8, -1, 1, weight=3.0))
-    assert score(asked, seen) == pytest.approx(2.0 * asked[0].utility(seen) + 3.0 * asked[1].utility(seen))
+    parts = utilities(asked, seen)
+    assert parts.shape == (2, len(seen.poses))
+    np.testing.assert_array_equal(parts, [2.0 * asked[0].utility(seen), 3.0 * asked[1].utility(seen)])
     for term in (Touch('cat'), Reach('cat'), KeepDistance('cat', 1.0), PassBehind('cat'), Avoid('cat'), Time('cat')):
-        assert not score((term,), seen).any()
+        assert not utilities((term,), seen).any()

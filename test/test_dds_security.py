@@ -103,9 +103,16 @@ def policy():
             for part in profile:
                 (kind, verdict), = part.attrib.items()
                 assert verdict == 'ALLOW' and (part.tag, kind) in {
-                    ('topics', 'publish'), ('topics', 'subscribe'), ('services', 'reply'), ('services', 'request')}
+                    ('topics', 'publish'), ('topics', 'subscribe'), ('services', 'reply'), ('services', 'request'),
+                    ('actions', 'execute'), ('actions', 'call')}
                 names = [name.text for name in part]
                 assert {name.tag for name in part} == {part.tag[:-1]} and len(set(names)) == len(names)
+                if part.tag == 'actions':  # each is two topics and three services
+                    topics, services = ('publish', 'reply') if kind == 'execute' else ('subscribe', 'request')
+                    for key, parts in ((topics, ('feedback', 'status')),
+                                       (services, ('send_goal', 'cancel_goal', 'get_result'))):
+                        rules.setdefault(key, set()).update(f'/{name}/_action/{part}' for name in names for part in parts)
+                    continue
                 node = '/' + profile.attrib['node']
                 rules[kind] = {name if name.startswith('/') else name.replace('~', node, 1) if name.startswith('~')
                                else f'/{name}' for name in names}
@@ -124,6 +131,7 @@ def test_only_the_gate_may_command_the_base():
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_the_policy_allows_what_the_nodes_do_and_no_more(tmp_path):
     domain = free_domain_id()
     environment = {**os.environ, 'ROS_DOMAIN_ID': str(domain), 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}
@@ -141,7 +149,7 @@ def test_the_policy_allows_what_the_nodes_do_and_no_more(tmp_path):
         up.send_signal(signal.SIGINT)
         up.wait(60)
     allowed = {node: rules for enclave in policy().values() for node, rules in enclave.items()}
-    for node in (*NODES[:3], 'recorder', 'sim_robot_services', '_world_model_node_services'):
+    for node in (*NODES[:3], 'recorder', 'sim_robot_services', '_world_model_node_services', '_world_model_node_goals'):
         for kind in ('publish', 'subscribe', 'reply', 'request'):
             permitted = allowed[node].get(kind, set())
             assert used[node][kind] <= permitted, (node, kind, used[node][kind] - permitted)

@@ -13,9 +13,10 @@ from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, 
 from worldmodel_ros.control.motion import LIMITS, PERIOD
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
-from worldmodel_ros.control.scene_view import Seen, View
-from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal
-from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch
+from worldmodel_ros.control.scene_view import Seen, View, corners
+from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal, to_place
+from worldmodel_ros.control.terms import (
+    ROBOT_RADIUS, Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch)
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions
 from worldmodel_ros.parameters.command_gate import PARAMETERS as GATE_PARAMETERS
@@ -57,9 +58,9 @@ def test_a_contact_that_is_foreseen_vetoes_candidates_and_a_stop_is_what_is_left
     view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.55, 0.0, 0.0, 0.0))
     view = View(view.pose, moving, view.things, view.walls)
     decision = planner.choose(reach, view, sent, moving)
-    assert 'ahead 0.8 s' in decision.vetoed and decision.name not in decision.vetoed
+    assert decision.vetoed['ahead 0.8 s'] == 'mover' and decision.name not in decision.vetoed
     unbound = Deliberation(Settings()).choose(reach, view, sent, moving)
-    assert unbound.vetoed == () and unbound.scores == decision.scores
+    assert unbound.vetoed == {} and unbound.scores == decision.scores
     # A ball that will roll into the robot whatever it does.
     view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0), mover=(0.45, 0.0, -1.5, 0.0))
     decision = Deliberation(Settings(veto=Veto())).choose(reach, view, [(0.03, moving)], moving)
@@ -67,16 +68,30 @@ def test_a_contact_that_is_foreseen_vetoes_candidates_and_a_stop_is_what_is_left
     assert decision.command[0] == pytest.approx(0.5 - LIMITS.rate[0] * PERIOD) and decision.commands[-1].tolist() == [0.0, 0.0]
 
 
+def test_a_veto_names_what_would_be_touched():
+    planner = Deliberation(Settings(veto=Veto()))
+    moving, sent = np.array([0.5, 0.0]), [(0.03, np.array([0.5, 0.0]))]
+    view = view_of(planner, 0.03, goal=(2.0, 0.0, 0.0, 0.0))
+    view = View(view.pose, moving, view.things, np.array([[1.0, 0.0, 0.30]]))
+    decision = planner.choose((Reach('goal'),), view, sent, moving)
+    assert set(decision.vetoed.values()) == {'wall'} and 'ahead 0.8 s' in decision.vetoed
+
+
+def test_corners_are_where_walls_meet():
+    room = np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0], [-1.0, 0.0, 3.0], [0.0, -1.0, 1.5]])
+    np.testing.assert_allclose(corners(room), [[2.0, 1.0], [-3.0, 1.0], [-3.0, -1.5], [2.0, -1.5]])
+
+
 def test_what_is_wanted_touched_and_what_is_hardly_there_vetoes_nothing():
     veto = Veto()
     planner = Deliberation(Settings(veto=veto))
     moving, sent = np.array([0.6, 0.0]), [(0.03, np.array([0.6, 0.0]))]
     view = view_of(planner, 0.03, ball=(0.5, 0.0, 0.0, 0.0))
-    assert planner.choose((Touch('ball'),), view, sent, moving).vetoed == ()
+    assert planner.choose((Touch('ball'),), view, sent, moving).vetoed == {}
     ghost = Thing(view.things['ball'].path, 0.15, 'violet', True, presence=0.6)
     goal = Thing(np.tile((2.0, 0.0), (len(ghost.path), 1)), 0.1, 'red')
     view = View(view.pose, moving, {'goal': goal, 'ghost': ghost}, NOWHERE)
-    assert planner.choose((Reach('goal'),), view, sent, moving).vetoed == ()
+    assert planner.choose((Reach('goal'),), view, sent, moving).vetoed == {}
 
 
 def test_a_robot_that_touches_something_may_leave_it():
@@ -107,7 +122,7 @@ class FakeForecast:
     times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
 
     def __init__(self, rig):
-        self.rig, self.told, self.rehearsed = rig, [], 0
+        self.rig, self.told = rig, []
 
     def observe(self, image, executed, measured, passes):
         self.told.append((float(image.mean()), executed.tolist(), np.asarray(measured).tolist(), passes))
@@ -117,10 +132,6 @@ class FakeForecast:
             presence[SLOT[name]] = 1.0
             places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
         return presence * self.rig.nan, places, np.array([1.0, 0.0, 5.0, 5.0, 5.0, 5.0])
-
-    def rehearse(self):
-        self.rehearsed += 1
-        self.rig.clock.sleep(self.rig.costs[1])
 
 
 class Rig:
@@ -179,20 +190,21 @@ class Rig:
 
 def test_the_command_is_out_before_the_world_model_sees_the_frame_and_images_come_after_it():
     rig = Rig()
+    assert rig.tick().tier is Tier.ONE_STEP  # the first one of an episode: there is no plan to go on with if it is late
     answer = rig.tick()
     assert (answer.tier, answer.verdict) == (Tier.TWO_STEP, Verdict.ON_TIME)
     assert answer.latency == pytest.approx(rig.costs[2])  # neither encoding nor imagining is in it
-    (decided, _), (prediction, shown_at) = rig.decisions[0], rig.predictions[0]
-    assert shown_at > rig.answers[0][1] and prediction.future.frames.shape == (4, 64, 64, 3)
+    (decided, _), (prediction, shown_at) = rig.decisions[1], rig.predictions[1]
+    assert shown_at > rig.answers[1][1] and prediction.future.frames.shape == (4, 64, 64, 3)
     np.testing.assert_array_equal(prediction.future.actions, answer.actions)
-    assert decided.passes == 2 and len(decided.choice.scores) == len(CANDIDATES)
+    assert decided.passes == 2 and len(decided.choice.scores) == 1 + len(CANDIDATES)
     np.testing.assert_allclose(answer.actions, decided.choice.commands[:4], atol=1e-6)
     assert answer.actions[0, 0] > 0.1  # the goal is ahead
 
 
 def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
     rig = Rig()
-    assert rig.tick().tier is Tier.TWO_STEP
+    assert [rig.tick().tier for _ in range(2)] == [Tier.ONE_STEP, Tier.TWO_STEP]
     rig.costs[:] = 0.004, 0.025, 0.060
     for _ in range(80):
         rig.tick()
@@ -200,13 +212,52 @@ def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
     rig.costs[:] = 0.004, 0.060, 0.060
     for _ in range(80):
         rig.tick()
-    answer = rig.tick()
-    assert answer.tier is Tier.PLAN_ONLY and answer.latency == pytest.approx(0.004)
-    assert rig.streams[-1].told[-1][-1] == 0 and rig.streams[-1].rehearsed  # measured all the same, after the command
-    assert rig.decisions[-1][0].passes == 0 and rig.decisions[-1][0].choice.scores == {}
+    assert rig.tick().tier is Tier.STOP
     rig.costs[:] = 0.004, 0.010, 0.016
     tiers = [rig.tick().tier for _ in range(150)]
     assert tiers[-1] is Tier.ONE_STEP or tiers[-1] is Tier.TWO_STEP
+
+
+def test_after_the_forecast_candidates_are_compared_where_the_time_that_is_left_suffices_for_it():
+    rig = Rig()
+    for _ in range(100):  # a forecast that takes long at times, and comparing
+        rig.times.record_tick(rig.costs[1] + 0.028, 1)
+        rig.times.record(f'compare {FEWEST}', 0.005)
+        rig.times.record('compare 8', 0.050)
+        rig.times.record('compare 16', 0.100)
+    rig.costs[:] = 0.004, 0.010, 0.016
+    assert rig.tick().tier is Tier.ONE_STEP  # by its typical time: a late one would be answered with the last plan
+    assert rig.decisions[-1][0].passes == 1 and rig.decisions[-1][0].choice.scores
+    for _ in range(100):
+        rig.times.record('forecast', 0.040)
+    answer = rig.tick()
+    assert answer.tier is Tier.ONE_STEP and 'it took less' in answer.reason  # though it was expected to be late
+    assert rig.decisions[-1][0].choice.scores
+    # The forecast is so late that comparing is not likely to fit any more.
+    rig.costs[:] = 0.004, 0.031, 0.031
+    answer = rig.tick()
+    assert answer.tier is Tier.PLAN_ONLY and answer.latency == pytest.approx(0.031)
+    assert rig.decisions[-1][0].passes == 0 and rig.decisions[-1][0].choice.scores == {}
+
+
+def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
+    rig = Rig()
+    for _ in range(100):
+        rig.times.record(f'compare {FEWEST}', 0.002)
+        rig.times.record('compare 16', 0.008)
+    before = rig.times.predict(2)
+    decide = rig.worker._pilot.decide
+
+    def slowly(*args):
+        choice = decide(*args)
+        rig.worker._pilot.last[f'compare {len(args[-1])}'] = 0.008
+        rig.clock.sleep(0.008)
+        return choice
+    rig.worker._pilot.decide = slowly
+    for _ in range(20):
+        rig.tick()
+    assert len(rig.decisions[-1][0].choice.scores) > 8
+    assert rig.times.predict(2) == pytest.approx(before, abs=0.001)
 
 
 def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():
@@ -253,8 +304,8 @@ def test_robot_and_scene_are_rolled_forward_by_the_expected_delay_under_what_was
     rig.reading = np.array([1.0, 2.0, 0.0]), np.array([0.2, 0.0])
     rig.tick()
     choice = rig.decisions[0][0].choice
-    # From the observation, 4 ms ago, 16 ms of forecasting, 2 ms of the gate, 200 ms of the base.
-    delay = 0.004 + rig.costs[2] + 0.002 + 0.2
+    # From the observation, 4 ms ago, 10 ms of forecasting, 2 ms of the gate, 200 ms of the base.
+    delay = 0.004 + rig.costs[1] + 0.002 + 0.2
     assert rig.decisions[0][0].delay == pytest.approx(delay)
     assert choice.times[1] == pytest.approx(delay)
     start, at_effect = choice.poses[0, 0], choice.poses[0, 1]
@@ -325,10 +376,33 @@ def test_actions_are_scored_by_the_terms_from_the_frame_that_they_begin_at():
     stamp = rig.worker._slot.stamp
     rig.run()
     ahead, away = np.tile((0.5, 0.0), (16, 1)), np.tile((-0.2, 0.0), (16, 1))
-    scores = [rig.worker.score(to_goal('red'), actions, stamp) for actions in (ahead, away)]
-    assert scores[0] > scores[1] + 0.5
-    assert math.isnan(rig.worker.score(to_goal('red'), ahead, stamp + 1))
-    assert math.isnan(rig.worker.score(Task(), ahead, stamp))
+    found = [rig.worker.utilities(to_goal('red'), actions, stamp) for actions in (ahead, away)]
+    assert all(each.shape == (len(to_goal('red').terms),) for each in found)
+    assert found[0][0] > found[1][0] + 0.5 and found[0][1] == found[1][1] == 0.0  # nearer; no contact either way
+    assert not len(rig.worker.utilities(to_goal('red'), ahead, stamp + 1))
+    assert not len(rig.worker.utilities(Task(), ahead, stamp))
+
+
+def test_a_candidate_and_the_same_commands_as_a_question_get_the_same_from_each_term():
+    rig = Rig()
+    rig.places = {'red': (2.0, 0.0, 0.0, 0.0), 'magenta ball': (0.9, -0.5, 0.0, 0.3)}
+    terms = to_goal('red').terms
+    rig.tick()
+    known, planner = rig.worker._pilot.known, Deliberation()
+    # Without a delay: a question's actions are those from the observation on.
+    decision = planner.choose(terms, known.view(planner.times(0.0)), [(0.0, np.zeros(2))], np.zeros(2))
+    best = decision.utilities[:, list(decision.scores).index(decision.name)]
+    np.testing.assert_allclose(known.utilities(terms, decision.commands), best, atol=0.02)
+    assert best.sum() == pytest.approx(decision.scores[decision.name])
+
+
+def test_images_are_published_with_what_their_actions_were_decided_by():
+    rig = Rig()
+    rig.tick()
+    (prediction, _), (decided, _) = rig.predictions[0], rig.decisions[0]
+    assert prediction.decided is decided
+    rig.tick(task=Task())
+    assert rig.predictions[-1][0].decided is None
 
 
 def test_all_rungs_are_measured_at_warm_up():
@@ -421,3 +495,38 @@ def test_wheel_readings_are_brought_to_the_moment_of_a_frame():
     assert pose[0] == pytest.approx(0.04)
     assert readings.at(round(1.6 * NS)) is None
     assert not readings.add(Reading(2 * NS, (math.nan, 0.0, 0.0), (0.0, 0.0)))
+
+
+def test_a_place_is_told_by_its_coordinates_and_is_no_obstacle():
+    told = Told('reach', place=(1.5, 0.0)), Told('clearance', distance=0.3, weight=5.0), Told('time', place=(1.5, 0.0))
+    task = task_of('there', told, THINGS)
+    reach, _, soon = task.terms
+    assert reach.place == soon.place == (1.5, 0.0) and reach.target == soon.target == '(1.500, 0.000)'
+    assert 'reach (1.500, 0.000)' in in_words(task)
+    planner, sent = Deliberation(Settings(veto=Veto())), [(0.03, np.zeros(2))]
+    nothing = View(np.zeros(3), np.zeros(2), {}, np.zeros((0, 3)))
+    decision = planner.choose(task.terms, nothing, sent, np.zeros(2))
+    assert decision.command[0] > 0.1 and not decision.vetoed and decision.name != 'search'
+    at = View(np.array([1.4, 0.0, 0.0]), np.zeros(2), {}, np.zeros((0, 3)))
+    arrived = Deliberation(Settings(veto=Veto())).choose(task.terms, at, sent, np.zeros(2))
+    assert not arrived.vetoed and abs(arrived.command[0]) < 0.05
+    assert planner.react(task.terms, nothing, np.zeros(2), 4).command[0] > 0.1
+
+
+@pytest.mark.parametrize('told, complaint', [
+    (Told('reach', place=(1.0,)), 'x and y'), (Told('reach', place=(math.nan, 0.0)), 'x and y'),
+    (Told('reach', place=(1e9, 0.0)), 'within 100 m'), (Told('touch', place=(1.0, 0.0)), 'no target of touch'),
+    (Told('avoid', place=(1.0, 0.0)), 'no target of avoid')])
+def test_a_place_that_cannot_be_driven_to_is_refused(told, complaint):
+    with pytest.raises(TaskError, match=complaint):
+        task_of('', (Told('reach', 'red'), told), THINGS)
+
+
+def test_a_wall_beyond_a_place_and_a_thing_on_the_way_are_kept_clear_of():
+    task, sent = to_place((2.0, 0.0)), [(0.03, np.zeros(2))]
+    things = {'red': Thing(np.tile((1.0, 0.02), (22, 1)), 0.16, 'red')}
+    view = View(np.zeros(3), np.zeros(2), things, np.zeros((0, 3)))
+    decision = Deliberation(Settings(veto=Veto())).choose(task.terms, view, sent, np.zeros(2))
+    row = list(decision.scores).index(decision.name)
+    away = np.hypot(*(decision.poses[row, :, :2] - (1.0, 0.02)).T)
+    assert away.min() > 0.16 + ROBOT_RADIUS

@@ -3,6 +3,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from demo_recordings import START, drive as driven, what_if
+from demo_recordings import START, TERMS, drive as driven, task_drive, what_if
 from worldmodel_ros.demo.drive import NothingDriven, Plan, drive, goal_distance, outcome
 from worldmodel_ros.demo.goals import REACHED_DISTANCE
 from worldmodel_ros.demo.live import LiveView, as_line, as_table, view
@@ -18,7 +19,9 @@ from worldmodel_ros.demo.load import CpuLoad
 from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import NS, Command, Pose, Recording, Thing
+from worldmodel_ros.demo.report import write_report
 from worldmodel_ros.demo.summary import Run, summarise
+from worldmodel_ros.demo.verdict import conclusion, judge
 from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.scene import GOAL_DISTANCE
 
@@ -30,7 +33,10 @@ class Robot:
         self.recording = Recording(things={'a': Thing('red', 2.0, 0.0, 0.0, 0.2, 0.2, (1, 0, 0)),
                                            'b': Thing('blue', 4.0, 0.0, 0.0, 0.2, 0.2, (0, 0, 1))})
         self.time, self.alive, self.answers = 0.0, True, answers
-        self.goals, self.questions = [], []
+        self.goals, self.questions, self.begun = [], [], False
+
+    def begin(self):
+        self.begun = True
 
     def set_goal(self, goal):
         self.goals.append((round(self.time, 1), goal))
@@ -61,7 +67,7 @@ class Robot:
 def run(robot, **plan):
     stream = io.StringIO()
     scorer = PredictionScorer(robot.recording)
-    plan = Plan(**{'seconds': 8.0, 'goals': ['red', 'blue'], **plan})
+    plan = Plan(**{'seconds': 8.0, 'goals': [] if 'task' in plan else ['red', 'blue'], **plan})
     result = drive(plan, robot, robot.kill, LiveView(stream), scorer, robot.clock, robot.sleep)
     return result, stream.getvalue()
 
@@ -81,6 +87,15 @@ def test_questions_are_asked_about_the_goal_of_the_moment():
     run(robot)
     assert [t for t, _ in robot.questions] == [1.0, 4.0, 7.0]
     assert [goal for _, goal in robot.questions] == ['red', 'blue', 'blue']
+
+
+def test_of_a_task_no_goals_are_given_and_questions_are_about_what_the_robot_was_told():
+    robot = Robot()
+    robot.recording.target = 'blue'
+    _, output = run(robot, task='street')
+    assert robot.begun and robot.goals == [] and robot.recording.goals == []
+    assert [goal for _, goal in robot.questions] == ['', '', '']
+    assert 'goal blue' in output
 
 
 def test_kills_happen_once_each_and_their_outcome_is_measured():
@@ -126,6 +141,15 @@ def test_live_view_shows_the_numbers_of_the_recording():
     for text in (line, table):
         assert '1.23 m' in text and 'blue' in text and '90%' in text and 'dB' in text
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_live_view_of_a_task_shows_rooms_and_how_the_last_command_was_decided():
+    rec = task_drive()
+    shown = view(rec, 3.9, 30.0, 0.05, 1.23, PredictionScorer(rec).scores())
+    line, table = as_line(shown), as_table(shown)
+    for text in (line, '\n'.join(table)):
+        assert 'room 2, 1 of 1 done' in text and 'right 0.8 s of 4, 1 vetoed' in text and 'red' in text
+    assert len(table) == 7 and max(map(len, table)) <= 80
 
 
 def test_live_view_of_nothing_says_so():
@@ -190,6 +214,22 @@ def test_everything_is_written(tmp_path):
     drawn = {path.name for path in draw_all(tmp_path, rec, scorer, summary)}
     assert drawn == {'latency.png', 'path.png', 'film_strip.png', 'prediction.gif', 'what_if.png'}
     assert all((tmp_path / name).stat().st_size > 1000 for name in drawn)
+
+
+def test_of_a_task_the_futures_are_drawn_and_one_page_shows_it_all(tmp_path):
+    rec = task_drive()
+    scorer = PredictionScorer(rec)
+    scorer.advance()
+    summary = summarise(rec, Run(4.0, 0.05, 0, {'processes': 2.0}, task='street'), scorer) | {'machine': machine()}
+    drawn = draw_all(tmp_path, rec, scorer, summary)
+    assert {'futures.png', 'futures.gif', 'path.png'} <= {path.name for path in drawn}
+    checks = judge(summary)
+    page = write_report(tmp_path, summary, checks, conclusion(checks, summary), drawn).read_text()
+    shown = set(re.findall(r'<img src="([^"]+)"', page))
+    assert shown == {path.name for path in drawn}
+    for text in ('contact with mover', TERMS[1], 'done, 2.0 s', 'PASS'):
+        assert text in page
+    assert not re.search(r'(src|href)="(?!data:,)[^"]*[:/]', page)  # nothing that is not next to it
 
 
 def test_a_run_in_which_nothing_came_is_written_without_pictures(tmp_path):

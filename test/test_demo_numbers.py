@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo_recordings import START, drive, encode, panorama
+from demo_recordings import START, TERMS, drive, encode, panorama, task_drive
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.demo.goals import REACHED_HOLD, GoalSequence
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
-from worldmodel_ros.demo.recording import NS, Choice, Command, Recording, Tick
+from worldmodel_ros.demo.recording import NS, Command, Option, Recording, Room, Tick
 from worldmodel_ros.demo.summary import Kill, Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
 from worldmodel_ros.evaluate.drive.pictures import PSNR_CAP_DB, psnr
@@ -140,10 +140,56 @@ def test_reasons_for_lower_tiers_are_counted_without_their_numbers():
 def test_decisions_are_counted_by_what_was_chosen_and_none_are_made_up():
     rec = drive()
     assert summary_of(rec)['decisions'] == {}
-    rec.choices += [Choice(1, 'policy', {'policy': 1.0, 'stop 0.4 s': 0.5}, ('stop 0.4 s',)),
-                    Choice(2, 'lead 0.8 s', {'policy': 0.5, 'lead 0.8 s': 0.75}), Choice(3, 'policy', {})]
-    assert summary_of(rec)['decisions'] == {
-        'chosen': {'policy': 2, 'lead 0.8 s': 1}, 'candidates': 2.0, 'vetoed': 1, 'against_the_policy': 1}
+    counted = summary_of(task_drive())['decisions']
+    assert (counted['chosen'], counted['candidates'], counted['vetoed']) == ({'right 0.8 s': 40}, 4.0, 40)
+    assert counted['against_the_policy'] == 40 and counted['passes'] == {'1': 40}
+
+
+def test_an_option_is_rejected_for_its_contact_or_for_the_term_that_it_loses_most_by():
+    chosen = task_drive().choices[0]
+    assert {option.name: chosen.rejected_for(option) for option in chosen.options} == {
+        'policy': 'contact with mover', 'right 0.8 s': '', 'stop 0.8 s': TERMS[0], 'left 0.8 s': TERMS[1]}
+    assert summary_of(task_drive())['decisions']['rejected_for'] == {
+        'contact with mover': 40, TERMS[0]: 40, TERMS[1]: 40}
+    equal = replace(chosen, chosen='stop', options=(Option('stop', 1.0, (1.0, 0.0)), Option('policy', 1.0, (1.0, 0.0))))
+    assert equal.rejected_for(equal.options[1]) == ''
+
+
+@pytest.mark.parametrize('off', [0.0, 0.2])
+def test_a_forecast_is_compared_with_where_movers_really_were_in_the_same_room(off):
+    errors = summary_of(task_drive(off))['decisions']['movers_off_by_m']
+    assert errors == {ahead: pytest.approx(off, abs=0.01) for ahead in ('0.0', '0.4', '0.8', '1.6')}
+
+
+def test_what_is_taken_for_a_mover_where_none_is_has_no_part_in_the_error():
+    assert summary_of(task_drive(0.8))['decisions']['movers_off_by_m'] == dict.fromkeys(('0.0', '0.4', '0.8', '1.6'))
+
+
+def test_rooms_are_told_with_what_came_of_them_and_jumps_between_them_are_no_way():
+    rec = task_drive()
+    plain = summary_of(rec)['robot']['distance_m']
+    rec.poses = [replace(pose, x=pose.x + 100.0 * (i >= 20)) for i, pose in enumerate(rec.poses)]
+    summary = summary_of(rec, replace(RUN, task='street'))
+    assert summary['robot']['distance_m'] == pytest.approx(plain, abs=0.06)
+    assert [(room['seed'], room['fate'], room['target']) for room in summary['rooms']] == [
+        (7, 'done, 2.0 s', 'red'), (8, 'goes on', 'red')]
+    assert summary['goal_reached'] and summary['goals_reached'] == 1
+    assert any('street: 1 of 1 rooms done' in claim.claim for claim in judge(summary))
+
+
+def test_rooms_that_passed_before_the_first_command_are_not_the_run_s():
+    rec = task_drive()
+    rec.rooms.insert(0, Room('street', 6, rec.rooms[0].begun - 5 * NS, {}, 'red', False, 'time over', 20.0))
+    assert [room.seed for room in rec.driven] == [7, 8]
+    assert Recording(rooms=rec.rooms).driven == []
+
+
+def test_times_are_told_by_part():
+    rec = task_drive()
+    rec.ticks = [replace(tick, age=0.005, latency=0.02) for tick in rec.ticks]
+    times = summary_of(rec)['part_times_ms']
+    assert {name: part['p50'] for name, part in times.items()} == {
+        'image': 5.0, 'node': 20.0, 'forecast': 12.0, 'comparing': 4.0}
 
 
 def test_diagnostics_become_numbers_where_they_are():
@@ -165,6 +211,13 @@ def test_summary_has_what_is_promised():
     assert summary['goals'][0]['took_s'] == 2.1 and summary['goals'][1]['took_s'] is None
     assert {'branches', 'ms_p50', 'ms_p99'} <= summary['what_if'].keys()
     assert {'psnr_db', 'psnr_copy_last_db'} <= summary['prediction'].keys()
+
+
+def test_a_stop_between_rooms_for_want_of_images_is_no_tick():
+    rec = task_drive()
+    before = summary_of(rec)['tiers']
+    rec.ticks.append(Tick(1, int(Tier.STOP), False, 0.0, 'no image that can be used has come for 0.25 s', silent=True))
+    assert summary_of(rec)['tiers'] == before
 
 
 def test_summary_of_a_run_in_which_nothing_came_is_empty_and_fails():
@@ -239,6 +292,27 @@ def test_a_safe_run_without_predictions_in_time_fails_by_a_code_and_words_of_its
     assert 'safe, but the model is too slow' in words and '58 ms' in words and '9.5 Hz' in words
     late = replace(RUN, late_commands=1)
     assert exit_code(judge(summary_of(rec, late))) == 1
+
+
+def test_a_task_that_was_not_decided_by_imagination_in_time_says_so_and_why_and_what_could_be():
+    rec = task_drive()
+    rec.model |= {'tick_two_step_ms': '58.4', 'tick_one_step_ms': '43.1', 'predictions_possible_hz': '9.5'}
+    run = replace(RUN, task='street')
+    assert exit_code(judge(summary_of(rec, run))) == 0
+    rec.ticks = [replace(tick, tier=int(Tier.PLAN_ONLY), reason='one step would be ready 9.1 ms after the limit; a plan alone')
+                 for tick in rec.ticks]
+    summary = summary_of(rec, run)
+    assert exit_code(judge(summary)) == TOO_SLOW
+    words = conclusion(judge(summary), summary)
+    assert 'not by what it imagined' in words and 'one step would be ready some ms after the limit' in words
+    assert '58 ms' in words and '9.5 Hz' in words
+
+
+def test_images_that_come_late_do_not_fail_a_task_whose_commands_need_none():
+    rec = task_drive()
+    rec.futures.clear()
+    checks = judge(summary_of(rec, replace(RUN, task='street')))
+    assert exit_code(checks) == 0 and any(not check.passed and 'predictions were published' in check.claim for check in checks)
 
 
 def test_without_diagnostics_of_the_model_the_conclusion_has_no_numbers():

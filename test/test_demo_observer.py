@@ -1,5 +1,6 @@
 """The demo's onlooker on real topics: what is published is recorded, and only while the robot drives."""
 import array
+import json
 import threading
 import time
 
@@ -16,9 +17,10 @@ from std_msgs.msg import String
 from visualization_msgs.msg import Marker, MarkerArray
 
 from demo_recordings import encode, panorama
-from worldmodel_ros.demo.recording import NS, Choice, Recording
-from worldmodel_ros.msg import ActionChunk, Candidate, DeadlineStatus, Decision, PredictedFuture, WhatIfBranch
-from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, LATCHED, STATUS
+from worldmodel_ros.demo.recording import NS, Recording
+from worldmodel_ros.msg import (
+    ActionChunk, Candidate, DeadlineStatus, Decision, ForecastThing, PredictedFuture, Task, Term, WhatIfBranch)
+from worldmodel_ros.nodes.common.qos import CAMERA, COMMAND, JUDGEMENTS, LATCHED, STATUS
 from worldmodel_ros.nodes.demo.observer import observing
 from worldmodel_ros.srv import WhatIf
 
@@ -34,7 +36,8 @@ class System:
         topics = {'cmd_vel': (TwistStamped, COMMAND), 'camera/image_raw': (Image, CAMERA),
                   'predicted_future': (PredictedFuture, STATUS), 'decision': (Decision, STATUS),
                   'deadline_status': (DeadlineStatus, STATUS),
-                  'sim/ground_truth': (Odometry, STATUS), 'sim/objects': (MarkerArray, LATCHED),
+                  'sim/ground_truth': (Odometry, STATUS), 'sim/objects': (MarkerArray, LATCHED), 'task': (Task, LATCHED),
+                  'sim/judgement': (String, JUDGEMENTS),
                   '/diagnostics': (DiagnosticArray, STATUS)}
         self.topics = {name: self.node.create_publisher(kind, name, qos)
                        for name, (kind, qos) in topics.items()}
@@ -104,6 +107,7 @@ def test_a_drive_is_recorded_from_its_first_command_to_its_end(observed):
     system, observer, recording = observed
     system.publish('cmd_vel', command(Time(sec=1)))     # of somebody else: no goal has been given
     assert not observer.wait_for_command(0.3)
+    observer.begin()
     observer.set_goal('red')
     system.until(lambda: system.goals == ['red'])
     system.publish('cmd_vel', command(Time()))          # a stop answers no observation
@@ -124,8 +128,11 @@ def test_a_drive_is_recorded_from_its_first_command_to_its_end(observed):
     status = DeadlineStatus(tier=2, verdict=DeadlineStatus.LATE, latency=0.06)
     box = Marker(ns='objects', id=3, type=Marker.CYLINDER, text='red')
     box.pose.orientation.w, box.scale.x = 1.0, 0.3
-    decision = Decision(chosen='policy', candidates=[Candidate(name='policy', score=1.0),
-                                                     Candidate(name='stop 0.4 s', score=0.5, vetoed=True)])
+    decision = Decision(
+        chosen='policy', passes=2, terms=['reach red'], times=[0.0, 0.1], walls=[1.0, 0.0, 2.0], forecast_time=0.5,
+        candidates=[Candidate(name='policy', score=1.0, terms=[1.0], x=[0.0, 0.5], y=[0.0, 0.25]),
+                    Candidate(name='stop 0.4 s', score=0.5, terms=[0.5], vetoed=True, contact='wall')],
+        things=[ForecastThing(name='red', colour='red', radius=0.25, x=[2.0], y=[1.0])])
     decision.header.stamp = stamp
     for name, message in (('camera/image_raw', image(3, Time(sec=5))), ('decision', decision), ('predicted_future', future),
                           ('sim/ground_truth', pose), ('deadline_status', status),
@@ -135,8 +142,13 @@ def test_a_drive_is_recorded_from_its_first_command_to_its_end(observed):
                               recording.things, len(recording.commands) == 2)))
     assert (recording.images[0] == panorama(3)).all() and recording.image_stamps == [5 * NS]
     assert recording.futures[0].frames == (b'abc',) and recording.futures[0].stamp == now
-    choice = Choice(now, 'policy', {'policy': 1.0, 'stop 0.4 s': 0.5}, ('stop 0.4 s',))
-    assert recording.choices == [choice]
+    choice, = recording.choices
+    assert (choice.stamp, choice.chosen, choice.passes) == (now, 'policy', 2)
+    assert (choice.terms, choice.forecast_time) == (('reach red',), 0.5)
+    assert [(option.name, option.score, option.terms, option.contact) for option in choice.options] == [
+        ('policy', 1.0, (1.0,), ''), ('stop 0.4 s', 0.5, (0.5,), 'wall')]
+    assert choice.options[0].path.tolist() == [[0.0, 0.0], [0.5, 0.25]] and choice.walls.tolist() == [[1.0, 0.0, 2.0]]
+    assert [(thing.name, thing.path.tolist()) for thing in choice.things] == [('red', [[2.0, 1.0]])]
     assert recording.poses[0].x == 1.5 and abs(recording.poses[0].yaw) == pytest.approx(np.pi)
     assert (recording.ticks[0].tier, recording.ticks[0].late, recording.ticks[0].latency) == (2, True, 0.06)
     thing = recording.things['objects/3']
@@ -148,6 +160,36 @@ def test_a_drive_is_recorded_from_its_first_command_to_its_end(observed):
     system.publish('cmd_vel', command(stamp))
     system.until(lambda: True)
     assert len(recording.commands) == 2
+
+
+def test_rooms_of_a_task_are_told_by_their_judge(observed):
+    system, observer, recording = observed
+
+    def judge(seed, succeeded, **more):
+        told = {'task': 'street', 'seed': seed, 'target': 'red', 'succeeded': succeeded, 'reason': 'done' * bool(succeeded),
+                'seconds': 0.0, 'contacts': 0, 'arrivals': 0}
+        system.publish('sim/judgement', String(data=json.dumps({**told, **more})))
+    objects = MarkerArray(markers=[Marker(ns='objects', id=0, text='red'), Marker(ns='movers', id=0, text='shuttle 1')])
+    system.publish('task', Task(terms=[Term(kind=Term.CLEARANCE), Term(kind=Term.REACH, target='blue')]))
+    judge(5, None)
+    system.until(lambda: recording.rooms and recording.target == 'blue')
+    system.publish('sim/objects', objects)
+    system.until(lambda: recording.rooms[0].things)
+    assert recording.sightings == []  # the drive has not begun
+    judge(5, True, seconds=7.5, arrivals=1)
+    judge(6, None)
+    system.until(lambda: len(recording.rooms) == 2)
+    first, second = recording.rooms
+    assert (first.seed, first.target, first.succeeded, first.fate) == (5, 'red', True, 'done, 7.5 s, 1 arrivals')
+    assert set(first.things) == {'objects/0', 'movers/0'} and second.succeeded is None and not second.things
+    observer.begin()
+    now = observer.now()
+    system.publish('cmd_vel', command(Time(sec=now // NS, nanosec=now % NS)))
+    assert observer.wait_for_command(10.0)
+    objects.markers[0].header.stamp = Time(sec=9)
+    system.publish('sim/objects', objects)
+    system.until(lambda: recording.sightings)
+    assert recording.sightings[0].stamp == 9 * NS and set(recording.sightings[0].movers) == {'shuttle 1'}
 
 
 def test_the_robots_own_count_of_late_commands_is_taken(observed):

@@ -1,10 +1,12 @@
 """The demo's pictures: each is written from recorded data, and its size and content are checked."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from demo_recordings import drive
-from worldmodel_ros.demo import charts, film, what_if_picture
+from demo_recordings import drive, task_drive
+from worldmodel_ros.demo import charts, film, futures, what_if_picture
 from worldmodel_ros.demo.images import enlarge
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording
@@ -63,6 +65,50 @@ def test_latency_picture_is_drawn_even_for_ticks_of_unknown_tier(run, tmp_path):
 def test_path_picture_is_drawn(run, tmp_path):
     charts.draw_path(tmp_path / 'path.png', run[0], 4.0)
     assert colours(tmp_path / 'path.png')[1] > 100
+
+
+def test_paths_of_a_task_are_drawn_room_by_room(tmp_path):
+    charts.draw_path(tmp_path / 'path.png', task_drive(), 4.0)
+    assert colours(tmp_path / 'path.png')[0][1] > 900  # two panels
+
+
+def test_the_chosen_future_is_green_and_the_others_red_around_what_is_there():
+    recording = task_drive()
+    choice = recording.choices[0]
+    seen = futures.birds_eye(choice, 100)
+    assert seen.shape == (450, 450, 3)
+
+    def at(x, y):
+        """Colour at a place in base_link [m]."""
+        return seen[round((futures.AHEAD - x) * 100), round((futures.ASIDE - y) * 100)].astype(int).tolist()
+    assert at(0.6, -0.675) == list(futures._CHOSEN)     # 1.5 s to the right
+    red, green, _ = at(0.6, 0.675)
+    assert red > green + 50                             # to the left: rejected
+    red, green, _ = at(0.6, 0.0)
+    assert red > green + 100                            # ahead: vetoed
+    red, green, blue = at(2.0, 0.0)
+    assert red > 200 > 120 > green                      # the red object
+    truth = futures.Truth.of(recording, choice.stamp)
+    assert truth.in_base(truth.now) == [(pytest.approx(1.5), pytest.approx(-1.0), 0.135)]
+    assert truth.in_base(truth.later)[0][1] == pytest.approx(-0.6, abs=0.01)  # 0.8 s at 0.5 m/s
+    assert (futures.birds_eye(choice, 100, truth) != seen).any()
+
+
+def test_moments_that_are_shown_are_those_that_went_most_against_the_policy():
+    recording = task_drive()
+    recording.choices[33] = replace(recording.choices[33], options=tuple(
+        replace(option, score=option.score - 10.0 * (option.name == 'policy')) for option in recording.choices[33].options))
+    chosen = futures.moments(recording, 0.03)
+    assert len(chosen) == futures.MOMENTS and recording.choices[33] in chosen
+    told = futures.words(chosen[-1])
+    assert told[0] == ('right 0.8 s', '-0.75', 'chosen') and ('policy', '-12.50', 'vetoed: contact with mover') in told
+
+
+def test_what_was_imagined_is_animated_in_real_time(tmp_path):
+    recording = task_drive()
+    futures.draw_animation(tmp_path / 'futures.gif', recording, 0.03)
+    gif = Image.open(tmp_path / 'futures.gif')
+    assert gif.info['duration'] == 100 and gif.n_frames == len(recording.choices)
 
 
 def test_what_if_picture_takes_the_answer_with_truth_and_can_do_without(run, tmp_path):

@@ -19,6 +19,7 @@ from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand
 from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import Variant
 from worldmodel_ros.sim.world import World
 
@@ -67,6 +68,7 @@ def test_every_term_of_every_task_names_things_of_its_scene():
         setup = task.setup(SEED)
         names = {mover.name for mover in setup.scene.movers} | {prop.colour for prop in setup.scene.props}
         targets = {term.target for term in setup.terms() if hasattr(term, 'target')}
+        names |= {term.target for term in setup.terms() if getattr(term, 'place', None)}
         assert targets
         assert targets <= names
         assert all(name in names for term in setup.terms() for name in getattr(term, 'but', ()))
@@ -350,3 +352,19 @@ def test_an_episode_is_the_same_when_it_is_driven_again(world):
     assert evaluate(question)['variants'] == evaluate(question)['variants']
     setup = TASKS['second_ball'].setup(SEED, Variant(shifted=True))
     assert drive(setup, make('tracker'), 0.03, world) == drive(setup, make('tracker'), 0.03, World(3))
+
+
+def test_places_are_free_and_told_in_the_frame_that_the_robot_starts_in(world):
+    for seed in range(SEED, SEED + 5):
+        setup, judge = begin(world, 'places', seed)
+        (x, y), (x0, y0, yaw) = setup.goals[0], world.pose
+        there = x0 + math.cos(yaw) * x - math.sin(yaw) * y, y0 + math.sin(yaw) * x + math.cos(yaw) * y
+        assert math.hypot(x, y) > 1.0 and all(math.dist(there, world.position(colour)) > 0.4 for colour in COLOURS)
+        world.step((0.0, 0.0))
+        judge.look()
+        assert judge.succeeded is None
+        world.move_robot((*there, yaw))
+        world.step((0.0, 0.0))
+        judge.look()
+        assert judge.succeeded, seed
+    assert not applies('b1', TASKS['places']) and applies('one_step', TASKS['places'])

@@ -6,17 +6,21 @@ accepted; and all processes live on that were not to end.
 """
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from nav_msgs.msg import Odometry
 
 from faults import stage as stage_of_faults
 from faults.catalogue import CASES
 from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
+from faults.seen import rest
 from faults.stage import Stage
 from faults.table import of_cases
 from scenarios import speed
+from scenarios.observer import Received
 from scenarios.stalls import Missed
 
 DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
@@ -73,6 +77,24 @@ def test_what_became_of_all_rows_is_counted():
     results = [Result('a', late=1, lost=0), Result('b', failures=['took long'], late=0, lost=2), Result('c', skipped='no root')]
     assert summary(results) == {'rows': 3, 'as_expected': 1, 'not_as_expected': 1, 'skipped': 1, 'played_again': 0, 'late': 1,
                                 'lost': 2}
+
+
+def test_a_robot_has_braked_that_stands_for_the_short_time_until_a_new_gate_drives_it():
+    speeds = [0.5] * 18 + [0.0] * 4 + [0.4] * 20  # in reports at 20 Hz, after the gate was killed
+    reports = []
+    for k, speed_then in enumerate(speeds):
+        truth = Odometry()
+        truth.twist.twist.linear.x = speed_then
+        reports.append(Received(0.05 * k, truth))
+
+    def wait(condition, what, timeout):
+        for count in range(len(reports)):
+            rig.observer = SimpleNamespace(since=lambda topic, start, count=count: reports[:count])
+            if value := condition():
+                return value
+        raise AssertionError(what)
+    rig = SimpleNamespace(wait=wait)
+    assert rest(rig, 0.0, 1.5) == pytest.approx(0.9)
 
 
 @pytest.fixture

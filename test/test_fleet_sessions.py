@@ -13,7 +13,7 @@ from worldmodel_ros.engine.session_store import claim, owner_of
 from worldmodel_ros.serving.client.link import Unavailable, open_link
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 
-pytestmark = [pytest.mark.slow, pytest.mark.realtime]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')

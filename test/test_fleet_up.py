@@ -19,7 +19,7 @@ from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 from worldmodel_ros.serving.gateway.server import Limits
 
-pytestmark = [pytest.mark.slow, pytest.mark.realtime]
+pytestmark = pytest.mark.slow
 POOLS = ['local', pytest.param('ray', marks=pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed'))]
 
 

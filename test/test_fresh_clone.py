@@ -82,7 +82,7 @@ def test_a_command_notices_what_is_to_be_installed_anew(set_up, name):
 
 def test_what_a_set_up_makes_is_ignored_by_git():
     made = ['.venv/bin/python', 'build/stage', 'worldmodel_ros.egg-info/PKG-INFO', 'out/demo/summary.json',
-            *(str(path.relative_to(ROOT)) for folder in ('msg', 'srv')
+            *(str(path.relative_to(ROOT)) for folder in ('action', 'msg', 'srv')
               for path in (ROOT / 'worldmodel_ros' / folder).glob('*.py')),
             *(str(path.relative_to(ROOT)) for path in (ROOT / 'worldmodel_ros').glob('*.so'))]
     assert len(made) > 10

@@ -12,15 +12,16 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
+import worldmodel_ros.action
 import worldmodel_ros.msg
 import worldmodel_ros.srv
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.msg import (
-    ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture, Timings, WhatIfBranch)
+    ActionChunk, Candidate, CommandStatus, DeadlineStatus, Decision, PredictedFuture, Timings, WhatIfBranch)
 from worldmodel_ros.srv import WhatIf
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFINITIONS = sorted([*ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv')])
+DEFINITIONS = sorted([*ROOT.glob('action/*.action'), *ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv')])
 FIELD = re.compile(
     r'^(?P<type>[\w/]+(?:\[\d*\])?)\s+(?P<name>\w+)(?P<value>\s*=\s*\S+)?\s*(?:#\s*(?P<comment>.*))?$')
 # Numbers without a dimension say so by their range, or by what they count.
@@ -52,6 +53,8 @@ def samples():
         command_tier=ActionChunk.TIER_PLAN_ONLY, age=0.0625, step_period=0.1,
         frames=[picture(b'\xff\xd8one'), picture(b'\xff\xd8two')], actions=chunk(),
         collision_risk=[0.0, 0.75], progress=-0.125, goal='red',
+        decision=Decision(terms=['reach red'], chosen='policy', walls=[1.0, 0.0, 2.5],
+                          candidates=[Candidate(name='policy', score=0.5, terms=[0.5], vetoed=True, contact='wall')]),
         timings=Timings(queue=0.001, total=0.03125, predicted=0.03))
     future.header.stamp.sec, future.header.frame_id = 12, 'camera_optical_frame'
     return [
@@ -79,9 +82,9 @@ def test_every_field_and_constant_says_what_it_means_and_in_which_unit(definitio
 
 @pytest.mark.parametrize('definition', DEFINITIONS, ids=lambda path: path.name)
 def test_the_generated_class_has_the_fields_of_the_definition(definition):
-    module = worldmodel_ros.msg if definition.suffix == '.msg' else worldmodel_ros.srv
-    generated = getattr(module, definition.stem)
-    classes = [generated] if definition.suffix == '.msg' else [generated.Request, generated.Response]
+    generated = getattr(getattr(worldmodel_ros, definition.parent.name), definition.stem)
+    parts = {'.msg': (), '.srv': ('Request', 'Response'), '.action': ('Goal', 'Result', 'Feedback')}[definition.suffix]
+    classes = [getattr(generated, part) for part in parts] or [generated]
     names = [name for cls in classes for name in cls.get_fields_and_field_types()]
     assert names == [field['name'] for field in fields(definition) if not field['value']]
 

@@ -45,6 +45,7 @@ THIRD_PARTY = {
     'safetensors': ('safetensors', None),
     'tensorboard': ('tensorboard', None),
     'torch': ('torch', None),
+    'transformers': ('transformers', None),
     'tqdm': ('tqdm', None),
     'triton': ('triton', None),
     'websockets': ('websockets', None),
@@ -52,11 +53,11 @@ THIRD_PARTY = {
     'zstandard': ('zstandard', None),
 }
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
-DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch'}
+DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch', 'tf2_msgs'}
 # What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
-# gateway, object stores and Ray for fleets, and the VAE of open world models.
+# gateway, object stores and Ray for fleets, and VAE and text encoder of open world models.
 EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
-          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan'}
+          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan', 'transformers': 'wan'}
 
 
 def requirements(lines):
@@ -79,7 +80,7 @@ def constraints():
 def imported():
     """Map each top-level module that is imported from outside the package to the files that import it."""
     found = {}
-    generated = {ROOT / 'worldmodel_ros' / 'msg', ROOT / 'worldmodel_ros' / 'srv'}
+    generated = {ROOT / 'worldmodel_ros' / folder for folder in ('action', 'msg', 'srv')}
     for path in [*ROOT.glob('worldmodel_ros/**/*.py'), *ROOT.glob('launch/*.py'), *ROOT.glob('scripts/*')]:
         if generated.intersection(path.parents):
             continue

@@ -99,7 +99,7 @@ def copy_source(target):
     def ignore(directory, names):
         ignored = set(top(directory, names))
         if Path(directory) == ROOT / 'worldmodel_ros':
-            ignored |= {n for n in names if n in ('msg', 'srv') or n.endswith('.so')}
+            ignored |= {n for n in names if n in ('action', 'msg', 'srv') or n.endswith('.so')}
         return ignored
 
     return Path(shutil.copytree(ROOT, target, ignore=ignore))
@@ -151,7 +151,7 @@ def test_a_source_distribution_has_all_that_a_build_needs(tmp_path):
     printed = run([sys.executable, '-c', code, tmp_path], cwd=source)
     with tarfile.open(tmp_path / printed.splitlines()[-1]) as archive:
         packed = {name.partition('/')[2] for name in archive.getnames()}
-    needed = {str(path.relative_to(source)) for folder in ('cmake', 'config', 'launch', 'msg', 'scripts', 'srv')
+    needed = {str(path.relative_to(source)) for folder in ('action', 'cmake', 'config', 'launch', 'msg', 'scripts', 'srv')
               for path in (source / folder).rglob('*') if path.is_file()}
     needed |= {f'worldmodel_ros/{path.relative_to(source / "worldmodel_ros")}'
                for path in (source / 'worldmodel_ros').rglob('*') if path.is_file()}

@@ -130,7 +130,7 @@ def test_the_reference_has_every_interface_command_and_configuration_file(monkey
         monkeypatch.setenv(name, '')  # set back afterwards
     monkeypatch.setattr(sys, 'path', [*sys.path])
     interfaces, commands, configuration = site.interfaces(), site.commands(), site.configuration()
-    for path in [*ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv')]:
+    for path in [*ROOT.glob('msg/*.msg'), *ROOT.glob('srv/*.srv'), *ROOT.glob('action/*.action')]:
         section = interfaces.partition(f'\n## {path.stem}\n')[2].partition('\n## ')[0]
         declared = [line.split('#')[0].split()[1].partition('=')[0] for line in path.read_text().splitlines()
                     if line.split('#')[0].strip() not in ('', '---')]

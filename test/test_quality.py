@@ -10,7 +10,7 @@ import torch
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros import cli
-from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session import Future
@@ -156,13 +156,13 @@ def test_the_goal_is_that_of_the_whole_way(drive):
 
 def test_ranking_rewards_who_tells_the_branches_apart(drive):
     start = next(s for s in range(horizons.CONTEXT, 60) if drive.is_moving(s, 10))
-    truth = {name: drive_branch(drive, start, maneuver(name, 10), PERIOD) for name in NAMES}
+    truth = {name: drive_branch(drive, start, maneuver(name, 10), PERIOD) for name in MANEUVERS}
     assert truth['left'].poses[-1, 2] > truth['right'].poses[-1, 2]
     assert np.abs(np.diff(truth['left'].actions, axis=0)).max() <= 0.6 + 1e-6  # within the accelerations
     perfect = ranking._ranks({name: branch.frames[-1] for name, branch in truth.items()}, truth)
     assert len(perfect) >= 4 and all(r['nearest'] == r['branch'] for r in perfect)
     assert perfect[0]['sensitivity'] == pytest.approx(1.0)
-    deaf = ranking._ranks(dict.fromkeys(NAMES, drive.frames[start]), truth)
+    deaf = ranking._ranks(dict.fromkeys(MANEUVERS, drive.frames[start]), truth)
     assert sum(r['nearest'] == r['branch'] for r in deaf) <= 1 and deaf[0]['sensitivity'] == 0.0
     rows = [{'seed': SEED, 'way': 'two_step', **r} for r in perfect + deaf]
     share = sum(r['nearest'] == r['branch'] for r in rows) / len(rows)

@@ -1,4 +1,4 @@
-"""``make test``: two phases, one table, one exit code."""
+"""``make test``: three phases, one table, one exit code."""
 import importlib.util
 import json
 import os
@@ -23,6 +23,11 @@ def test_passes():
 
 @pytest.mark.skipif(True, reason='no such device here')
 def test_of_a_device():
+    pass
+
+@pytest.mark.ros
+@pytest.mark.waiting
+def test_that_waits():
     pass
 
 @pytest.mark.realtime
@@ -74,8 +79,8 @@ def run(where, tests, *arguments, folder=False):
     plugins = ('-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest')
     done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(where if folder else file), *arguments],
                           env=environment, capture_output=True, text=True)
-    assert 'summary of both phases' in done.stdout, done.stdout + done.stderr
-    return done.returncode, done.stdout.partition('summary of both phases')[2].splitlines()[1:]
+    assert 'summary of all phases' in done.stdout, done.stdout + done.stderr
+    return done.returncode, done.stdout.partition('summary of all phases')[2].splitlines()[1:]
 
 
 def numbers(lines, phase):
@@ -89,30 +94,38 @@ def test_the_table_names_what_was_skipped_and_played_again_with_reasons_and_the_
     text = '\n'.join(lines)
     assert code == 0, text
     assert numbers(lines, 'parallel') == [1, 0, 0, 1, 0, 0]
+    assert numbers(lines, 'waiting') == [1, 0, 0, 0, 0, 0]
     assert numbers(lines, 'real time') == [1, 0, 0, 0, 0, 1]
     assert '[1] ' in text and 'no such device here' in text
     assert 'test_in_time: missed by 3 ms, in a stall of the machine of 9 ms' in text
     assert 'tick of the shipped model 21.5 ms; product of 384x384 float32 matrices by one thread 1.08 ms' in text
-    assert ' 2 passed, 0 failed, 0 errors, 1 skipped in ' in lines[-1]
+    assert ' 3 passed, 0 failed, 0 errors, 1 skipped in ' in lines[-1]
 
 
-def test_the_second_phase_reads_only_the_files_that_have_something_for_it(tmp_path):
+def test_later_phases_read_only_the_files_that_have_something_for_them_and_do_not_begin_without(tmp_path):
     log = tmp_path / 'read'
     note = f"open({str(log)!r}, 'a').write(__file__ + ' ' + os.environ['WORLDMODEL_TEST_PHASE'] + chr(10))\n"
     (tmp_path / 'test_other.py').write_text(f'import os\n{note}\n\ndef test_other():\n    pass\n')
     code, lines = run(tmp_path, TESTS + note, folder=True)
-    assert code == 0 and numbers(lines, 'parallel')[0] == 2 and numbers(lines, 'real time')[0] == 1
-    read = {line.rpartition('/')[2] for line in log.read_text().splitlines()}
-    assert read == {'test_some.py parallel', 'test_other.py parallel', 'test_some.py real time'}
+    assert code == 0 and [numbers(lines, phase)[0] for phase in ('parallel', 'waiting', 'real time')] == [2, 1, 1]
+
+    def read():
+        names = {line.rpartition('/')[2] for line in log.read_text().splitlines()}
+        log.unlink()
+        return names
+    assert read() == {'test_some.py parallel', 'test_other.py parallel', 'test_some.py waiting', 'test_some.py real time'}
+    code, lines = run(tmp_path, TESTS + note, '-k', 'test_other or test_that_waits', folder=True)
+    assert code == 0 and [numbers(lines, phase)[0] for phase in ('parallel', 'waiting', 'real time')] == [1, 1, 0]
+    assert read() == {'test_some.py parallel', 'test_other.py parallel', 'test_some.py waiting'}
 
 
-def test_a_failure_in_either_phase_fails_and_is_named(tmp_path):
+def test_a_failure_in_one_phase_fails_and_is_named(tmp_path):
     code, lines = run(tmp_path, TESTS + FAILS)
     text = '\n'.join(lines)
     assert code == 1
     assert numbers(lines, 'parallel') == [1, 1, 1, 1, 0, 0] and numbers(lines, 'real time')[0] == 1
     assert 'test_some.py::test_fails' in text and 'test_some.py::test_that_leaves_something' in text
-    assert ' 2 passed, 1 failed, 1 errors, 1 skipped in ' in lines[-1]
+    assert ' 3 passed, 1 failed, 1 errors, 1 skipped in ' in lines[-1]
 
 
 def test_a_phase_that_dies_of_a_signal_fails_and_tells_in_which_test(tmp_path):
@@ -121,7 +134,7 @@ def test_a_phase_that_dies_of_a_signal_fails_and_tells_in_which_test(tmp_path):
     assert code == 1
     assert 'ended by SIGSEGV in ' in text and 'test_some.py::test_dies; 2 tests were not run' in text
     assert numbers(lines, 'real time') == [1, 0, 0, 0, 2, 1]
-    assert ' 2 passed, 0 failed, 1 errors, 1 skipped in ' in lines[-1]
+    assert ' 3 passed, 0 failed, 1 errors, 1 skipped in ' in lines[-1]
 
 
 @pytest.mark.parametrize('arguments, code, passed', [
@@ -187,10 +200,11 @@ STALLS = '''
 import os, signal, subprocess, sys, time
 import pytest
 
-@pytest.mark.realtime
+@pytest.mark.PHASE
 def test_in_a_stall():
-    """Its watches are stopped for a while, once, as a host stops a core."""
-    watches = [int(pid) for pid in subprocess.check_output(['pgrep', '-P', str(os.getpid())], text=True).split()]
+    """The watches of its phase are stopped for a while, once, as a host stops a core."""
+    phase = os.getppid() if 'PYTEST_XDIST_WORKER' in os.environ else os.getpid()
+    watches = [int(pid) for pid in subprocess.check_output(['pgrep', '-P', str(phase), '-f', 'stalls.py'], text=True).split()]
     if not os.path.exists('stalled'):
         open('stalled', 'w').close()
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -208,8 +222,9 @@ def test_that_is_not_run_again():
 '''
 
 
-def test_a_test_that_failed_in_a_stall_passes_at_its_second_run(tmp_path):
-    code, lines = run(tmp_path, STALLS.replace("'stalled'", repr(str(tmp_path / 'stalled'))))
+@pytest.mark.parametrize('mark, phase, passed', [('realtime', 'real time', 2), ('waiting', 'waiting', 1)])
+def test_a_test_that_failed_in_a_stall_passes_at_its_second_run(tmp_path, mark, phase, passed):
+    code, lines = run(tmp_path, STALLS.replace('PHASE', mark).replace("'stalled'", repr(str(tmp_path / 'stalled'))))
     text = '\n'.join(lines)
     assert code == 0, text
-    assert numbers(lines, 'real time') == [2, 0, 0, 0, 0, 1] and 'a core stood still for ' in text
+    assert numbers(lines, phase) == [passed, 0, 0, 0, 0, 1] and 'a core stood still for ' in text

@@ -12,7 +12,7 @@ from rosgraph_msgs.msg import Clock
 from sim_robot_rig import nanoseconds, picture, robot
 from std_srvs.srv import Trigger
 
-from worldmodel_ros.control.maneuvers import NAMES
+from worldmodel_ros.control.motion import MANEUVERS
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.nodes.common import qos
 from worldmodel_ros.nodes.sim_robot.futures import ACTION_NAMES
@@ -215,13 +215,13 @@ def test_what_if_tells_each_branch_apart_without_disturbing_the_camera(onlooker)
     observation = fresh(onlooker)
     have = len(onlooker.arrivals['camera/image_raw'])
     request = WhatIf.Request(
-        names=list(NAMES), goal='red', observation_stamp=observation.header.stamp, horizon=1.0)
+        names=list(MANEUVERS), goal='red', observation_stamp=observation.header.stamp, horizon=1.0)
     answers = [onlooker.call(onlooker.what_if, request) for _ in range(5)]
     answer = answers[0]
     assert answer.success and not answer.deadline_exceeded and answer.message == ''
     assert answer.header == observation.header
     branches = {branch.name: branch for branch in answer.branches}
-    assert list(branches) == list(NAMES)
+    assert list(branches) == list(MANEUVERS)
     assert all(len(branch.frames) == len(branch.x) == len(branch.collision_risk) == 10
                for branch in answer.branches)
     assert branches['forward'].x[-1] > 0.3 > branches['stop'].x[-1] > branches['backward'].x[-1]

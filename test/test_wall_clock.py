@@ -17,7 +17,8 @@ HOUR = 3600.0  # s
 PERIOD = 0.1   # s, of the gate's status, by a timer on the steady clock
 PATIENCE = 60.0  # s, for the gate to start on a busy machine
 
-pytestmark = [pytest.mark.ros, pytest.mark.skipif(bool(no_compiler()), reason=no_compiler() or 'gcc is there')]
+pytestmark = [pytest.mark.ros, pytest.mark.waiting,
+              pytest.mark.skipif(bool(no_compiler()), reason=no_compiler() or 'gcc is there')]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
@@ -96,12 +96,12 @@ def test_a_delay_is_measured_and_predicted(driver):
 
 def test_what_if_answers_every_maneuver(driver):
     driver.tick()
-    branches = tuple(Branch(name, 6, maneuver(name, 6)) for name in NAMES) + (Branch('policy', 6),)
+    branches = tuple(Branch(name, 6, maneuver(name, 6)) for name in MANEUVERS) + (Branch('policy', 6),)
     promise = driver.worker.ask(Question(branches, 'red', time.monotonic() + 30.0))
     wait([promise], 30.0)
     answer = promise.result(timeout=0)
     assert answer.complete
-    assert [name for name, _ in answer.branches] == [*NAMES, 'policy']
+    assert [name for name, _ in answer.branches] == [*MANEUVERS, 'policy']
     assert all(future.frames.shape[0] == 6 for _, future in answer.branches)
 
 

@@ -6,15 +6,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from nav_msgs.msg import Odometry
+from visualization_msgs.msg import MarkerArray
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.control.pilot import SLOTS
+from worldmodel_ros.control.task import term_in_words, to_goal
 from worldmodel_ros.msg import Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
 from worldmodel_ros.srv import SetTask, WhatIf
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 SLOT = {slot.name: number for number, slot in enumerate(SLOTS)}
 PLACES = {'red': (2.0, 0.3, 0.0, 0.0), 'magenta ball': (1.2, 0.8, 0.0, -0.4)}  # x, y, m, and their change, m/s
 
@@ -33,13 +35,11 @@ class Stream:
             places[:, SLOT[name]] = np.array([x, y]) + self.times[:, None] * np.array([vx, vy])
         return presence, places, np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0])
 
-    def rehearse(self):
-        """Takes no time."""
-
 
 def forecasts(name, backend, threads):
     assert (name, threads) == ('some forecast', 1)
-    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, open=Stream)
+    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, camera=None,
+                           open=Stream)
 
 
 @pytest.fixture(scope='module')
@@ -58,13 +58,19 @@ def set_task(node, *terms, name='test'):
     return node.call(SetTask, 'set_task', SetTask.Request(task=Task(name=name, terms=terms)))
 
 
+def newest(messages, matches):
+    """Return the newest of some messages that matches, or None."""
+    return next((each for each in reversed(messages) if matches(each)), None)
+
+
 def test_commands_are_those_of_the_candidate_that_was_chosen_and_all_others_are_told(node):
     node.film(0.5)
     decision = node.decisions[-1]
-    chunk = next(each for each in reversed(node.messages()) if each.sequence == decision.sequence)
+    # Messages of two topics are heard in any order.
+    chunk = wait_for(lambda: newest(node.messages(), lambda each: each.sequence == decision.sequence), 'its command')
     assert chunk.tier in MOTION and decision.tier == chunk.tier and stamp_of(chunk) == stamp_of(decision)
     assert decision.task == 'red' and {thing.name for thing in decision.things} == set(PLACES)
-    compared = next(each for each in reversed(node.decisions) if each.candidates)
+    compared = wait_for(lambda: newest(node.decisions, lambda each: each.candidates) or node.film(0.1), 'a comparison')
     names = [candidate.name for candidate in compared.candidates]
     assert compared.chosen in names and len(names) >= 4 and compared.passes in (1, 2)
     best = max(c.score for c in compared.candidates if not c.vetoed)
@@ -79,13 +85,41 @@ def test_commands_are_those_of_the_candidate_that_was_chosen_and_all_others_are_
     assert 0.0 < compared.delay < 0.3 and compared.decision_time > 0.0
 
 
+def test_what_each_term_gives_a_candidate_is_told_and_sums_up_to_its_score(node):
+    node.film(0.3)
+    compared = next(each for each in reversed(node.decisions) if each.candidates)
+    assert compared.terms == [term_in_words(term) for term in to_goal('red').terms]
+    for candidate in compared.candidates:
+        assert sum(candidate.terms) == pytest.approx(candidate.score, abs=1e-5)
+        assert bool(candidate.contact) == candidate.vetoed
+    walls = np.reshape(compared.walls, (-1, 3))
+    assert walls.shape == (4, 3) and walls[:, 2] == pytest.approx([4.0] * 4)
+    assert np.hypot(*walls[:, :2].T) == pytest.approx([1.0] * 4)
+
+
 def test_pictures_of_what_was_chosen_come_all_the_same(node):
     node.film(1.0)
-    futures = node.messages('predicted_future')
-    assert futures
     chunks = {each.sequence: each for each in node.messages()}
-    future = next(each for each in reversed(futures) if each.sequence in chunks)
+    future = wait_for(lambda: newest(node.messages('predicted_future'), lambda each: each.sequence in chunks), 'a prediction')
     assert list(future.actions.values) == list(chunks[future.sequence].values)
+    decision = next(each for each in reversed(node.decisions) if each.sequence == future.sequence)
+    assert future.decision == decision and decision.chosen
+
+
+def test_markers_show_the_chosen_candidate_in_green_the_others_in_red_and_what_is_there(node):
+    drawn = []
+    subscription = node.tester.create_subscription(MarkerArray, 'decision_paths', drawn.append, STATUS)
+    wait_for(lambda: (node.film(0.2), drawn)[1], 'markers')
+    node.tester.destroy_subscription(subscription)
+    candidates = [marker for marker in drawn[-1].markers if marker.ns == 'candidates']
+    green = [marker for marker in candidates if marker.color.g > 0.5]
+    others = [marker for marker in candidates if marker not in green]
+    assert len(others) >= 3 and len(green) == 1 and all(marker.color.r > 0.5 for marker in others)
+    assert green[0].scale.x > max(marker.scale.x for marker in others)
+    room, = (marker for marker in drawn[-1].markers if marker.ns == 'walls')
+    assert len(room.points) == 5 and max(abs(point.x) for point in room.points) == pytest.approx(4.0, abs=1e-4)
+    label, = (marker for marker in drawn[-1].markers if marker.ns == 'decision')
+    assert f'of {len(candidates)}' in label.text
 
 
 def test_a_task_is_told_by_service_and_answered_in_words(node):
@@ -125,16 +159,19 @@ def test_a_task_comes_by_topic_too_and_an_empty_one_stops(node):
     assert node.decisions[-1].task == 'red'
 
 
-def test_answers_of_what_if_carry_the_score_of_the_task(node):
-    assert set_task(node, Term(kind=Term.REACH, target='red')).success
+def test_answers_of_what_if_carry_what_each_term_of_the_task_gives(node):
+    assert set_task(node, Term(kind=Term.REACH, target='red'), Term(kind=Term.TIME, target='red', weight=0.5)).success
     node.film(0.3)
     answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['forward', 'backward'], horizon=0.8))
+    assert answer.terms == ['reach red (weight 1)', 'be soon at red (weight 0.5)']
     forward, backward = answer.branches
-    assert forward.score > backward.score + 0.3
+    assert forward.terms[0] > backward.terms[0] + 0.3 and forward.terms[1] == pytest.approx(-0.5)
+    for branch in (forward, backward):
+        assert branch.score == pytest.approx(sum(branch.terms), abs=1e-5)
     assert set_task(node).success
     node.film(0.3)
     answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['forward'], horizon=0.8))
-    assert math.isnan(answer.branches[0].score)
+    assert math.isnan(answer.branches[0].score) and not answer.terms and not len(answer.branches[0].terms)
 
 
 def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):

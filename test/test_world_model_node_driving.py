@@ -9,7 +9,7 @@ from world_model_rig import MOTION, NS, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 
 DEADLINE = 0.05
 

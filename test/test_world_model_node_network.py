@@ -21,7 +21,7 @@ from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.serving.gateway.accounts import digest
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.untimed]
 START = 120.0  # s
 MOTION = (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_ONE_STEP, ActionChunk.TIER_PLAN_ONLY, ActionChunk.TIER_LAST_PLAN)
 

@@ -6,7 +6,7 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 from world_model_rig import NS, active, wait_for
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 
 
 def film(node, seconds, rate):

@@ -3,10 +3,11 @@
     .envs/docs/bin/python tools/docs_site.py [OPTIONS OF SPHINX-BUILD]
 
 The pages in docs/ are read on GitHub as well, so they link to files of the repository by relative paths. They are copied to
-build/docs-source with such links turned into links to the page that shows the file (messages, configuration), or to a copy of
-it. Pages of reference are generated next to them: messages from msg/ and srv/, the command line from its argument parsers,
-configuration from config/, the Python API from the sources. Nothing of the package is imported but those parsers, which need
-the standard library alone. A link or an anchor that leads nowhere, and any other warning, fails the build.
+build/docs-source with such links turned into links to the page that shows the file (messages, configuration), or to a copy
+of it. Pages of reference are generated next to them: messages from action/, msg/ and srv/, the command line from its
+argument parsers, configuration from config/, the Python API from the sources. Nothing of the package is imported but those
+parsers, which need the standard library alone. A link or an anchor that leads nowhere, and any other warning, fails the
+build.
 """
 from __future__ import annotations
 
@@ -123,13 +124,15 @@ def interface_tables(text: str) -> tuple[str, list[str]]:
 
 
 def interfaces() -> str:
-    """The messages and services, of msg/ and srv/."""
-    lines = ['# Messages and services', '', 'From the definitions in `msg/` and `srv/`. Units are in brackets.']
-    for path in [*sorted((ROOT / 'msg').glob('*.msg')), *sorted((ROOT / 'srv').glob('*.srv'))]:
+    """The actions, messages and services, of action/, msg/ and srv/."""
+    lines = ['# Messages, services and actions', '',
+             'From the definitions in `action/`, `msg/` and `srv/`. Units are in brackets.']
+    titles = {1: ('',), 2: ('Request', 'Response'), 3: ('Goal', 'Result', 'Feedback')}
+    for path in (path for kind in ('msg', 'srv', 'action') for path in sorted((ROOT / kind).glob(f'*.{kind}'))):
         lines += ['', f'## {path.stem}', '', f'`worldmodel_ros/{path.parent.name}/{path.stem}`', '']
         parts = [interface_tables(part) for part in re.split(r'^---$', path.read_text(), flags=re.MULTILINE)]
         lines.append(parts[0][0])  # a comment at the top of a service is of all of it
-        for title, (lead, tables) in zip(('Request', 'Response') if len(parts) == 2 else ('',), parts, strict=True):
+        for title, (lead, tables) in zip(titles[len(parts)], parts, strict=True):
             lines += ['', f'**{title}**'] if title else []
             lines += ['', lead] if lead and lead != parts[0][0] else []
             lines += tables

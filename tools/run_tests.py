@@ -1,10 +1,11 @@
-"""Runs all tests in two phases and sums both up in one table: ``make test``.
+"""Runs all tests in three phases and sums them up in one table: ``make test``.
 
     .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
 
-First what has no bound of real time, on all cores (at most 8); then what has, one test at a time with nothing else running.
-How fast the machine is, is measured before both. The exit code is 0 if every test of both phases passed or had a reason,
-known before it started, not to run; 5, pytest's, if the arguments select none.
+First what has no bound of real time, on all cores (at most 8); then what has, but waits more than it computes, a test for each
+core; then the rest, one test at a time with nothing else running. How fast the machine is, is measured before. The exit code is
+0 if every test of all phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments select
+none.
 """
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Phase:
     stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
-    real_time: list[str] = field(default_factory=list)  # files with tests of real time, whichever phase this is
+    files: dict[str, list[str]] | None = None  # phase -> the files that have tests for it; None: it has not come to say
     running: str = ''    # the test that had begun and not ended
     gave_up: bool = False  # after as many failures as the arguments allow
 
@@ -75,7 +76,7 @@ class Phase:
                 continue
             match event['event']:
                 case 'selected':
-                    self.selected, self.real_time = event['count'], event['real_time']
+                    self.selected, self.files = event['count'], event['files']
                 case 'start':
                     self.running = event['test']
                 case 'end':
@@ -125,6 +126,11 @@ def run(name: str, options: list[str], arguments: list[str], environment: dict[s
     return phase
 
 
+def read_only(phase: Phase) -> dict[str, str]:
+    """Return the environment in which a run reads no files but those that have tests for a phase, as it has said itself."""
+    return {FILES: json.dumps(phase.files[phase.name])} if phase.files else {}
+
+
 def slower(before: str, after: str) -> str:
     """Return in words that the machine has become slower between two measurements, or '' where it has not."""
     try:
@@ -136,7 +142,7 @@ def slower(before: str, after: str) -> str:
 
 def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     """
-    Run once more what failed of the real-time phase for a cause that is not the test's own; that is final.
+    Run once more, alone, what failed of a phase of real time for a cause that is not the test's own; that is final.
 
     Such causes are that a core stood still while the test ran, for longer than STALL (test/scenarios/stalls.py), and that
     the machine is slower after the tests than before. What violated an invariant is not run again.
@@ -152,8 +158,7 @@ def play_again(phase: Phase, before: str, arguments: list[str]) -> None:
     if not causes:
         return
     print(f'{len(causes)} failed and run once more:', *causes.items(), sep='\n  ', flush=True)
-    again = run('real time', [], arguments, {SPEED: after, ONLY: json.dumps(list(causes)),
-                                             **({FILES: json.dumps(phase.real_time)} if phase.real_time else {})})
+    again = run('real time', [], arguments, {SPEED: after, ONLY: json.dumps(list(causes)), **read_only(phase)})
     phase.seconds += again.seconds
     for test, cause in causes.items():
         phase.outcomes[test] = again.outcomes.get(test, phase.outcomes[test])
@@ -174,7 +179,7 @@ def exit_code(phases: list[Phase]) -> int:
 
 def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
     """Return the lines of the summary, the last of which is like pytest's own."""
-    lines = [' summary of both phases '.center(WIDTH, '='),
+    lines = [' summary of all phases '.center(WIDTH, '='),
              f'{"":14}{"passed":>8}{"failed":>8}{"errors":>8}{"skipped":>9}{"not run":>9}{"played again":>14}{"seconds":>9}']
     for phase in phases:
         counts = phase.counts
@@ -220,16 +225,28 @@ def main(arguments: list[str]) -> int:
     start, speed = time.monotonic(), measure_speed()
     environment = {} if speed.startswith('not') else {SPEED: speed}
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    # Each test file to one process, which makes what its tests share once.
+    parallel = ['--dist', 'loadfile', '--no-loadscope-reorder', '-n']
     # Several processes share the cores: PyTorch's own threads would only wait for each other.
-    parallel = ['-n', str(workers), '--dist', 'loadfile', '--no-loadscope-reorder']
+    one_thread = {'OMP_NUM_THREADS': '1'}
     # Else each process would translate all tests, and each node that they start the whole package, again.
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
-    phases = [run('parallel', parallel, arguments, {**environment, 'OMP_NUM_THREADS': '1'})]
-    if not phases[0].gave_up and phases[0].code not in (INTERRUPTED, USAGE):
-        if phases[0].real_time:
-            environment[FILES] = json.dumps(phases[0].real_time)
-        phases.append(run('real time', [], arguments, environment))
-        play_again(phases[-1], speed, arguments)
+    phases = []
+    for name, options, changes in (
+            # A core more is wanted than there is: many of these tests wait for processes to start and end.
+            ('parallel', [*parallel, str(workers + 1)], one_thread),
+            ('waiting', [*parallel, str(workers)], one_thread),
+            ('real time', [], {})):
+        known = phases[0].files if phases else None
+        if known is not None and not known[name]:
+            phases.append(Phase(name, NO_TESTS))
+            continue
+        phase = run(name, options, arguments, {**environment, **changes, **({FILES: json.dumps(known[name])} if known else {})})
+        phases.append(phase)
+        if name != 'parallel':
+            play_again(phase, speed, arguments)
+        if phase.gave_up or phase.code in (INTERRUPTED, USAGE):
+            break
     print('\n'.join(table(phases, speed, time.monotonic() - start)), flush=True)
     return exit_code(phases)
 

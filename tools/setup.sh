@@ -78,7 +78,7 @@ fingerprint() {
   {
     pwd
     "$python" -VV
-    find setup.py pyproject.toml package.xml CMakeLists.txt constraints.txt cmake msg srv scripts tools/setup.sh \
+    find setup.py pyproject.toml package.xml CMakeLists.txt constraints.txt action cmake msg srv scripts tools/setup.sh \
       -type f -print0 | sort -z | xargs -0 sha256sum
   } | sha256sum
 }
@@ -107,7 +107,7 @@ if [ ${#packages[@]} -gt 0 ]; then
 fi
 
 stamp=.venv/worldmodel_ros.stamp
-if [ "$(cat $stamp 2>/dev/null)" = "$(fingerprint)" ] && [ -e worldmodel_ros/msg/__init__.py ]; then
+if [ "$(cat $stamp 2>/dev/null)" = "$(fingerprint)" ] && [ -e worldmodel_ros/action/__init__.py ]; then
   exit 0
 fi
 rm -f $stamp

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rcl_interfaces.srv import SetParameters
@@ -14,7 +15,6 @@ from scenarios.rig import MODEL, NODES, Rig
 from worldmodel_ros.srv import WhatIf
 
 _PATIENCE = 20.0  # s, until the process asks for memory that it does not have yet
-_BY_ITSELF = 1.0  # s, after which it is given a reason to
 _LARGE = 4_000_000
 _V1 = Path('/sys/fs/cgroup/memory')
 _V2 = Path('/sys/fs/cgroup')
@@ -33,19 +33,18 @@ def out_of_memory(running: Running, name: str) -> float:
     """
     Leave a node without memory that it does not have yet; return when the kernel ended it (steady, s).
 
-    A node that has what it needs may need no more for long: one of the first robot's is sent a large request.
+    A node that has what it needs may need no more for long: one of the first robot's is sent a large request. At once, as
+    long as the robot is no faster than in other rows: where it has driven for a second more, it has hardly come to rest when a
+    gate that was killed is back.
     """
-    process = running.processes
+    process, ask = running.processes, _large_request(running.rig, name)
     pid, ended = process.pid(name), len(process.exit_codes(name))
     with _group() as (group, limit):
         (group / limit).write_text('65536')
         (group / 'cgroup.procs').write_text(str(pid))
         end = time.monotonic() + _PATIENCE
-        asked = False
+        ask()
         while _lives(pid):
-            if not asked and time.monotonic() > end - _PATIENCE + _BY_ITSELF:
-                asked = True
-                _ask(running.rig, name)
             assert time.monotonic() < end, f'{name} asked for no memory within {_PATIENCE:.0f} s'
             time.sleep(0.0005)
         at = time.monotonic()
@@ -56,8 +55,8 @@ def out_of_memory(running: Running, name: str) -> float:
     return at
 
 
-def _ask(rig: Rig, name: str) -> None:
-    """Have a node take in some megabytes, and not wait for the answer."""
+def _large_request(rig: Rig, name: str) -> Callable[[], object]:
+    """Return what has a node take in some megabytes, and does not wait for the answer."""
     if name.rpartition('/')[2] in NODES:
         kind, service = SetParameters, f'{name}/set_parameters'
         value = Parameter('large', value='x' * _LARGE).to_parameter_msg()
@@ -65,8 +64,8 @@ def _ask(rig: Rig, name: str) -> None:
     else:  # a shared engine is asked by way of a robot
         kind, service, request = WhatIf, f'{MODEL}/what_if', WhatIf.Request(names=['left', 'right', 'stop'], horizon=4.0)
     client = rig.observer.node.create_client(kind, service)
-    if client.wait_for_service(2.0):
-        client.call_async(request)
+    assert client.wait_for_service(_PATIENCE), f'{name} takes no requests'
+    return partial(client.call_async, request)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from scenarios.stalls import Missed
 RECOVERY = 8.0      # s, until a robot whose system is sound again is driven
 RESTART = 40.0      # s, until it is by a process that was started again
 MOVING = 0.1        # m/s and rad/s
-STANDING = 5        # of the simulator's reports in a row (20 Hz) of a robot that stands
+STANDING = 3        # of the simulator's reports in a row (20 Hz) of a robot that stands; a gate may be back soon after
 IN_A_ROOM = 4.0     # s, before the goal is reached, where the robot may stand
 PAUSE = 0.5         # s, the longest without a command that moves a robot which is said to drive on: it would brake by itself
 

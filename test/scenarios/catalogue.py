@@ -103,7 +103,7 @@ SYSTEMS = (
             strangers.garbage_on_every_topic,
             strangers.garbage_in_requests,
             strangers.broken_compressed_images,
-            lifecycle.twenty_lifecycle_cycles,
+            lifecycle.lifecycle_cycles,
             model.model_is_slow,
             model.gate_is_killed,
             model.model_is_killed,

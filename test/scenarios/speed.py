@@ -121,7 +121,7 @@ def tick_seconds() -> float:
     from worldmodel_ros.engine import load
 
     engine = load(model='tiny', backend='onnx-int8', threads=1)
-    engine.warm_up()
+    engine.warm_up(ticks=5)
     session, frame = engine.open_session(), np.zeros((*engine.spec.image_size, 3), np.uint8)
     took = []
     for _ in range(engine.spec.window_frames + TICKS):

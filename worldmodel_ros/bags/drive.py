@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from worldmodel_ros.inputs.camera import Correction
 from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.model.presets import Preset
@@ -101,6 +102,7 @@ class _Reading:
         self._bag, self._mapping, self._settings, self._health = drive.bag, drive.mapping, drive.settings, health
         self._goals, self._period = preset.goals, round(preset.step_period * NS)
         self._frames = Frames(preset.step_period, preset.image_size)
+        self._camera = Correction(preset.camera.vertical_fov if preset.camera else None, preset.image_size)
         self._executed = ExecutedActions(preset.actions, preset.step_period, drive.mapping.executed_timeout)
         self._seen: deque[_Seen] = deque()
         self._goal = ''
@@ -137,6 +139,10 @@ class _Reading:
                 self._take_image(message, record.log_ns)
             elif name == self._mapping.action_topic:
                 self._take_action(self._mapping.action(message), record.log_ns)
+            elif name == self._mapping.info_topic:
+                if self._camera.take(message):
+                    self._frames.view = self._camera.view
+                    self._frames.forget()  # what was seen by another view is no past of what is seen now
             else:
                 self._take_goal(message.data.strip(), record.log_ns)
         except MessageError as error:

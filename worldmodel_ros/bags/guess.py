@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from worldmodel_ros.inputs.camera import info_topic
 from worldmodel_ros.model.presets import Preset
 from .mapping import Mapping, read_config, twist_fields
 from .problems import BagError, MessageError
 from .source import Bag, Topic
 
 # What the world model node listens to, unless it is remapped.
-_IMAGE, _ACTION, _GOAL = '/camera/image_raw', '/cmd_vel', '/goal'
+_IMAGE, _ACTION, _GOAL, _WHEELS, _TASK = '/camera/image_raw', '/cmd_vel', '/goal', '/odom', '/task'
 _COMPRESSED = '/compressed'
 _IMAGES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 _DEPTH = ('16UC1', '32FC1', 'mono16')
@@ -20,7 +21,10 @@ _TWISTS = {'geometry_msgs/msg/TwistStamped': 'twist.', 'geometry_msgs/msg/Twist'
 _ODOMETRY = {'nav_msgs/msg/Odometry': 'twist.twist.'}
 _STEERED = {'ackermann_msgs/msg/AckermannDriveStamped': 'drive.', 'ackermann_msgs/msg/AckermannDrive': ''}
 _UNNAMED = {'std_msgs/msg/Float64MultiArray': 'data[0]', 'sensor_msgs/msg/JointState': 'velocity[JOINT]'}
-_STRING = 'std_msgs/msg/String'
+_STRING, _TASK_TYPE = 'std_msgs/msg/String', 'worldmodel_ros/msg/Task'
+_INFO = 'sensor_msgs/msg/CameraInfo'
+# Topics that are taken where they have the name and the type that the node listens to.
+_PLAIN = {'goal_topic': (_GOAL, _STRING), 'odometry_topic': (_WHEELS, next(iter(_ODOMETRY))), 'task_topic': (_TASK, _TASK_TYPE)}
 
 
 class MappingQuestion(BagError):
@@ -29,7 +33,7 @@ class MappingQuestion(BagError):
 
 def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mapping:
     """
-    Return what the images, actions and goals of a bag are, by the YAML file ``config`` and by guessing the rest.
+    Return what the images, actions, goals and the like of a bag are, by the YAML file ``config`` and by guessing the rest.
 
     Raises MappingQuestion where the user has to choose, and BagError where the bag has no colour images, or not
     the topics that the file names.
@@ -40,11 +44,17 @@ def find_mapping(bag: Bag, preset: Preset, config: Path | None = None) -> Mappin
         given['image_topic'] = _image_topic(bag)
     if 'action_topic' not in given:
         given['action_topic'] = _action_topic(bag, notes)
-    for key, types in (('image_topic', _IMAGES), ('action_topic', ()), ('goal_topic', (_STRING,))):
-        _check(bag, key, given.get(key), types)
-    if 'goal_topic' not in given:
-        topic = bag.topics.get(_GOAL)
-        given['goal_topic'] = _GOAL if topic and topic.type == _STRING else None
+    _check(bag, 'image_topic', given['image_topic'], _IMAGES)
+    _check(bag, 'action_topic', given['action_topic'], ())
+    _check(bag, 'camera_info_topic', given.get('info_topic'), (_INFO,))
+    if 'info_topic' not in given:
+        topic = bag.topics.get(info_topic(given['image_topic']))
+        given['info_topic'] = topic.name if topic and topic.type == _INFO else None
+    for key, (name, kind) in _PLAIN.items():
+        _check(bag, key, given.get(key), (kind,))
+        if key not in given:
+            topic = bag.topics.get(name)
+            given[key] = name if topic and topic.type == kind else None
     if given['action_topic'] is None:
         given['actions'] = ()
     elif 'actions' not in given:

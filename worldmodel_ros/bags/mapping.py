@@ -1,5 +1,5 @@
 """
-Which topics of a bag are the camera, the actions and the goal, and what their numbers mean.
+Which topics of a bag are the camera, the actions, the wheels, the goal and the task, and what their numbers mean.
 
 A mapping comes from a YAML file (config/evaluate/ has commented ones); what the file leaves open is guessed where
 one guess alone is sensible (``guess``), and asked back where it would be a gamble.
@@ -18,16 +18,21 @@ from worldmodel_ros.inputs import ticks
 from .fields import Field, YawRate
 from .problems import BagError
 
-_KEYS = {'image_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic', 'notes'}
+_KEYS = {'image_topic', 'camera_info_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic',
+         'odometry_topic', 'task_topic', 'notes'}
 STAMPS = ('header', 'log')
+_TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'action_topic': 'action_topic',
+           'goal_topic': 'goal_topic'}  # keys of a file, and the fields that they are
 
 
 @dataclass(frozen=True)
 class Mapping:
     """
     ``actions`` are in the order of the model's action names, and empty where no actions were recorded
-    (``action_topic`` None). ``image_stamps``: 'header', or 'log' for the time of receipt where the camera's stamps
-    are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter. ``notes`` are
+    (``action_topic`` None). ``info_topic`` is that of the camera's CameraInfo, by which images are warped to the view of the
+    model's own camera; None where there is none. ``image_stamps``: 'header', or 'log' for the time of receipt where the
+    camera's stamps are useless. ``executed_timeout`` [s]: for how long an action is in force, as the node's parameter.
+    ``odometry_topic`` and ``task_topic`` are for those who decide on a forecast of the scene; None: not recorded. ``notes`` are
     remarks for the reader of a report, such as that a scale is assumed.
     """
 
@@ -35,14 +40,17 @@ class Mapping:
     action_topic: str | None
     actions: tuple[Field | YawRate, ...]
     goal_topic: str | None = None
+    info_topic: str | None = None
     image_stamps: str = 'header'
     executed_timeout: float = ticks.EXECUTED_TIMEOUT
+    odometry_topic: str | None = None
+    task_topic: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics to be read."""
-        return [name for name in (self.image_topic, self.action_topic, self.goal_topic) if name]
+        """The names of the topics that a world model takes."""
+        return [name for name in (self.image_topic, self.info_topic, self.action_topic, self.goal_topic) if name]
 
     @property
     def is_twist(self) -> bool:
@@ -76,11 +84,10 @@ def read_config(path: Path, action_names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(config, Map) or set(config) - _KEYS:
         unknown = sorted(map(str, set(config) - _KEYS)) if isinstance(config, Map) else config
         raise BagError(f'{path}: {unknown} is not known; the keys are {", ".join(sorted(_KEYS))}')
-    for key in ('image_topic', 'action_topic', 'goal_topic'):
+    for key in _TOPICS:
         if not isinstance(config.get(key, ''), str):
             raise BagError(f'{path}: {key} must be the name of a topic, or none, got {config[key]!r}')
-    result: dict[str, Any] = {key: _topic(config[key]) for key in ('image_topic', 'action_topic', 'goal_topic')
-                              if key in config}
+    result: dict[str, Any] = {field: _topic(config[key]) for key, field in _TOPICS.items() if key in config}
     if 'image_stamps' in config:
         if config['image_stamps'] not in STAMPS:
             raise BagError(f'{path}: image_stamps must be one of {", ".join(STAMPS)}, got {config["image_stamps"]!r}')

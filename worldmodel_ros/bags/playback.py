@@ -10,6 +10,7 @@ from worldmodel_ros.bags.mapping import Mapping
 from worldmodel_ros.bags.source import Bag, Record, Topic
 
 IMAGE, COMPRESSED_IMAGE, ACTION, GOAL = 'camera/image_raw', 'camera/image_raw/compressed', 'cmd_vel', 'goal'
+CAMERA_INFO, ODOMETRY, TASK = 'camera/camera_info', 'odom', 'task'
 TWIST_STAMPED = 'geometry_msgs/msg/TwistStamped'
 _COMPRESSED = 'sensor_msgs/msg/CompressedImage'
 
@@ -33,13 +34,18 @@ def parts(bag: Bag, mapping: Mapping) -> tuple[Part, ...]:
     image = bag.topics[mapping.image_topic]
     found = [Part(image, COMPRESSED_IMAGE if image.type == _COMPRESSED else IMAGE,
                   _restamped if mapping.image_stamps == 'log' else None)]
+    if mapping.info_topic:
+        found.append(Part(bag.topics[mapping.info_topic], CAMERA_INFO))
     if mapping.action_topic:
         action = bag.topics[mapping.action_topic]
         raw = action.type == TWIST_STAMPED and mapping.is_twist
         found.append(Part(action, ACTION, None if raw else lambda record: mapping.action(
             bag.deserialize(record.topic, record.raw))))
-    if mapping.goal_topic:
-        found.append(Part(bag.topics[mapping.goal_topic], GOAL))
+    # Wheels that stand in for commands are played as those.
+    wheels = None if mapping.odometry_topic == mapping.action_topic else mapping.odometry_topic
+    for topic, name in ((mapping.goal_topic, GOAL), (wheels, ODOMETRY), (mapping.task_topic, TASK)):
+        if topic:
+            found.append(Part(bag.topics[topic], name))
     return tuple(found)
 
 

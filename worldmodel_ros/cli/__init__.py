@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from importlib import import_module, metadata
 
-SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'sim', 'train', 'finetune', 'evaluate',
-               'export', 'doctor')
+SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'drive_to', 'sim', 'train', 'finetune',
+               'evaluate', 'export', 'calibrate', 'doctor')
 
 _EPILOG = """\
 start here:
-  worldmodel demo                 drive the simulated robot, watch it, get pictures in out/demo/
+  worldmodel demo                 the simulated robot crosses a street; report.html in out/demo/
   worldmodel doctor               what does this machine lack, and how to get it?
 
 Every subcommand has examples in its own --help.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from worldmodel_ros.bringup.defaults import ACTIVATION_TIMEOUT
 
+TASKS = ('street', 'intercept', 'recall', 'rooms', 'follow', 'second_ball', 'avoid_red', 'pass_behind')
 GOALS = ('red', 'green', 'blue', 'yellow')
 
 

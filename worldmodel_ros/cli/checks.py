@@ -212,6 +212,29 @@ def real_time(_: dict[str, str]) -> Finding:
         'add "@realtime - rtprio 80" to /etc/security/limits.d/realtime.conf, and yourself to that group')
 
 
+def camera(image_topic: str, model: str) -> Finding:
+    """A running camera, against the one that a model was trained with."""
+    from worldmodel_ros.engine.loading import model_folder
+    from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+    try:
+        preset = read_description(model_folder(model)).preset
+    except ModelError as error:
+        return Finding(Level.FAIL, str(error), 'name a shipped model, or the folder of one, with --model')
+    from worldmodel_ros.nodes.world_model.camera import look
+    looked = look(image_topic, preset)
+    text = f'camera {image_topic}: {looked.correction}'
+    if looked.refused:
+        return Finding(Level.FAIL, text)
+    if not looked.heard:
+        return Finding(Level.WARN, f'{text} (listened to {looked.info_topic})', 'calibrate the camera (camera_calibration), '
+                       'and have its driver publish camera_info')
+    if looked.mount is None:
+        return Finding(Level.OK, f'{text}; where it stands is not known',
+                       'set camera_height_m and camera_pitch_deg, or publish tf')
+    text += f'; it stands {looked.mount.height:.2f} m high and looks {looked.mount.pitch:.1f} degrees down'
+    return Finding(Level.WARN, f'{text}: {looked.differences}') if looked.differences else Finding(Level.OK, text)
+
+
 def _child(program: str, surroundings: dict[str, str]) -> tuple[int, str]:
     """Exit code and last line of a program in a process of its own: what it loads may crash."""
     try:

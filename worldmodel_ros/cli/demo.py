@@ -13,31 +13,36 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  worldmodel demo                             30 s of driving; pictures and summary.json in out/demo/
-  worldmodel demo --seconds 60 --seed 7       another room, longer
-  worldmodel demo --goal red                  one goal only
+  worldmodel demo                             30 s of crossing streets; report.html and summary.json in out/demo/
+  worldmodel demo --task intercept            touch a rolling ball; docs/tasks.md has all tasks
+  worldmodel demo --seconds 60 --seed 1000007   other rooms, longer
+  worldmodel demo --goal red,blue             go to objects in turn, by the world model's own policy
   worldmodel demo --load                      while another program burns every core
   worldmodel demo --kill-at 10                kill the model's process after 10 s: stop, then drive on
   ROS_DOMAIN_ID=7 worldmodel demo             on a domain of your choice, to look on with RViz or Foxglove
 
 Three processes are started and stopped: sim_robot, world_model_node and command_gate. This one looks on.
-The exit code is 0 only if the run worked: the robot moved, commands came, none of them was late, and the model
-predicted in time. It is 3 where the robot was safe but the model too slow on this machine (few predictions in time, or
-most commands without), and 1 where the run did not work.
+The exit code is 0 only if the run worked: the robot moved, commands came, none of them was late, and most were decided
+by what they would lead to. It is 3 where the robot was safe but the models too slow on this machine (most commands
+decided without a forecast; with --goal, few predictions in time), and 1 where the run did not work.
 """
+FORECAST = 'tiny'  # that the commands of a task are decided on
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
         'demo', help='drive the simulated robot with the world model, and draw what happened',
-        description='Drives the simulated robot over ROS 2, by a world model that sees its camera.',
+        description='Drives the simulated robot over ROS 2, by what a model of the world imagines.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seconds', type=arguments.positive, default=30.0,
                         help='time of driving [s] (default: 30)')
-    parser.add_argument('--goal', type=arguments.goals, default=list(arguments.GOALS), metavar='COLOUR,...',
-                        help='objects to drive to, in turn (default: all)')
-    parser.add_argument('--seed', type=int, help='of the room; those below 1000000 are training rooms '
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument('--task', choices=arguments.TASKS,
+                      help='what to do, in one room after another (default: street)')
+    what.add_argument('--goal', type=arguments.goals, metavar='COLOUR,...',
+                      help='instead of a task: objects to drive to in turn, in one room where nothing moves')
+    parser.add_argument('--seed', type=int, help='of the first room; those below 1000000 are training rooms '
                         '(default: that of config/sim_robot.yaml)')
     parser.add_argument('--model', help='name of a shipped model, or folder of a trained one')
     parser.add_argument('--load', action='store_true', help='burn every core with another program meanwhile')
@@ -56,8 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.demo.drive import Plan
     from worldmodel_ros.demo.run import Options, run_demo
-    plan = Plan(chosen.seconds, chosen.goal, horizon=chosen.horizon, kill_at=chosen.kill_at)
-    bringup = {**dict(chosen.set), 'seed': chosen.seed, 'model': chosen.model}
+    task = '' if chosen.goal else chosen.task or arguments.TASKS[0]
+    plan = Plan(chosen.seconds, chosen.goal or [], task, horizon=chosen.horizon, kill_at=chosen.kill_at)
+    bringup = {'forecast': FORECAST if task else '', **dict(chosen.set), 'seed': chosen.seed, 'model': chosen.model}
     return run_demo(Options(plan, chosen.out, bringup, chosen.parameters, chosen.namespace, chosen.load,
                             arguments.domain_id()), _observing)
 

@@ -13,6 +13,8 @@ examples:
   worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street recall rooms runtime --json control.json
   worldmodel evaluate control --seeds 5000000:5000060 --tasks street --controllers oracle reactive b1 --variants stops delay
   worldmodel evaluate control --seeds 5000000:5000020 --tasks street --forecast out/scene --ros
+  worldmodel evaluate control --seeds 5000000:5000020 --tasks rooms --controllers b1 \
+      --variants camera_wider camera_wider_uncorrected
 
 Prints one JSON object. The same seeds give the same numbers on one machine, with any number of workers.
 """
@@ -23,7 +25,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', default=['intercept', 'street', 'recall', 'rooms', 'runtime'], metavar='T',
-                        help='intercept, street, recall, rooms, follow, second_ball, avoid_red, pass_behind; '
+                        help='intercept, street, recall, rooms, places, follow, second_ball, avoid_red, pass_behind; '
                              'runtime: the last four (default: all)')
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
@@ -38,8 +40,10 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
                         help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
                              'other one as a variant; b1 has that of head (default: two_step)')
-    parser.add_argument('--variants', nargs='+', default=[], choices=('shifted', 'stops', 'delay'),
-                        help='besides the plain tasks: faster and more movers; shuttles that stop at random; 200 ms more delay')
+    parser.add_argument('--variants', nargs='+', default=[], metavar='V',
+                        help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
+                             'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '
+                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m')
     parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
                         help='what runs the networks (default: auto)')

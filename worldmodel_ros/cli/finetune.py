@@ -83,6 +83,7 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     """Make the model; return the bags that judge it, with the seconds to be skipped of each."""
     import json
     import time
+    from dataclasses import replace
 
     import torch
 
@@ -112,6 +113,8 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     provenance = {'fine_tuned': {'from': chosen.model, 'split': result['split'], 'options': result['options'],
                                  'autoencoder': result['autoencoder'], 'dit': result['dit']},
                   'continues': [description.provenance]}
+    if not all(r.calibrated for r in recordings):  # it knows another camera now, and nothing tells which
+        model.preset = replace(preset, camera=None)
     checkpoint.save(model, chosen.out, provenance)
     accelerator = torch.cuda.get_device_name() if device == 'cuda' else 'cpu'
     result |= {'model': str(chosen.model), 'device': accelerator, 'machine': machine(), 'versions': versions(),

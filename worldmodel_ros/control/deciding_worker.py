@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
-from .deliberation import Decision as Choice
+from .deliberation import FEWEST, Decision as Choice
 from .ladder import NS, STEPS, Decision, Tier
-from .pilot import Forecast, Known, Pilot
+from .pilot import REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
 from .scene_view import View
 from .task import Task
@@ -64,7 +64,9 @@ class DecidingWorker(Worker):
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
     The tiers are TWO_STEP and ONE_STEP: candidates on a forecast of two passes or one; PLAN_ONLY: the reactive policy on
-    what the frame alone shows; LAST_PLAN and STOP as everywhere.
+    what is there now; LAST_PLAN and STOP as everywhere. Before the forecast it is decided whether a second pass fits, after
+    it whether candidates can still be compared: most of a tick's jitter is behind it then, and who does not finish in time
+    is answered for with the last plan.
     """
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
@@ -79,11 +81,11 @@ class DecidingWorker(Worker):
         self.measures_odometry = False  # whether the newest frame had a reading
         self._pilot = self._new_pilot()
 
-    def score(self, task: Task, actions: np.ndarray, stamp: int) -> float:
-        """What a task's terms give ``actions`` (T, A) from the observation ``stamp`` [ns] on; NaN without terms, and where that
-        is too long ago. From any thread."""
+    def utilities(self, task: Task, actions: np.ndarray, stamp: int) -> np.ndarray:
+        """What each of a task's terms gives ``actions`` (T, A) from the observation ``stamp`` [ns] on, (K,); none where that is
+        too long ago. From any thread."""
         known = next((known for at, known in list(self._known) if at == stamp), None)
-        return known.score(task.terms, actions) if known and task.terms else float('nan')
+        return known.utilities(task.terms, actions) if known and task.terms else np.zeros(0)
 
     def _start_over(self) -> None:
         super()._start_over()
@@ -96,26 +98,31 @@ class DecidingWorker(Worker):
         """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
         begun = self._clock()
         self._begin(observation)
-        decision = self._responder.decide(observation, begun, self.times.predict)
+        decision = self._responder.decide(observation, begun, self._expected_time)
+        if decision and decision.tier is Tier.TWO_STEP and self._committed is None:
+            # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second pass.
+            decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
-        # A robot that is kept standing is measured by a forecast, like one that nothing is asked of.
-        passes = STEPS.get(decision.tier, int(decision.tier is Tier.STOP)) if decision else 0
+        passes = 2 if decision and decision.tier is Tier.TWO_STEP else 1
         # The forecast was trained with the command in force, the world model with the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, passes)
         self._known.append((observation.stamp, self._pilot.known))
-        plan = self._still()
+        decided = None
         if decision and observation.task.terms and self._slot is None:
-            plan = self._answer(observation, decision, passes, begun)
+            decided = self._answer(observation, decision, passes, begun)
         answered = self._clock()
         self._session.observe(observation.image, executed)
         self._committed = observation.stamp
         if decision is None:
             return
-        if passes == 0 and self._slot is None:
-            self._pilot.rehearse()
-        self._show(observation, plan, decision, begun, answered)
+        self._show(observation, decided, decision, begun, answered)
+
+    def _expected_time(self, passes: int) -> float:
+        """Return how long a tick is expected to take [s]: what is given up for a second pass that does not fit is one pass, so
+        that it is to fit surely; what is given up for one that does not is the last plan, which is served then, too."""
+        return self.times.predict(passes) if passes == 2 else self.times.typical_tick(passes)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
         """Set the odometry to the moment of the observation."""
@@ -128,48 +135,69 @@ class DecidingWorker(Worker):
             since = period if self._committed is None else (observation.stamp - self._committed) / NS
             self._pilot.odometry.executed(executed, since)
 
-    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> np.ndarray:
-        """Decide and answer; return the plan (T, A)."""
-        steps = self._engine.spec.chunk_frames
-        delay = begun - observation.received + observation.age + self.times.typical_tick(passes) + GATE
+    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> Decided:
+        """Decide and answer, by what the time after the forecast allows."""
+        now = self._clock()
+        decision = self._rung(decision, decision.limit - now)
+        compares = decision.tier in STEPS  # a robot that is kept standing is not asked for more than that plans are in time
+        candidates = self._pilot.fitting(decision.limit - now)
+        part = comparing(len(candidates)) if compares else REACTING
+        delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
-        if passes:
-            left = decision.limit - self._clock()
-            choice = self._pilot.decide(observation.task.terms, sent, previous, self._pilot.fitting(left))
+        if compares:
+            choice = self._pilot.decide(observation.task.terms, sent, previous, candidates)
         else:
-            choice = self._pilot.react(observation.task.terms, previous, steps)
-        plan = require_finite(np.asarray(choice.commands[:steps], np.float32), 'the plan')
+            choice = self._pilot.react(observation.task.terms, previous, self._engine.spec.chunk_frames)
+        plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
-        self.times.record_tick(self._clock() - begun, passes)
-        self._listener.decided(Decided(
-            observation, self._responder.served(observation) or Tier.NONE, passes, choice, self._pilot.view,
-            delay + self._base_delay, dict(self._pilot.last)))
-        return plan
+        # As if as little had been compared as a prediction counts on.
+        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST)) if compares else 0.0
+        self.times.record_tick(self._clock() - begun - more, passes if compares else 0)
+        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, passes if compares else 0, choice,
+                          self._pilot.view, delay + self._base_delay, dict(self._pilot.last))
+        self._listener.decided(decided)
+        return decided
 
-    def _show(self, observation: Observation, plan: np.ndarray, decision: Decision, begun: float, answered: float) -> None:
-        """Imagine what the plan leads to, where that is over before the next observation, or images are long missing."""
+    def _rung(self, decision: Decision, left: float) -> Decision:
+        """Return a decision as ``left`` s after the forecast allow it: with candidates compared if that is likely to fit, for
+        the last plan goes on where it does not after all."""
+        if decision.tier is Tier.STOP:
+            return decision
+        if self.times.typical(comparing(FEWEST)) > left:
+            return decision._replace(tier=Tier.PLAN_ONLY, headroom=False,
+                                     reason=decision.reason or 'the forecast left no time to compare candidates')
+        if decision.tier in STEPS:
+            return decision
+        return decision._replace(tier=Tier.ONE_STEP, reason=f'{decision.reason}; it took less')
+
+    def _show(self, observation: Observation, decided: Decided | None, decision: Decision, begun: float, answered: float
+              ) -> None:
+        """Imagine what the decision leads to, where that is over before the next observation, or images are long missing."""
         model = self._engine.step_times
         step = model.quantile('denoise')
         steps = 2 if self._background.fits(2 * step, self._expected) else 1
         if not self._background.starved and (self._slot is not None or not self._background.fits(step, self._expected)):
             return
         start = self._clock()
-        future = self._session.imagine(plan, steps)
+        future = self._session.imagine(self._plan_of(decided.choice if decided else None), steps)
         require_finite(future.collision_risk, 'the collision risk')
         measured = self._session.timings
         tier = next(tier for tier, count in STEPS.items() if count == steps)
         self._background.show(Prediction(observation, tier, self._responder.served(observation) or Tier.NONE, future, {
             'queue': begun - observation.received, 'encode': measured.get('encode', 0.0),
             'commit': measured.get('commit', 0.0), 'policy': answered - begun, 'denoise': self._clock() - start,
-            'total': answered - observation.received, 'predicted': decision.finish - observation.received}))
+            'total': answered - observation.received, 'predicted': decision.finish - observation.received}, decided))
 
-    def _still(self) -> np.ndarray:
+    def _plan_of(self, choice: Choice | None) -> np.ndarray:
+        """Return the commands (T, A) of a chunk; without a choice, of standing still."""
         spec = self._engine.spec
-        return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        if choice is None:
+            return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
+        return np.asarray(choice.commands[:spec.chunk_frames], np.float32)
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         super()._fail(observation, error)

@@ -5,15 +5,15 @@ stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from . import reactive_policy as policy
 from .motion import LIMITS, PERIOD, Limits, limited, move, under_way
-from .scene_view import View
-from .terms import Outcome, Term, Thing, Touch, score
+from .scene_view import View, with_places
+from .terms import Outcome, Term, Thing, Touch, utilities
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ CANDIDATES = (
     _held('right', 0.4, -1.2, 4), _held('right', 0.4, -1.2, 8), _held('slow', 0.2, 0.0, 8))
 
 
+WALL = 'wall'  # what a contact is with, where it is no thing
 FEWEST = 4  # candidates of a decision on the slowest machine
 _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
              'ahead 0.8 s', 'lead 0.4 s', 'left 0.8 s', 'right 0.8 s', 'lead 1.2 s', 'slow 0.8 s', 'back 0.4 s',
@@ -61,15 +62,19 @@ class Veto:
     approach: float = 0.02
     presence: float = 0.8
 
-    def of(self, terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
-        """Return which candidates have such a contact, bool (C,), with what the terms do not want touched. Times from the
-        second one on are those after the command takes effect."""
+    def of(self, terms: Sequence[Term], outcome: Outcome) -> list[str]:
+        """Return with what each candidate has such a contact, by name, 'wall', or '' for none; what the terms want touched does
+        not count. Times from the second one on are those after the command takes effect."""
         wanted = {term.target for term in terms if isinstance(term, Touch)}
         count = 1 + int((outcome.times[1:] <= outcome.times[1] + self.within + 1e-9).sum())
-        gaps = [outcome.wall_gap()[:, 1:count], *(outcome.gap(name)[:, 1:count] for name, thing in outcome.things.items()
-                                                  if name not in wanted and thing.presence >= self.presence)]
-        least, first = np.min(gaps, 2), np.array(gaps)[:, :, 0]
-        return ((least <= -self.overlap) & (least <= first - self.approach)).any(0)
+        gaps = {WALL: outcome.wall_gap()[:, 1:count]}
+        gaps |= {name: outcome.gap(name)[:, 1:count] for name, thing in outcome.things.items()
+                 if thing.solid and name not in wanted and thing.presence >= self.presence}
+        least, first = np.min(list(gaps.values()), 2), np.array(list(gaps.values()))[:, :, 0]
+        contacts = (least <= -self.overlap) & (least <= first - self.approach)
+        names = list(gaps)
+        return [names[int(np.where(hit, gap, np.inf).argmin())] if hit.any() else ''
+                for hit, gap in zip(contacts.T, least.T, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ class Decision:
     ``command`` (2,), m/s and rad/s; the name of the candidate that it is of, and each candidate's score by name. ``commands``
     (T, 2): that candidate's, a PERIOD apart, of which ``command`` is the first. ``poses`` (C, T, 3): where each candidate
     leads, in the frame of the view, at ``times`` (T,), s from the observation on; none where nothing was compared. ``vetoed``:
-    names of the candidates that were not to be taken for a contact.
+    the candidates that were not to be taken for a contact, and with what that is, by name. ``utilities`` (K, C): what each
+    term gives each candidate; they sum up to its score.
     """
 
     command: np.ndarray
@@ -100,7 +106,8 @@ class Decision:
     commands: np.ndarray
     poses: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 3)))
     times: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    vetoed: tuple[str, ...] = ()
+    vetoed: Mapping[str, str] = field(default_factory=dict)
+    utilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 class Deliberation:
@@ -128,6 +135,8 @@ class Deliberation:
         those of the settings.
         """
         aim = policy.Aim.of(terms)
+        times = self.times(sum(seconds for seconds, _ in sent))
+        view = with_places(view, terms, len(times))
         pose, twist = under_way(view.pose, view.twist, sent)
         if aim.target not in view.things:
             self._last = None
@@ -135,37 +144,38 @@ class Deliberation:
         self._search.found()
         followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
-        times = self.times(sum(seconds for seconds, _ in sent))
         poses, commands = imagine(aim, candidates, view, pose, twist, previous, len(times) - 1, self._settings.limits)
         poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
         outcome = Outcome(times, poses, view.things, view.walls)
-        scores = score(terms, outcome)
+        worth = utilities(terms, outcome)
+        scores = worth.sum(0)
         named = {candidate.name: float(value) for candidate, value in zip(candidates, scores, strict=True)}
-        vetoed: tuple[str, ...] = ()
-        if self._settings.veto and (forbidden := self._settings.veto.of(terms, outcome)).any():
-            vetoed = tuple(candidate.name for candidate, no in zip(candidates, forbidden, strict=True) if no)
-            if forbidden.all():
+        vetoed: dict[str, str] = {}
+        if self._settings.veto:
+            contacts = self._settings.veto.of(terms, outcome)
+            vetoed = {candidate.name: name for candidate, name in zip(candidates, contacts, strict=True) if name}
+            if len(vetoed) == len(candidates):
                 self._last = None
                 stop = self._stop(previous)
-                return Decision(stop[0], 'veto', named, stop, poses, times, vetoed)
-            scores = np.where(forbidden, -np.inf, scores)
+                return Decision(stop[0], 'veto', named, stop, poses, times, vetoed, worth)
+            scores = np.where([name != '' for name in contacts], -np.inf, scores)
         best = int(scores.argmax())
         # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
         if scores[0] >= scores[best] - self._settings.margin:
             best = 0
         self._last = candidates[best]
-        return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed)
+        return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed, worth)
 
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
         the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
         aim = policy.Aim.of(terms)
+        view = with_places(view, terms, 1)
         self._last = None
         if aim.target not in view.things:
             return self._look_for_it(view.pose, view)
         self._search.found()
-        still = {name: Thing(np.tile(thing.path[0], (steps + 2, 1)), thing.radius, thing.colour, thing.moves, thing.presence)
-                 for name, thing in view.things.items()}
+        still = {name: replace(thing, path=np.tile(thing.path[0], (steps + 2, 1))) for name, thing in view.things.items()}
         _, commands = imagine(aim, CANDIDATES[:1], View(view.pose, view.twist, still, view.walls), view.pose, view.twist,
                               previous, steps + 1, self._settings.limits)
         return Decision(commands[0, 0], CANDIDATES[0].name, {}, commands[0])
@@ -209,7 +219,7 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the path (T, 2) of the target, and of all else paths (N, T, 2) and radii (N,), wider where the task wants it."""
-    others = {name: thing for name, thing in view.things.items() if name != aim.target}
+    others = {name: thing for name, thing in view.things.items() if thing.solid and name != aim.target}
     path = view.things[aim.target].path
     paths = np.array([thing.path for thing in others.values()]).reshape(len(others), len(path), 2)
     return path, paths, np.array([thing.radius + _wider(aim, name, thing) for name, thing in others.items()])

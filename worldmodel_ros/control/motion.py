@@ -1,4 +1,4 @@
-"""How a differential-drive base moves under commands, for many candidates at once; no contacts."""
+"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,6 +8,14 @@ import numpy as np
 
 PERIOD = 0.1        # s, between two decisions
 MOTOR_LAG = 0.03    # s, time constant with which the robot follows a command
+_ACTIONS = {  # linear.x [m/s], angular.z [rad/s]
+    'forward': (0.4, 0.0),
+    'left': (0.3, 1.0),
+    'right': (0.3, -1.0),
+    'stop': (0.0, 0.0),
+    'backward': (-0.2, 0.0),
+}
+MANEUVERS = tuple(_ACTIONS)
 
 
 @dataclass(frozen=True)
@@ -42,17 +50,22 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
     keep, lost = _lag(seconds)
     behind = twists - commands
     mean = commands + behind * lost * MOTOR_LAG / seconds
-    after = commands + behind * keep
-    turn = mean[:, 1] * seconds
+    return along_arc(poses, mean, seconds), commands + behind * keep
+
+
+def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarray:
+    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s: exact for constant ones. Yaw is
+    not wrapped."""
+    turn = twists[:, 1] * seconds
     half = np.pi * (turn / (2 * np.pi))
     half[half == 0.0] = np.pi * 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
-    chord = mean[:, 0] * seconds * (np.sin(half) / half)
+    chord = twists[:, 0] * seconds * (np.sin(half) / half)
     heading = poses[:, 2] + turn / 2
     moved = np.empty_like(poses)
     moved[:, 0] = poses[:, 0] + chord * np.cos(heading)
     moved[:, 1] = poses[:, 1] + chord * np.sin(heading)
     moved[:, 2] = poses[:, 2] + turn
-    return moved, after
+    return moved
 
 
 @lru_cache(maxsize=64)
@@ -70,3 +83,34 @@ def under_way(pose: np.ndarray, twist: np.ndarray, commands: list[tuple[float, n
         if seconds > 0.0:
             poses, twists = move(poses, twists, command[None], seconds)
     return poses[0], twists[0]
+
+
+def maneuver(name: str, steps: int) -> np.ndarray:
+    """
+    Return the named sequence, float32 (steps, 2): linear.x [m/s], angular.z [rad/s].
+
+    Raises ValueError for a name that is not in MANEUVERS and for less than one step.
+    """
+    if name not in _ACTIONS:
+        raise ValueError(f'unknown maneuver {name!r}; use one of: {", ".join(MANEUVERS)}')
+    if steps < 1:
+        raise ValueError(f'a maneuver has at least one step, not {steps}')
+    return np.tile(np.float32(_ACTIONS[name]), (steps, 1))
+
+
+def path(actions: np.ndarray, step_period: float) -> np.ndarray:
+    """
+    Return the poses after each step, float32 (T, 3): x [m], y [m], yaw [rad, -pi to pi], in base_link at the
+    start.
+
+    ``actions`` is (T, 2), linear.x [m/s] and angular.z [rad/s], each held for ``step_period`` s. Within a step
+    the base follows an arc, which is exact for constant velocities and an unconstrained differential drive.
+    """
+    poses = np.zeros((1, 3))
+    found = [poses]
+    for action in np.asarray(actions, np.float64).reshape(-1, 1, 2):
+        poses = along_arc(poses, action, step_period)
+        found.append(poses)
+    led = np.concatenate(found)[1:]
+    led[:, 2] = np.remainder(led[:, 2] + np.pi, 2 * np.pi) - np.pi
+    return led.astype(np.float32)

@@ -1,7 +1,7 @@
 """One robot's decisions on a forecast of the scene: what it sees goes in, and commands by what they would lead to come out.
 
 The rungs that the robot can feel: candidates compared on a forecast of two passes or of one; the reactive policy
-on what the newest frame alone tells. What comes below, the last plan and a stop, is ``ladder``'s.
+on what is there now. What comes below, the last plan and a stop, is ``ladder``'s.
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
-from .motion import PERIOD, move
+from .motion import PERIOD, along_arc, move
 from .responder import require_finite
-from .scene_view import Seen, Slot, StandingThings, View
+from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
-from .terms import Outcome, Term, score
+from .terms import Outcome, Term, utilities
 
 COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
 DECIDING = Settings(veto=Veto())
@@ -40,9 +40,6 @@ class Forecast(Protocol):
         """Take a frame uint8 (H, W, 3), the command (2,) in force at it, and the velocities (2,) that the wheels measured
         over the period before it, m/s and rad/s; ``passes`` is 0, 1 or 2. Return presence, places and walls as in ``Seen``."""
 
-    def rehearse(self) -> None:
-        """Repeat the newest frame's work with one pass, and change nothing."""
-
 
 class Odometry:
     """The robot's pose and velocities by its wheels; where none are measured, by the commands that it executed."""
@@ -56,24 +53,22 @@ class Odometry:
 
     def executed(self, twist: np.ndarray, seconds: float) -> None:
         """Have velocities (2,) stand in for what was not measured, since so many seconds."""
-        v, w = (float(value) for value in twist)
-        heading = self.pose[2] + w * seconds / 2
-        way = v * seconds * float(np.sinc(w * seconds / math.tau))
-        yaw = math.remainder(self.pose[2] + w * seconds, math.tau)
-        self.pose = np.array([self.pose[0] + way * math.cos(heading), self.pose[1] + way * math.sin(heading), yaw])
-        self.twist = np.array([v, w])
+        self.twist = np.asarray(twist, float)
+        self.pose, = along_arc(self.pose[None], self.twist[None], seconds)
+        self.pose[2] = math.remainder(self.pose[2], math.tau)
 
 
 SEEING = ('see', 'forecast', 'forecast twice')  # parts of a tick that forecast, by passes
+REACTING = 'react'
 
 
 def deciding_times() -> StepTimes:
     """Return times whose ``predict`` is that of a decision with so many passes, with the fewest candidates; 0: of a
-    reaction."""
-    return StepTimes(lambda passes: {SEEING[passes]: 1, 'react' if passes == 0 else _comparing(FEWEST): 1})
+    reaction to what one pass says is there."""
+    return StepTimes(lambda passes: {SEEING[passes or 1]: 1, REACTING if passes == 0 else comparing(FEWEST): 1})
 
 
-def _comparing(count: int) -> str:
+def comparing(count: int) -> str:
     """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS."""
     return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}'
 
@@ -81,7 +76,7 @@ def _comparing(count: int) -> str:
 class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    ``times`` takes what that takes: SEEING, 'react', and 'compare N' for each of COUNTS.
+    ``times`` takes what that takes: SEEING, REACTING, and 'compare N' for each of COUNTS.
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
@@ -109,26 +104,20 @@ class Pilot:
                candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
         """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
-        with self._measure(_comparing(len(candidates) if candidates else COUNTS[-1])):
+        with self._measure(comparing(len(candidates) if candidates else COUNTS[-1])):
             self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
             return self._deliberation.choose(terms, self.view, sent, previous, candidates)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
-        """Return what the policy does for so many steps on what the newest frame shows, without a forecast."""
-        with self._measure('react'):
+        """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
+        with self._measure(REACTING):
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 
     def fitting(self, seconds: float) -> tuple[Candidate, ...]:
         """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least."""
-        fit = [count for count in COUNTS[1:] if self._times.quantile(_comparing(count)) <= seconds]
+        fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count)) <= seconds]
         return candidates_by_worth(fit[-1] if fit else FEWEST)
-
-    def rehearse(self) -> None:
-        """Measure a forecast of one pass, which nothing is decided on: a rung that is not served could not be found fast
-        enough again otherwise."""
-        with self._measure(SEEING[1]):
-            self._forecast.rehearse()
 
     @contextmanager
     def _measure(self, part: str) -> Iterator[None]:
@@ -152,15 +141,15 @@ class Known:
         seen = self.seen.at_present() if still else self.seen
         return seen.view(self.slots, self.pose, self.twist, times)
 
-    def score(self, terms: Sequence[Term], actions: np.ndarray) -> float:
-        """Return what the terms give the robot for ``actions`` (T, 2), each for a PERIOD from the frame on."""
+    def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
+        """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a PERIOD from the frame on."""
         poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
         for action in np.asarray(actions, float):
             poses, twists = move(poses, twists, action[None], PERIOD)
             found.append(poses)
         times = PERIOD * np.arange(len(found))
-        view = self.view(times)
-        return float(score(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[0])
+        view = with_places(self.view(times), terms, len(times))
+        return utilities(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[:, 0]
 
 
 def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], times: StepTimes, ticks: int = 12) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .maneuvers import NAMES, maneuver
+from .motion import MANEUVERS, maneuver
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future, Session
@@ -62,6 +62,6 @@ class Planner:
 def candidates(plan: np.ndarray, spec) -> dict[str, np.ndarray]:
     """Action sequences (K, 2) by name: the ``plan`` (K, 2) itself, variations of it, and the maneuvers."""
     found = {'plan': plan, 'slower': plan * np.float32((_SLOW, 1.0)), 'more left': plan + np.float32((0.0, _TURN)),
-             'more right': plan - np.float32((0.0, _TURN)), **{name: maneuver(name, len(plan)) for name in NAMES}}
+             'more right': plan - np.float32((0.0, _TURN)), **{name: maneuver(name, len(plan)) for name in MANEUVERS}}
     return {name: np.clip(actions, spec.action_low, spec.action_high).astype(np.float32)
             for name, actions in found.items()}

@@ -16,6 +16,7 @@ from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
 
 SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
+_STOP_AT_PLACE = 0.12           # m
 _STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
 _FULL_TURN = math.radians(60.0)
 _KEEP_VIEW = math.radians(36.0)
@@ -26,11 +27,13 @@ _BRAKE = 1.5                    # m/s for each metre of free way
 @dataclass(frozen=True)
 class Aim:
     """What a task asks the policy to drive to: ``apart`` in m is the distance that it keeps to the target's centre, 0 for a
-    touch; ``wide``: m that each name or colour is passed at more than others."""
+    touch; ``wide``: m that each name or colour is passed at more than others; ``in_view``: the target is kept there on a
+    detour, which a place need not be."""
 
     target: str
     apart: float
     wide: dict[str, float]
+    in_view: bool = True
 
     @classmethod
     def of(cls, terms: Sequence[Term]) -> Aim:
@@ -40,10 +43,12 @@ class Aim:
             match term:
                 case Touch():
                     return cls(term.target, 0.0, wide)
-                case Reach():
+                case Reach(place=None):
                     return cls(term.target, _STOP, wide)
+                case Reach():
+                    return cls(term.target, _STOP_AT_PLACE, wide, in_view=False)
                 case KeepDistance():
-                    return cls(term.target, term.distance, wide)
+                    return cls(term.target, term.distance, wide, in_view=term.place is None)
         raise ValueError('a task without a thing to touch, to reach or to keep a distance to gives a policy no aim')
 
 
@@ -63,7 +68,8 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
         heading = _round_obstacles(poses, distance, bearing, np.hypot(*seen), np.arctan2(seen[1], seen[0]),
                                    radii + ROBOT_RADIUS + _MARGIN, walls)
     if aim.apart:
-        heading = np.minimum(np.maximum(heading, bearing - _KEEP_VIEW), bearing + _KEEP_VIEW)
+        if aim.in_view:
+            heading = np.minimum(np.maximum(heading, bearing - _KEEP_VIEW), bearing + _KEEP_VIEW)
         speed = _approach(aim, distance)
     else:
         speed = np.full(len(poses), _RUSH)

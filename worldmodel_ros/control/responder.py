@@ -15,6 +15,7 @@ from .task import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future
+    from .deciding_worker import Decided
 
 _REMEMBERED = 16  # answers; a prediction is published a few ticks after its observation was answered, at most
 
@@ -87,7 +88,8 @@ class Prediction:
     decode, total and predicted.
 
     ``tier`` is how it was imagined: TWO_STEP, ONE_STEP or SMALLER. ``command_tier`` is what the observation was answered
-    with; where that is none of these three, the command left before this was ready.
+    with; where that is none of these three, the command left before this was ready. ``decided``: how the command was decided,
+    where that was on a forecast of the scene.
     """
 
     observation: Observation
@@ -95,6 +97,7 @@ class Prediction:
     command_tier: Tier
     future: Future
     timings: dict[str, float]
+    decided: Decided | None = None
 
 
 class OutputError(RuntimeError):

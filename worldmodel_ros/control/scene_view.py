@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .terms import Thing
+from .terms import Term, Thing, places
 
 _LIKELY = 0.5  # probability from which on a thing counts as there
 _IN_VIEW = math.radians(36.0)  # to either side: well within the camera's 90 degrees
@@ -60,7 +60,7 @@ class Seen:
     def view(self, slots: Sequence[Slot | None], pose: np.ndarray, twist: np.ndarray, times: np.ndarray) -> View:
         """Return the things of ``slots`` that are there, in the frame of the robot's ``pose`` (3,), forecast for ``times``
         (T,)."""
-        places, things = _from_base(self.places, pose), {}
+        found, things = _from_base(self.places, pose), {}
         likely = np.flatnonzero(self.presence > _LIKELY).tolist()
         alike = sorted((number for number in likely if slots[number] and slots[number].alike),
                        key=lambda number: float(np.hypot(*self.places[0, number])))
@@ -68,9 +68,15 @@ class Seen:
         meant |= zip(alike, (slot for slot in slots if slot and slot.alike))
         for number, slot in meant.items():
             if slot:
-                path = np.stack([np.interp(times, self.times, places[:, number, axis]) for axis in range(2)], 1)
+                path = np.stack([np.interp(times, self.times, found[:, number, axis]) for axis in range(2)], 1)
                 things[slot.name] = Thing(path, slot.radius, slot.colour, slot.moves, float(self.presence[number]))
         return View(pose, twist, things, planes(self.walls, pose))
+
+
+def with_places(view: View, terms: Sequence[Term], times: int) -> View:
+    """Return a view with the places that terms are about, next to the things, for so many times."""
+    named = places(terms, times)
+    return replace(view, things={**view.things, **named}) if named else view
 
 
 class StandingThings:
@@ -122,10 +128,10 @@ def _to_base(place: np.ndarray, pose: np.ndarray) -> np.ndarray:
     return np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2])
 
 
-def _from_base(places: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """Places (..., 2) in base_link to the frame of the pose (3,)."""
+def _from_base(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """Points (..., 2) in base_link to the frame of the pose (3,)."""
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
-    return places @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]
+    return points @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
@@ -133,3 +139,9 @@ def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
     angles = math.atan2(walls[1], walls[0]) / 4.0 + np.arange(4) * math.pi / 2 + pose[2]
     normals = np.stack([np.cos(angles), np.sin(angles)], 1)
     return np.column_stack([normals, walls[2:] + normals @ pose[:2]])
+
+
+def corners(walls: np.ndarray) -> np.ndarray:
+    """Return where each of four walls, rows of unit normal and offset, (4, 3), meets the next one, (4, 2) in m."""
+    pairs = np.stack([walls, np.roll(walls, -1, 0)], 1)
+    return np.linalg.solve(pairs[..., :2], pairs[..., 2:])[..., 0]

@@ -5,13 +5,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Term, Time, Touch
+from .terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Term, Time, Touch, place_name
 
 MAX_TERMS = 16
 MAX_WEIGHT = 100.0
 FARTHEST = 100.0  # m, of a region
 LEAST_APART, MOST_APART = 0.2, 5.0  # m, between centres, of a distance to keep
 WIDEST = 2.0  # m, of a clearance
+_AT_PLACES = ('reach', 'keep_distance', 'time')  # kinds that may be about a place
 KINDS = ('touch', 'reach', 'keep_distance', 'pass_behind', 'avoid', 'clearance', 'time', 'stay_in')
 
 
@@ -37,6 +38,19 @@ class Told:
     distance: float = 0.0
     but: tuple[str, ...] = ()
     region: tuple[float, ...] = ()
+    place: tuple[float, ...] = ()
+
+
+def to_place(place: tuple[float, float]) -> Task:
+    """
+    Return what a place, x and y in m in the frame of the odometry, asks for. Raises TaskError.
+
+    Less clearance is asked for than on the way to an object: a place may be next to a wall, and a planner that wants more than
+    there is stays where it is.
+    """
+    place = _place(place)
+    name = place_name(place)
+    return Task(f'place {name}', (Reach(name, place=place), Clearance(0.05), Time(name, place=place)))
 
 
 def to_goal(goal: str) -> Task:
@@ -61,7 +75,7 @@ def task_of(name: str, told: Sequence[Told], things: Mapping[str, str]) -> Task:
 
 def in_words(task: Task) -> str:
     """Return the terms as one line of text."""
-    return '; '.join(_in_words(term) for term in task.terms) or 'nothing: stand still'
+    return '; '.join(term_in_words(term) for term in task.terms) or 'nothing: stand still'
 
 
 def _term(told: Told, things: Mapping[str, str]) -> Term:
@@ -71,6 +85,14 @@ def _term(told: Told, things: Mapping[str, str]) -> Term:
         raise TaskError(f'weight is {told.weight}: it must be above 0 and at most {MAX_WEIGHT:g}, or 0 for the default')
     weight = {'weight': told.weight} if told.weight else {}
     by_target: dict[str, Callable[..., Term]] = {'touch': Touch, 'reach': Reach, 'pass_behind': PassBehind, 'time': Time}
+    if told.place and told.kind in _AT_PLACES:
+        place = _place(told.place)
+        at = {'target': place_name(place), 'place': place, **weight}
+        if told.kind == 'keep_distance':
+            return KeepDistance(distance=_between(told.distance, LEAST_APART, MOST_APART), **at)
+        return Reach(**at) if told.kind == 'reach' else Time(**at)
+    if told.place:
+        raise TaskError(f'a place is no target of {told.kind}: choose from {", ".join(_AT_PLACES)}')
     if told.kind in by_target:
         return by_target[told.kind](_known(told.target, things), **weight)
     match told.kind:
@@ -92,6 +114,12 @@ def _term(told: Told, things: Mapping[str, str]) -> Term:
     return StayIn(x_min, x_max, y_min, y_max, **weight)
 
 
+def _place(place: Sequence[float]) -> tuple[float, float]:
+    if len(place) != 2 or not all(abs(value) <= FARTHEST for value in place):  # false for a NaN, too
+        raise TaskError(f'place is {list(place)}: it must be x and y in m, within {FARTHEST:g} m')
+    return float(place[0]), float(place[1])
+
+
 def _known(name: str, things: Mapping[str, str]) -> str:
     if name not in things:
         raise TaskError(f'unknown thing {name!r}: choose from {", ".join(things)}')
@@ -104,7 +132,8 @@ def _between(value: float, low: float, high: float) -> float:
     return value
 
 
-def _in_words(term: Term) -> str:
+def term_in_words(term: Term) -> str:
+    """Return what a term wants, and its weight."""
     match term:
         case Touch():
             text = f'touch {term.target}'

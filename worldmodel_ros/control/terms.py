@@ -6,13 +6,14 @@ times utility. The same terms say when a task that was really driven has succeed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 ROBOT_RADIUS = 0.16  # m
 REACHED = 0.45       # m, between centres, at which a goal counts as reached
+REACHED_PLACE = 0.2  # m, between the robot's centre and a place, at which that does
 KEPT = 0.3           # m, by which a kept distance may be off
 _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
 
@@ -20,13 +21,14 @@ _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made 
 @dataclass(frozen=True)
 class Thing:
     """Something forecast: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as one would name it;
-    ``presence``: probability that it is there."""
+    ``presence``: probability that it is there; not ``solid``: a place, which can be driven on."""
 
     path: np.ndarray
     radius: float
     colour: str
     moves: bool = False
     presence: float = 1.0
+    solid: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,15 @@ class Outcome:
     poses: np.ndarray
     things: Mapping[str, Thing]
     walls: np.ndarray
+    _gaps: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # asked for before
 
     def gap(self, name: str) -> np.ndarray:
-        """Metres (C, T) between the surfaces of the robot and a thing."""
-        thing = self.things[name]
-        return np.hypot(*np.moveaxis(self.poses[..., :2] - thing.path, -1, 0)) - thing.radius - ROBOT_RADIUS
+        """Metres (C, T) between the surfaces of the robot and a thing; not to be changed."""
+        if name not in self._gaps:
+            thing = self.things[name]
+            x, y = self.poses[..., 0] - thing.path[:, 0], self.poses[..., 1] - thing.path[:, 1]
+            self._gaps[name] = np.hypot(x, y) - (thing.radius + ROBOT_RADIUS)
+        return self._gaps[name]
 
     def wall_gap(self) -> np.ndarray:
         """Metres (C, T) to the nearest wall; infinite without walls."""
@@ -73,16 +79,23 @@ class Touch:
 
 @dataclass(frozen=True)
 class Reach:
-    """Be within REACHED m of a thing's centre: minus the metres that are left; once there, what else the time is worth."""
+    """Be within REACHED m of a thing's centre, or REACHED_PLACE of a place: minus the metres that are left; once there, what
+    else the time is worth. ``place``: x and y in m in the frame of the odometry, of which ``target`` is then the name."""
 
     target: str
     weight: float = 1.0
+    place: tuple[float, float] | None = None
+
+    @property
+    def within(self) -> float:
+        """Metres between centres, at which it is reached."""
+        return REACHED if self.place is None else REACHED_PLACE
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
             return np.zeros(len(outcome.poses))
         thing = outcome.things[self.target]
-        left = np.maximum(outcome.gap(self.target) + thing.radius + ROBOT_RADIUS - REACHED, 0.0)
+        left = np.maximum(outcome.gap(self.target) + thing.radius + ROBOT_RADIUS - self.within, 0.0)
         there = left <= 0.0
         first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
         elapsed = _elapsed(outcome)
@@ -91,11 +104,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class KeepDistance:
-    """Stay ``distance`` m from a thing, between centres: minus the mean deviation in m."""
+    """Stay ``distance`` m from a thing, between centres: minus the mean deviation in m. ``place`` as of Reach."""
 
     target: str
     distance: float
     weight: float = 1.0
+    place: tuple[float, float] | None = None
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
@@ -162,22 +176,24 @@ class Clearance:
     but: tuple[str, ...] = ()
 
     def utility(self, outcome: Outcome) -> np.ndarray:
-        gaps = [outcome.gap(name) for name in outcome.things if name not in self.but]
+        gaps = [outcome.gap(name) for name, thing in outcome.things.items() if thing.solid and name not in self.but]
         return _penalty(np.min([outcome.wall_gap(), *gaps], 0).min(1), self.margin)
 
 
 @dataclass(frozen=True)
 class Time:
-    """Be done soon: minus the share of the time that passes until the named thing is reached."""
+    """Be done soon: minus the share of the time that passes until the named thing is reached. ``place`` as of Reach."""
 
     target: str
     weight: float = 0.1
+    place: tuple[float, float] | None = None
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
             return np.zeros(len(outcome.poses))
         thing = outcome.things[self.target]
-        there = outcome.gap(self.target) <= REACHED - thing.radius - ROBOT_RADIUS
+        within = REACHED if self.place is None else REACHED_PLACE
+        there = outcome.gap(self.target) <= within - thing.radius - ROBOT_RADIUS
         first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
         return -_elapsed(outcome)[first] / _elapsed(outcome)[-1]
 
@@ -201,9 +217,30 @@ class StayIn:
 Term = Touch | Reach | KeepDistance | PassBehind | Avoid | Clearance | Time | StayIn
 
 
-def score(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
-    """Sum of weight times utility for each candidate, (C,). A term about something that is not known counts 0 for all."""
-    return np.sum([term.weight * term.utility(outcome) for term in terms], 0)
+def place_name(place: tuple[float, float]) -> str:
+    """Return what a place is called, so that no two are called the same."""
+    return f'({place[0]:.3f}, {place[1]:.3f})'
+
+
+def places(terms: Sequence[Term], times: int) -> dict[str, Thing]:
+    """Return the places of terms by name, as things that stay for so many times and that nothing can touch."""
+    return {term.target: Thing(np.tile(np.asarray(term.place, float), (times, 1)), 0.0, '', solid=False)
+            for term in terms if _has_place(term)}
+
+
+def has_places(terms: Sequence[Term]) -> bool:
+    """Whether terms are about places, for which a robot has to measure where it is."""
+    return any(map(_has_place, terms))
+
+
+def _has_place(term: Term) -> bool:
+    return isinstance(term, Reach | KeepDistance | Time) and term.place is not None
+
+
+def utilities(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
+    """Weight times utility of each term for each candidate, (K, C); a candidate's score is their sum. A term about something
+    that is not known counts 0 for all."""
+    return np.array([term.weight * term.utility(outcome) for term in terms])
 
 
 def _elapsed(outcome: Outcome) -> np.ndarray:

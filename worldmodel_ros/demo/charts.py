@@ -1,6 +1,7 @@
 """The latency histogram and the path driven."""
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ from matplotlib.transforms import Affine2D
 
 from worldmodel_ros.demo import style
 from worldmodel_ros.demo.goals import REACHED_DISTANCE
-from worldmodel_ros.demo.recording import NS, TIERS, Recording, Thing
+from worldmodel_ros.demo.recording import NS, TIERS, GoalAttempt, Pose, Recording, Thing
 from worldmodel_ros.demo.summary import camera_to_command
+
+
+ROOMS = 4  # whose paths are drawn
+_TITLE = 'The path driven, seen from above'
 
 
 def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -> None:
@@ -46,41 +51,62 @@ def draw_latency(path: Path, recording: Recording, deadline: float, note: str) -
 
 
 def draw_path(path: Path, recording: Recording, seconds: float) -> None:
-    """Write the path seen from above: room, objects where they are at the end, path by time, goals."""
-    poses = np.array([(p.x, p.y, p.yaw) for p in recording.poses])
-    times = np.array([p.stamp for p in recording.poses], np.float64)
+    """Write the path seen from above: room, objects, path by time, goals. Of a task, a panel for each room, ROOMS at most, with
+    movers where they were at its begin."""
+    note = f'{seconds:.0f} s; dashed: goal counts as reached ({REACHED_DISTANCE} m)'
+    if not recording.rooms:
+        with style.picture(path, 6.6, 6.4, _TITLE, note) as figure:
+            line = _draw_room(figure.add_axes((0.1, 0.08, 0.74, 0.8)), recording.poses, recording.things,
+                              {goal.goal for goal in recording.goals}, recording.goals)
+            _draw_time(figure, line, (0.88, 0.2, 0.022, 0.5))
+        return
+    rooms = [(room, [pose for pose in recording.poses if recording.room_at(pose.stamp) is room]) for room in recording.driven]
+    rooms = [(room, poses) for room, poses in rooms if len(poses) > 1][:ROOMS]
+    if not rooms:
+        return
+    width = 4.4 * len(rooms) + 0.9
+    with style.picture(path, max(width, 6.6), 5.4, _TITLE, f'{note}; movers where they began') as figure:
+        for column, (room, poses) in enumerate(rooms):
+            axes = figure.add_axes(((0.5 + 4.4 * column) / max(width, 6.6), 0.09, 3.8 / max(width, 6.6), 0.72))
+            line = _draw_room(axes, poses, room.things, {room.target}, ())
+            axes.set_title(f'{room.task} {room.seed}, {room.target}: {room.fate}', fontsize=9)
+        _draw_time(figure, line, (1.0 - 0.55 / max(width, 6.6), 0.2, 0.1 / max(width, 6.6), 0.5))
+
+
+def _draw_time(figure, line, place: tuple[float, float, float, float]) -> None:
+    bar = figure.colorbar(line, cax=figure.add_axes(place))
+    bar.set_label('time [s]')
+    bar.outline.set_visible(False)
+
+
+def _draw_room(axes, recorded: Sequence[Pose], things: Mapping[str, Thing], wanted: set[str], goals: Sequence[GoalAttempt]):
+    """Draw one path and what is around it; return the line, which has a colour for each time."""
+    poses = np.array([(p.x, p.y, p.yaw) for p in recorded])
+    times = np.array([p.stamp for p in recorded], np.float64)
     times = (times - times[0]) / NS
-    with style.picture(path, 6.6, 6.4, 'The path driven, seen from above',
-                       f'{seconds:.0f} s; dashed: goal counts as reached ({REACHED_DISTANCE} m)') as figure:
-        axes = figure.add_axes((0.1, 0.08, 0.74, 0.8))
-        wanted = {goal.goal for goal in recording.goals}
-        for thing in recording.things.values():
-            _draw_thing(axes, thing, thing.name in wanted)
-        readable = [withStroke(linewidth=2.5, foreground=style.PAPER)]
-        segments = np.stack([poses[:-1, :2], poses[1:, :2]], axis=1)
-        line = axes.add_collection(LineCollection(
-            segments, array=times[:-1], cmap='viridis', linewidths=2.4, capstyle='round', zorder=4))
-        for moment in np.arange(0.0, times[-1], max(1.0, seconds / 15)):
-            x, y, yaw = poses[int(np.searchsorted(times, moment))]
-            axes.annotate('', (x + 0.12 * np.cos(yaw), y + 0.12 * np.sin(yaw)), (x, y), zorder=5,
-                          arrowprops={'arrowstyle': '-|>', 'color': style.INK, 'lw': 0.9})
-        axes.plot(*poses[0, :2], 'o', color=style.INK, ms=7, zorder=6)
-        axes.annotate('start', poses[0, :2], (6, 6), textcoords='offset points', fontsize=8.5, zorder=8,
-                      path_effects=readable)
-        objects = {thing.name: thing for thing in recording.things.values()}
-        for number, goal in enumerate((g for g in recording.goals if g.reached is not None), start=1):
-            x, y, _ = poses[min(int(np.searchsorted(times, goal.reached)), len(poses) - 1)]
-            axes.plot(x, y, '*', color=style.goal_colour(goal.goal), mec=style.INK, ms=13, zorder=7)
-            beyond = objects.get(goal.goal)  # the label goes where the object is not
-            right = beyond is None or beyond.x < x
-            axes.annotate(f'{number}: {goal.goal}, {goal.reached - goal.given:.1f} s', (x, y),
-                          (9 if right else -9, -4), ha='left' if right else 'right', fontsize=8, zorder=8,
-                          textcoords='offset points', path_effects=readable)
-        axes.set(xlabel='x [m]', ylabel='y [m]', aspect='equal')
-        axes.autoscale_view()
-        bar = figure.colorbar(line, cax=figure.add_axes((0.88, 0.2, 0.022, 0.5)))
-        bar.set_label('time [s]')
-        bar.outline.set_visible(False)
+    for thing in things.values():
+        _draw_thing(axes, thing, thing.name in wanted)
+    readable = [withStroke(linewidth=2.5, foreground=style.PAPER)]
+    segments = np.stack([poses[:-1, :2], poses[1:, :2]], axis=1)
+    line = axes.add_collection(LineCollection(
+        segments, array=times[:-1], cmap='viridis', linewidths=2.4, capstyle='round', zorder=4))
+    for moment in np.arange(0.0, times[-1], max(1.0, times[-1] / 15)):
+        x, y, yaw = poses[int(np.searchsorted(times, moment))]
+        axes.annotate('', (x + 0.12 * np.cos(yaw), y + 0.12 * np.sin(yaw)), (x, y), zorder=5,
+                      arrowprops={'arrowstyle': '-|>', 'color': style.INK, 'lw': 0.9})
+    axes.plot(*poses[0, :2], 'o', color=style.INK, ms=7, zorder=6)
+    axes.annotate('start', poses[0, :2], (6, 6), textcoords='offset points', fontsize=8.5, zorder=8, path_effects=readable)
+    objects = {thing.name: thing for thing in things.values()}
+    for number, goal in enumerate((g for g in goals if g.reached is not None), start=1):
+        x, y, _ = poses[min(int(np.searchsorted(times, goal.reached)), len(poses) - 1)]
+        axes.plot(x, y, '*', color=style.goal_colour(goal.goal), mec=style.INK, ms=13, zorder=7)
+        beyond = objects.get(goal.goal)  # the label goes where the object is not
+        right = beyond is None or beyond.x < x
+        axes.annotate(f'{number}: {goal.goal}, {goal.reached - goal.given:.1f} s', (x, y), (9 if right else -9, -4),
+                      ha='left' if right else 'right', fontsize=8, zorder=8, textcoords='offset points', path_effects=readable)
+    axes.set(xlabel='x [m]', ylabel='y [m]', aspect='equal')
+    axes.autoscale_view()
+    return line
 
 
 def _draw_thing(axes, thing: Thing, wanted: bool) -> None:

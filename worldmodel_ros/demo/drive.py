@@ -26,6 +26,9 @@ class Observer(Protocol):
 
     recording: Recording
 
+    def begin(self) -> None:
+        """From now on, the first command that answers an observation begins the recording."""
+
     def set_goal(self, goal: str) -> None:
         """Send the robot to a goal."""
 
@@ -41,10 +44,11 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen during a drive."""
+    """What is to happen during a drive: objects to go to in turn, or a ``task`` that the simulated robot tells and judges."""
 
     seconds: float
-    goals: list[str]
+    goals: list[str] = field(default_factory=list)
+    task: str = ''
     deadline: float = 0.05                          # camera stamp to command received [s]
     patience: float = 20.0                          # with one goal [s]
     what_if: tuple[str, ...] = ('forward', 'left', 'right', 'stop')
@@ -61,9 +65,11 @@ def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: 
     Raises NothingDriven when no command comes.
     """
     recording = observer.recording
-    goals = GoalSequence(plan.goals, plan.patience)
-    recording.goals = goals.attempts
-    observer.set_goal(goals.start(0.0))
+    goals = None if plan.task else GoalSequence(plan.goals, plan.patience)
+    observer.begin()
+    if goals:
+        recording.goals = goals.attempts
+        observer.set_goal(goals.start(0.0))
     if not observer.wait_for_command(plan.first_command_timeout):
         raise NothingDriven('no command answered a camera image within '
                             f'{plan.first_command_timeout:.0f} s of the first goal')
@@ -72,8 +78,9 @@ def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: 
     to_kill = sorted(plan.kill_at)
     next_question, next_view = 1.0, 0.0
     while (elapsed := clock() - start) < plan.seconds:
-        distance = goal_distance(recording, goals.current.goal)
-        following = goals.update(elapsed, distance)
+        goal = goals.current.goal if goals else recording.target
+        distance = goal_distance(recording, goal)
+        following = goals.update(elapsed, distance) if goals else None
         if following is not None:
             observer.set_goal(following)
         if to_kill and elapsed >= to_kill[0]:
@@ -83,7 +90,7 @@ def drive(plan: Plan, observer: Observer, kill_model: Callable[[], None], live: 
             kill_model()
         if plan.what_if and elapsed >= next_question:
             next_question += WHAT_IF_PERIOD
-            observer.ask_what_if(plan.what_if, goals.current.goal, plan.horizon)
+            observer.ask_what_if(plan.what_if, goals.current.goal if goals else '', plan.horizon)
         if elapsed >= next_view:
             next_view += live.period
             scorer.advance()

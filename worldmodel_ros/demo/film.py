@@ -5,7 +5,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -94,7 +93,7 @@ def _draw_moment(figure, grid, row: int, moment: Moment) -> None:
 
 def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
     """Write a GIF in real time: the camera, and what was predicted for it a step and a chunk before."""
-    font = ImageFont.truetype(str(Path(matplotlib.get_data_path()) / 'fonts/ttf/DejaVuSans.ttf'), 14)
+    font = style.font(14)
     period = recording.futures[0].step
     horizons = sorted({0, len(recording.futures[0].frames) - 1})
     pages = []
@@ -106,11 +105,16 @@ def draw_animation(path: Path, recording: Recording, tolerance: float) -> None:
         if len(pages) >= GIF_SECONDS / period:
             break
     if pages:
-        # One palette for all pages, made from pages of the whole run: with one for each, colours flicker.
-        sample = np.concatenate([np.asarray(page) for page in pages[::max(1, len(pages) // 12)]])
-        palette = Image.fromarray(sample).quantize(GIF_COLOURS)
-        pages = [page.quantize(palette=palette, dither=Image.Dither.NONE) for page in pages]
-        pages[0].save(path, save_all=True, append_images=pages[1:], duration=round(period * 1000), loop=0)
+        save_animation(path, pages, period)
+
+
+def save_animation(path: Path, pages: list[Image.Image], period: float) -> None:
+    """Write a GIF that shows a page each ``period`` s, over and over."""
+    # One palette for all pages, made from pages of the whole run: with one for each, colours flicker.
+    sample = np.concatenate([np.asarray(page) for page in pages[::max(1, len(pages) // 12)]])
+    palette = Image.fromarray(sample).quantize(GIF_COLOURS)
+    pages = [page.quantize(palette=palette, dither=Image.Dither.NONE) for page in pages]
+    pages[0].save(path, save_all=True, append_images=pages[1:], duration=round(period * 1000), loop=0)
 
 
 def _future_for(recording: Recording, stamp: int, k: int, tolerance: float) -> Future | None:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import numpy as np
 
-from worldmodel_ros.demo.recording import TIERS, Recording
+from worldmodel_ros.demo.recording import TIERS, Choice, Recording, Room
 from worldmodel_ros.demo.summary import camera_to_command, tier_counts
 
 RECENT = 5.0  # the rate is that of the last few seconds [s]
@@ -34,6 +34,8 @@ class View:
     psnr: float | None          # [dB]
     psnr_copy: float | None     # [dB]
     speed: tuple[float, float]  # [m/s], [rad/s]
+    room: str = ''              # of a task: what came of the rooms so far
+    choice: str = ''            # of a task: how the newest command was decided
 
 
 def view(recording: Recording, elapsed: float, total: float, deadline: float, distance: float,
@@ -44,7 +46,7 @@ def view(recording: Recording, elapsed: float, total: float, deadline: float, di
     newest = answers[-1].received if answers else 0
     recent = [c for c in answers[-200:] if newest - c.received < RECENT * 1e9]
     span = (recent[-1].received - recent[0].received) / 1e9 if len(recent) > 1 else 0.0
-    goal = recording.goals[-1] if recording.goals else None
+    goal = recording.goals[-1].goal if recording.goals else recording.target
     last = recording.commands[-1] if recording.commands else None
     return View(
         elapsed, total,
@@ -54,20 +56,35 @@ def view(recording: Recording, elapsed: float, total: float, deadline: float, di
         deadline=deadline,
         tiers=tier_counts(recording),
         late=sum(latency > deadline for latency in latencies),
-        goal=goal.goal if goal else '-',
+        goal=goal or '-',
         distance=distance,
-        reached=sum(g.reached is not None for g in recording.goals),
+        reached=sum(g.reached is not None for g in recording.goals) + sum(bool(room.succeeded) for room in recording.driven),
         psnr=scores['psnr_db'],
         psnr_copy=scores['psnr_copy_last_db'],
         speed=(last.v, last.w) if last else (0.0, 0.0),
+        room=_rooms(recording.driven),
+        choice=_choice(recording.choices[-1]) if recording.choices else '',
     )
+
+
+def _rooms(rooms: list[Room]) -> str:
+    over = [room for room in rooms if room.succeeded is not None]
+    done = sum(bool(room.succeeded) for room in over)
+    return f'room {len(rooms)}, {done} of {len(over)} done' if rooms else ''
+
+
+def _choice(choice: Choice) -> str:
+    if not choice.options:
+        return choice.chosen
+    vetoed = sum(bool(option.contact) for option in choice.options)
+    return f'{choice.chosen} of {len(choice.options)}' + (f', {vetoed} vetoed' if vetoed else '')
 
 
 def as_line(v: View) -> str:
     """One line for a log."""
     tiers = ' '.join(f'{name} {share:.0%}' for name, share in _shares(v).items() if share)
     latency = f'camera-to-command p50 {v.p50 * 1e3:.0f} p99 {v.p99 * 1e3:.0f} ms, over budget {v.late}'
-    goal = f'goal {v.goal} {v.distance:.2f} m ({v.reached} reached)'
+    goal = f'goal {v.goal} {v.distance:.2f} m ({v.room or f"{v.reached} reached"})' + (f'  {v.choice}' if v.choice else '')
     return f'{v.elapsed:5.1f} s  {v.rate:4.1f} Hz  {latency}  {tiers}  {goal}  {_quality(v)}'
 
 
@@ -82,7 +99,8 @@ def as_table(v: View) -> list[str]:
         f'  camera to command  p50 {v.p50 * 1e3:5.1f} ms   p99 {v.p99 * 1e3:5.1f} ms   '
         f'(budget {v.deadline * 1e3:.0f} ms, over it: {v.late})',
         f'  tiers              {tiers}',
-        f'  goal               {v.goal:<8} {v.distance:5.2f} m away   reached so far: {v.reached}',
+        f'  goal               {v.goal:<8} {v.distance:5.2f} m away   {v.room or f"reached so far: {v.reached}"}',
+        *([f'  decision           {v.choice}'] if v.choice else []),
         f'  prediction         {_quality(v)}',
     ]
 
@@ -90,8 +108,9 @@ def as_table(v: View) -> list[str]:
 class LiveView:
     """Shows views on a stream: redraws a table on a terminal, appends at most a line per second elsewhere."""
 
-    def __init__(self, stream: TextIO = sys.stdout) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """``stream``: the standard output, if none is given."""
+        self._stream = stream = stream or sys.stdout
         self._terminal = stream.isatty()
         self._drawn = 0
 

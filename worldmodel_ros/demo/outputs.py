@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from worldmodel_ros.demo import charts, film, what_if_picture
+from worldmodel_ros.demo import charts, film, futures, what_if_picture
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording
 
@@ -32,6 +32,10 @@ def draw_all(directory: Path, recording: Recording, scorer: PredictionScorer, su
         charts.draw_latency(target('latency.png'), recording, summary['deadline_ms'] / 1e3, note)
     if len(recording.poses) > 1:
         charts.draw_path(target('path.png'), recording, summary['seconds'])
+    chosen = futures.moments(recording, scorer.tolerance)
+    if chosen:
+        futures.draw_futures(target('futures.png'), recording, chosen, scorer.tolerance)
+        futures.draw_animation(target('futures.gif'), recording, scorer.tolerance)
     strip = film.moments(recording, scorer)
     if strip:
         film.draw_film_strip(target('film_strip.png'), strip)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from operator import attrgetter
 
 import numpy as np
@@ -42,6 +43,8 @@ class Tick:
     late: bool      # ready only after its budget
     latency: float  # image received to command published [s]
     reason: str = ''  # why not the best tier; empty: it was
+    age: float = 0.0  # of the image on receipt [s]
+    silent: bool = False  # said of a camera that is silent, not of an image
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,58 @@ class Future:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """A thing that the robot took to be there, and where it was forecast to be at a choice's times."""
+
+    name: str
+    colour: str
+    radius: float               # [m]
+    path: np.ndarray            # (T, 2) in base_link at the observation [m]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A course of action that was imagined: its score, what each term of the task gives it, with what a veto says that it
+    would collide ('': none), and where it leads."""
+
+    name: str
+    score: float
+    terms: tuple[float, ...] = ()
+    contact: str = ''
+    path: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))  # (T, 2) in base_link at the observation [m]
+
+
+@dataclass(frozen=True)
 class Choice:
-    """How a command was decided on a forecast of the scene: the candidate that was chosen, the scores of those that were
-    compared, by name, and the names of those that were vetoed."""
+    """How a command was decided on a forecast of the scene: the name of the option that was chosen, and all that were
+    compared."""
 
     stamp: int                  # of the observation [ns]
     chosen: str
-    scores: dict[str, float]
-    vetoed: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    passes: int = 1             # of the forecast
+    terms: tuple[str, ...] = ()  # of the task, in words, in the order of Option.terms
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0))      # of the paths, from the observation on [s]
+    things: tuple[Foreseen, ...] = ()
+    walls: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # rows of normal and offset, in base_link
+    forecast_time: float = 0.0  # [s]
+    decision_time: float = 0.0  # [s]
+
+    def option(self, name: str) -> Option | None:
+        """The option of that name, if it was compared."""
+        return next((option for option in self.options if option.name == name), None)
+
+    def rejected_for(self, option: Option) -> str:
+        """Why an option was not taken: the contact that vetoed it, or the term that it loses most by against the chosen one;
+        empty for one that none of the terms speaks against."""
+        if option.contact:
+            return f'contact with {option.contact}'
+        chosen = self.option(self.chosen)
+        if chosen is None or not option.terms or option is chosen:
+            return ''
+        lost = [mine - its for mine, its in zip(chosen.terms, option.terms, strict=True)]
+        most = int(np.argmax(lost))
+        return self.terms[most] if lost[most] > 0.0 else ''
 
 
 @dataclass(frozen=True)
@@ -125,6 +172,38 @@ class Thing:
     round: bool = False
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """Where things that move really were."""
+
+    stamp: int                  # [ns]
+    movers: dict[str, Thing]    # by name
+
+
+@dataclass
+class Room:
+    """One room of a task, from its begin to what its judge said."""
+
+    task: str
+    seed: int
+    begun: int                          # ROS time at which it was heard of [ns]
+    things: dict[str, Thing] = field(default_factory=dict)  # as they were first seen
+    target: str = ''                    # what to reach, touch or keep a distance to
+    succeeded: bool | None = None       # None: it goes on
+    reason: str = ''
+    seconds: float = 0.0                # that it took [s]
+    contacts: int = 0
+    arrivals: int = 0
+
+    @property
+    def fate(self) -> str:
+        """What came of it, in words."""
+        if self.succeeded is None:
+            return 'goes on'
+        what = 'done' if self.succeeded else self.reason or 'not done'
+        return f'{what}, {self.seconds:.1f} s' + (f', {self.arrivals} arrivals' if self.arrivals else '')
+
+
 @dataclass
 class GoalAttempt:
     """One goal that was given to the robot; times count from the start of the drive."""
@@ -149,7 +228,10 @@ class Recording:
     choices: list[Choice] = field(default_factory=list)         # none without a forecast
     what_ifs: list[WhatIf] = field(default_factory=list)
     things: dict[str, Thing] = field(default_factory=dict)      # newest state by marker key
+    sightings: list[Sighting] = field(default_factory=list)     # where anything moves
     goals: list[GoalAttempt] = field(default_factory=list)
+    rooms: list[Room] = field(default_factory=list)             # of a task; none without
+    target: str = ''                                            # of the task
     robot_latencies: list[float] = field(default_factory=list)  # camera to command, measured by the robot [s]
     robot: dict[str, str] = field(default_factory=dict)         # the robot's own diagnostics, newest
     model: dict[str, str] = field(default_factory=dict)         # the model node's own diagnostics, newest
@@ -169,6 +251,26 @@ class Recording:
             self.images.append(image)  # before its stamp: a reader that finds the stamp must find the image
             self.image_stamps.append(stamp)
 
+    def pose_at(self, stamp: int) -> Pose | None:
+        """The robot's true pose nearest to ``stamp``, or None where none is known within 0.1 s of it."""
+        return _nearest(self.poses, stamp, 0.1)
+
+    def sighting_at(self, stamp: int) -> Sighting | None:
+        """Where what moves really was, nearest to ``stamp``; None where it is not known within 0.1 s of it."""
+        return _nearest(self.sightings, stamp, 0.1)
+
+    @property
+    def driven(self) -> list[Room]:
+        """The rooms in which a command was received."""
+        if not self.commands:
+            return []
+        first = self.commands[0].received
+        return [room for room, following in zip_longest(self.rooms, self.rooms[1:]) if not following or following.begun > first]
+
+    def room_at(self, stamp: int) -> Room | None:
+        """The room that the robot was in, if it has a task."""
+        return next((room for room in reversed(self.rooms) if room.begun <= stamp), None)
+
     def mean_command(self, start: int, end: int) -> tuple[float, float]:
         """Time-weighted means of v and w that were commanded between two stamps [m/s], [rad/s]."""
         by_receipt = attrgetter('received')
@@ -182,3 +284,10 @@ class Recording:
             v += self.commands[i].v * share
             w += self.commands[i].w * share
         return v, w
+
+
+def _nearest(found: list, stamp: int, tolerance: float):
+    """Of things with ascending stamps, the one nearest to ``stamp``; None where none is within ``tolerance`` seconds."""
+    i = bisect_left(found, stamp, key=attrgetter('stamp'))
+    near = min(found[max(i - 1, 0):i + 1], key=lambda each: abs(each.stamp - stamp), default=None)
+    return near if near is not None and abs(near.stamp - stamp) <= tolerance * NS else None

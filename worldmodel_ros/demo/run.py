@@ -21,12 +21,13 @@ from worldmodel_ros.demo.load import CpuLoad
 from worldmodel_ros.demo.outputs import draw_all, write_summary
 from worldmodel_ros.demo.prediction import PredictionScorer
 from worldmodel_ros.demo.recording import Recording
+from worldmodel_ros.demo.report import write_report
 from worldmodel_ros.demo.summary import Run, summarise
 from worldmodel_ros.demo.verdict import conclusion, exit_code, judge
 from worldmodel_ros.machine import machine, versions
 
 REPORT_TIMEOUT = 3.0   # the robot reports once a second [s]
-MODEL_NODE = 'world_model_node'
+MODEL_NODE, ROBOT_NODE = 'world_model_node', 'sim_robot'
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
     description = load()
     live = LiveView()
     with Supervisor(description.environment, log, options.domain_id) as supervisor:
-        nodes = description.resolve('sim', options.arguments, options.parameters)
+        nodes = description.resolve('sim', {**options.arguments, 'task': options.plan.task}, options.parameters)
         supervisor.add(nodes, options.namespace)
         os.environ.update(supervisor.environment)  # before rclpy is loaded: this process joins their graph
         live.note(f'Starting {", ".join(node.name for node in nodes)} '
@@ -88,12 +89,14 @@ def _drive(options: Options, recording: Recording, scorer: PredictionScorer,
             done('processes')
             live.note(f'All processes run after {sum(start_up.values()):.1f} s. '
                       f'Driving for {options.plan.seconds:.0f} s.')
+            if options.plan.task:  # the rooms that have passed while the model was loaded are not the demo's
+                supervisor.restart(f'{options.namespace}/{ROBOT_NODE}')
             name = f'{options.namespace}/{MODEL_NODE}'
             with CpuLoad() if options.load else contextlib.nullcontext():
                 seconds, kills = drive(options.plan, observer, lambda: supervisor.kill(name), live, scorer)
             start_up['first_command'] = observer.waited
             late = observer.finish(REPORT_TIMEOUT)
-    return Run(seconds, options.plan.deadline, late, start_up, kills, options.load)
+    return Run(seconds, options.plan.deadline, late, start_up, kills, options.load, options.plan.task)
 
 
 def _conclude(options: Options, recording: Recording, scorer: PredictionScorer, run: Run) -> int:
@@ -103,8 +106,10 @@ def _conclude(options: Options, recording: Recording, scorer: PredictionScorer, 
     path = write_summary(options.out, summary)
     pictures = draw_all(options.out, recording, scorer, summary)
     checks = judge(summary)
+    verdict = conclusion(checks, summary)
+    report = write_report(options.out, summary, checks, verdict, pictures)
     print('\n' + '\n'.join(f'  {check}' for check in checks))
-    print(f'\n{conclusion(checks, summary)} {path} and {", ".join(p.name for p in pictures)} have the details.')
+    print(f'\n{verdict} {report} shows it; {path.name} and {", ".join(p.name for p in pictures)} are next to it.')
     return exit_code(checks)
 
 

@@ -13,6 +13,7 @@ matplotlib.use('Agg')  # before pyplot: there is no display on a robot
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import ImageFont
 
 INK, MUTED, LINE, PAPER = '#1f2933', '#66727f', '#d5dae0', '#ffffff'
 MODEL, TRUTH, GOOD, BAD = '#2563eb', '#0f766e', '#15803d', '#dc2626'
@@ -54,6 +55,11 @@ def show_frame(axes: Axes, frame: np.ndarray, label: str = '', colour: str = LIN
         axes.set_title(label, loc='center', fontsize=9, color=INK, pad=4)
     if below:
         axes.set_xlabel(below, fontsize=8, color=MUTED, labelpad=3)
+
+
+def font(size: int) -> ImageFont.FreeTypeFont:
+    """The font of the charts, for images that are not drawn by matplotlib; ``size`` in pixels."""
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / 'fonts/ttf/DejaVuSans.ttf'), size)
 
 
 def goal_colour(name: str) -> str:

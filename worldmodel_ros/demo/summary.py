@@ -5,17 +5,21 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
+from worldmodel_ros.control.ladder import MODEL_TIERS
 from worldmodel_ros.demo.images import decode_rgb
 from worldmodel_ros.demo.prediction import PredictionScorer
-from worldmodel_ros.demo.recording import TIERS, GoalAttempt, Recording, WhatIf
+from worldmodel_ros.demo.recording import NS, TIERS, GoalAttempt, Pose, Recording, Room, WhatIf
 from worldmodel_ros.evaluate.drive.pictures import psnr
 
 # Of the model node's diagnostics.
-MODEL_KEYS = ('model', 'backend', 'forecast', 'odometry', 'warmup_s',
-              'tick_two_step_ms', 'tick_one_step_ms', 'predictions_possible_hz')
+MODEL_KEYS = ('model', 'backend', 'forecast', 'forecast_backend', 'odometry', 'warmup_s', 'tick_two_step_ms',
+              'tick_one_step_ms', 'tick_plan_only_ms', 'predictions_possible_hz')
+_ALIKE = 0.5     # m, within which a mover is the one that was forecast
+AHEAD = (0.4, 0.8, 1.6)  # s, of the forecast places that are compared with what came
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,19 @@ class Run:
     start_up: dict[str, float]      # phase -> [s]
     kills: list[Kill] = field(default_factory=list)
     loaded: bool = False            # another program burnt all cores
+    task: str = ''                  # what the robot was told and judged by; without one, goals were given
 
 
 def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
     """The content of summary.json, less what describes the machine; times in the unit that the key names."""
     reached = [g for g in recording.goals if g.reached is not None]
+    done = [room for room in recording.driven if room.succeeded]
+    ticks = sum(not tick.silent for tick in recording.ticks)
     return {
+        'task': run.task,
         'seconds': round(run.seconds, 2),
-        'ticks': len(recording.ticks),
-        'rate_hz': round(len(recording.ticks) / run.seconds, 2) if run.seconds else 0.0,
+        'ticks': ticks,
+        'rate_hz': round(ticks / run.seconds, 2) if run.seconds else 0.0,
         'camera_to_command_ms': latency_ms(recording),
         'camera_to_command_observed_ms': quantiles_ms(observed_latencies(recording)),
         'deadline_ms': round(run.deadline * 1e3, 1),
@@ -53,11 +61,14 @@ def summarise(recording: Recording, run: Run, scorer: PredictionScorer) -> dict:
         'tiers': tier_counts(recording),
         'predictions': predictions(recording),
         'lower_tiers_because': lower_tier_reasons(recording),
+        'not_imagined_because': not_imagined_because(recording),
+        'part_times_ms': part_times(recording),
         'decisions': decisions(recording),
         'what_if': what_if_scores(recording.what_ifs),
-        'goal_reached': bool(reached),
-        'goals_reached': len(reached),
+        'goal_reached': bool(reached or done),
+        'goals_reached': len(reached) + len(done),
         'goals': [_attempt(g) for g in recording.goals],
+        'rooms': [_room(room) for room in recording.driven],
         'prediction': scorer.scores(),
         'robot': {'distance_m': round(distance_driven(recording), 2),
                   'turned_rad': round(angle_turned(recording), 2), **_numbers(recording.robot)},
@@ -97,21 +108,60 @@ def quantiles_ms(seconds: list[float]) -> dict:
 
 
 def tier_counts(recording: Recording) -> dict[str, int]:
-    """Ticks by the tier that served them."""
-    counts = Counter(tick.tier for tick in recording.ticks)
+    """Ticks by the tier that served them; between the rooms of a task there are no images, and thus no ticks."""
+    counts = Counter(tick.tier for tick in recording.ticks if not tick.silent)
     return {name: counts[tier] for tier, name in TIERS.items()}
 
 
 def decisions(recording: Recording) -> dict:
     """How commands were decided on a forecast of the scene; without one, empty."""
-    compared = [choice for choice in recording.choices if choice.scores]
     if not recording.choices:
         return {}
+    compared = [choice for choice in recording.choices if choice.options]
+    rejected = Counter(choice.rejected_for(option) or 'nothing: it is as good'
+                       for choice in compared for option in choice.options if option.name != choice.chosen)
+    against = [choice for choice in compared
+               if choice.option('policy') and choice.option(choice.chosen)
+               and choice.option(choice.chosen).score > choice.option('policy').score]
     return {'chosen': dict(Counter(choice.chosen for choice in recording.choices).most_common()),
-            'candidates': round(float(np.mean([len(choice.scores) for choice in compared])), 1) if compared else 0.0,
-            'vetoed': sum(len(choice.vetoed) for choice in compared),
-            'against_the_policy': sum(choice.scores[choice.chosen] > choice.scores['policy'] for choice in compared
-                                      if {choice.chosen, 'policy'} <= choice.scores.keys())}
+            'candidates': round(float(np.mean([len(choice.options) for choice in compared])), 1) if compared else 0.0,
+            'vetoed': sum(bool(option.contact) for choice in compared for option in choice.options),
+            'rejected_for': dict(rejected.most_common()),
+            'against_the_policy': len(against),
+            'passes': {str(passes): count for passes, count in
+                       sorted(Counter(choice.passes for choice in recording.choices).items())},
+            'movers_off_by_m': mover_errors(recording)}
+
+
+def mover_errors(recording: Recording) -> dict[str, float | None]:
+    """Median distance between where what moves was taken to be, now and AHEAD, and where it really was [m], by s ahead.
+
+    A thing is the mover that is nearest to it at the observation, within _ALIKE; what is none's has no part in it.
+    """
+    found: dict[float, list[float]] = {0.0: [], **{ahead: [] for ahead in AHEAD}}
+    for choice in recording.choices:
+        pose, seen = recording.pose_at(choice.stamp), recording.sighting_at(choice.stamp)
+        if pose is None or seen is None or len(choice.times) < 2:
+            continue
+        for thing in choice.things:
+            places = in_world(thing.path, pose)
+            name, nearest = min(((name, math.dist((mover.x, mover.y), places[0])) for name, mover in seen.movers.items()),
+                                key=lambda each: each[1], default=('', math.inf))
+            if nearest > _ALIKE:
+                continue
+            for ahead in found:
+                later = recording.sighting_at(choice.stamp + round(ahead * NS))
+                if ahead <= choice.times[-1] and later is not None and name in later.movers and (
+                        recording.room_at(later.stamp) is recording.room_at(choice.stamp)):
+                    place = [np.interp(ahead, choice.times, places[:, axis]) for axis in range(2)]
+                    found[ahead].append(math.dist((later.movers[name].x, later.movers[name].y), place))
+    return {f'{ahead:.1f}': _rounded(float(np.median(errors))) if errors else None for ahead, errors in found.items()}
+
+
+def in_world(places: np.ndarray, pose: Pose) -> np.ndarray:
+    """Places (..., 2) in base_link of a pose, in the world [m]."""
+    cos, sin = math.cos(pose.yaw), math.sin(pose.yaw)
+    return places @ np.array([[cos, sin], [-sin, cos]]) + (pose.x, pose.y)
 
 
 def predictions(recording: Recording) -> dict:
@@ -127,21 +177,43 @@ def predictions(recording: Recording) -> dict:
 
 def lower_tier_reasons(recording: Recording) -> dict[str, int]:
     """Ticks that the best tier did not serve, by the reason without its numbers, most frequent first."""
-    counts = Counter(re.sub(r'-?[\d.]*\d', '#', tick.reason.split(';')[0])
-                     for tick in recording.ticks if tick.tier > 1)
+    counts = Counter(_without_numbers(tick.reason) for tick in recording.ticks if tick.tier > 1)
     return dict(counts.most_common(8))
+
+
+def not_imagined_because(recording: Recording) -> dict[str, int]:
+    """As ``lower_tier_reasons``, of the ticks that were answered before anything was imagined."""
+    counts = Counter(_without_numbers(tick.reason) for tick in recording.ticks if tick.tier > max(MODEL_TIERS))
+    return dict(counts.most_common(8))
+
+
+def _without_numbers(reason: str) -> str:
+    return re.sub(r'-?[\d.]*\d', '#', reason.split(';')[0])
+
+
+def part_times(recording: Recording) -> dict:
+    """Where the time from camera to command goes [ms]: until the image is received, in the node until the command is
+    published, and, of the latter, the forecast and the comparing of candidates."""
+    answered = [tick for tick in recording.ticks if tick.tier and tick.latency]
+    return {'image': quantiles_ms([tick.age for tick in answered]), 'node': quantiles_ms([tick.latency for tick in answered]),
+            'forecast': quantiles_ms([choice.forecast_time for choice in recording.choices]),
+            'comparing': quantiles_ms([choice.decision_time for choice in recording.choices])}
 
 
 def distance_driven(recording: Recording) -> float:
     """Length of the path driven [m]."""
-    path = np.array([(p.x, p.y) for p in recording.poses])
-    return float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) if len(path) > 1 else 0.0
+    return sum(math.dist((one.x, one.y), (other.x, other.y)) for one, other in _steps(recording))
 
 
 def angle_turned(recording: Recording) -> float:
     """Sum of all turning, either way [rad]."""
-    steps = np.diff([p.yaw for p in recording.poses])
-    return float(np.abs((steps + np.pi) % (2 * np.pi) - np.pi).sum())
+    return sum(abs(math.remainder(other.yaw - one.yaw, math.tau)) for one, other in _steps(recording))
+
+
+def _steps(recording: Recording) -> list[tuple[Pose, Pose]]:
+    """Poses that follow each other in one room."""
+    return [(one, other) for one, other in pairwise(recording.poses)
+            if recording.room_at(one.stamp) is recording.room_at(other.stamp)]
 
 
 def what_if_scores(answers: list[WhatIf]) -> dict:
@@ -181,6 +253,11 @@ def what_if_scores(answers: list[WhatIf]) -> dict:
         'psnr_ignoring_action_db': _mean(ignoring),
         'best_branch_agrees': _mean(agrees),
     }
+
+
+def _room(room: Room) -> dict:
+    return {'seed': room.seed, 'target': room.target, 'fate': room.fate, 'succeeded': room.succeeded,
+            'seconds': round(room.seconds, 2), 'contacts': room.contacts, 'arrivals': room.arrivals}
 
 
 def _attempt(goal: GoalAttempt) -> dict:

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worldmodel_ros.control.ladder import MODEL_TIERS
+from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
 from worldmodel_ros.exit_codes import TOO_SLOW
 
 MODEL_SHARE = 0.5           # of the ticks, answered after their future was imagined
+FORECAST_SHARE = 0.95       # of the ticks of a task, decided on a forecast, where nothing else wants the processor
 PREDICTED_SHARE = 0.5       # of the ticks, whose prediction was published in time
 TWO_STEP_SHARE = 0.95       # of the ticks, on a machine that has nothing else to do
 PREDICTION_MARGIN_DB = 2.0  # over copying the last frame
@@ -58,15 +60,13 @@ def judge(summary: dict) -> list[Check]:
     served = sum(summary['tiers'].values())
     checks += _speed(summary, served)
     if not summary['loaded']:
-        share = summary['tiers']['two_step'] / served if served else 0.0
+        best = [Tier.TWO_STEP, Tier.ONE_STEP] if summary['task'] else [Tier.TWO_STEP]
+        share, wanted = _share(summary, best), FORECAST_SHARE if summary['task'] else TWO_STEP_SHARE
         checks.append(Check(
-            f'{share:.1%} of the ticks were served by the two-step model (wanted: {TWO_STEP_SHARE:.0%})',
-            share >= TWO_STEP_SHARE, Weight.WANTED))
+            f'{share:.1%} of the ticks were served in two steps{" or one" if summary["task"] else ""} (wanted: {wanted:.0%})',
+            share >= wanted, Weight.WANTED))
     checks.append(_prediction(summary['prediction']))
-    reached = [f'{g["goal"]} in {g["took_s"]:.1f} s' for g in summary['goals'] if g['took_s'] is not None]
-    given = ', '.join(g['goal'] for g in summary['goals'])
-    checks.append(Check(f'goals reached: {", ".join(reached) or "none"} (given: {given or "none"})',
-                        summary['goal_reached'], Weight.WANTED))
+    checks.append(_rooms(summary) if summary['task'] else _goals(summary))
     for kill in summary['kills']:
         stop, driving = kill['stop_ms'], kill['driving_s']
         checks.append(Check(
@@ -92,25 +92,50 @@ def conclusion(checks: list[Check], summary: dict) -> str:
         return 'The run did not work: see the failed lines.'
     model, budget = summary['model'], summary['deadline_ms']
     two, one = model.get('tick_two_step_ms'), model.get('tick_one_step_ms')
-    could = (f'A tick takes {two:.0f} ms here with two steps and {one:.0f} ms with one, and {budget:.0f} ms are '
-             'allowed from the camera to the robot, transport included; predictions could come at '
+    could = (f'A {"decision" if summary["task"] else "tick"} takes {two:.0f} ms here with two steps and {one:.0f} ms with one, '
+             f'and {budget:.0f} ms are allowed from the camera to the robot, transport included; predictions could come at '
              f'{model["predictions_possible_hz"]:.1f} Hz, after the command. ' if two and one else '')
-    return ('The robot was safe, but the model is too slow on this machine: it drove by plans whose future had not been '
-            f'imagined in time. {could}Free the cores of other programs, permit real-time priority '
-            '(docs/installing.md), or take a faster machine or a GPU.')
+    why = next((f'Mostly because {reason}. ' for reason in summary['not_imagined_because'] if reason), '').replace('#', 'some')
+    drove = ('by the policy, by old plans or not at all, and not by what it imagined' if summary['task']
+             else 'by plans whose future had not been imagined in time')
+    return (f'The robot was safe, but the model is too slow on this machine: it drove {drove}. {why}{could}Free the cores of '
+            'other programs, permit real-time priority (docs/installing.md), or take a faster machine or a GPU.')
+
+
+def _share(summary: dict, tiers: Sequence[Tier]) -> float:
+    """Of the ticks, those that one of the tiers served."""
+    served = sum(summary['tiers'].values())
+    return sum(summary['tiers'][tier.name.lower()] for tier in tiers) / served if served else 0.0
 
 
 def _speed(summary: dict, served: int) -> list[Check]:
-    by_model = sum(summary['tiers'][tier.name.lower()] for tier in MODEL_TIERS) / served if served else 0.0
+    by_model = _share(summary, MODEL_TIERS)
     in_time, published = summary['predictions']['in_time'], summary['predictions']['published']
     share = in_time / served if served else 0.0
     age = summary['predictions']['age_ms']
+    imagined = 'decided by what was imagined' if summary['task'] else 'answered after their future was imagined'
     return [
-        Check(f'{by_model:.1%} of the ticks were answered after their future was imagined (wanted: {MODEL_SHARE:.0%})',
-              by_model >= MODEL_SHARE, Weight.SPEED),
+        Check(f'{by_model:.1%} of the ticks were {imagined} (wanted: {MODEL_SHARE:.0%})', by_model >= MODEL_SHARE,
+              Weight.SPEED),
+        # The commands of a task need no images: those come where the time between two ticks suffices.
         Check(f'{published} predictions were published, {in_time} before the time that they show: of {share:.1%} of '
               f'the ticks (wanted: {PREDICTED_SHARE:.0%}); age p50 {_number(age["p50"])} ms, p99 {_number(age["p99"])} ms',
-              share >= PREDICTED_SHARE, Weight.SPEED)]
+              share >= PREDICTED_SHARE, Weight.WANTED if summary['task'] else Weight.SPEED)]
+
+
+def _goals(summary: dict) -> Check:
+    reached = [f'{g["goal"]} in {g["took_s"]:.1f} s' for g in summary['goals'] if g['took_s'] is not None]
+    given = ', '.join(g['goal'] for g in summary['goals'])
+    return Check(f'goals reached: {", ".join(reached) or "none"} (given: {given or "none"})', summary['goal_reached'],
+                 Weight.WANTED)
+
+
+def _rooms(summary: dict) -> Check:
+    """The judge's words on each room."""
+    done = sum(bool(room['succeeded']) for room in summary['rooms'])
+    over = sum(room['succeeded'] is not None for room in summary['rooms'])
+    told = '; '.join(f'{room["seed"]} {room["fate"]}' for room in summary['rooms'])
+    return Check(f'{summary["task"]}: {done} of {over} rooms done ({told or "none"})', done > 0, Weight.WANTED)
 
 
 def _prediction(scores: dict) -> Check:

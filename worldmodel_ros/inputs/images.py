@@ -67,6 +67,7 @@ class CompressedImage(Protocol):
 
 
 Converter = Callable[[Image], np.ndarray]
+Fit = Callable[[np.ndarray, tuple[int, int]], np.ndarray]  # brings RGB, uint8 (H, W, 3), to a size (H, W)
 
 
 class ImageError(ValueError):
@@ -80,15 +81,30 @@ class ImageError(ValueError):
         self.kind = kind
 
 
-def read(message: Image | CompressedImage, size: tuple[int, int]) -> np.ndarray:
-    """Return an image, raw or compressed, as ``to_rgb`` or ``compressed_to_rgb`` does. Raises ImageError."""
-    return to_rgb(message, size) if hasattr(message, 'encoding') else compressed_to_rgb(message, size)
-
-
-def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
+def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
-    Return a raw image as RGB, uint8 (H, W, 3), cropped around the middle to the aspect of ``size`` and scaled
-    to it.
+    Return the middle of an image (H, W, 3), cut to the aspect of ``size`` = (H, W), at that size; contiguous.
+    """
+    height, width = rgb.shape[:2]
+    if (height, width) != size:
+        scale = min(height / size[0], width / size[1])
+        h, w = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+        top, left = (height - h) // 2, (width - w) // 2
+        # Averages over all pixels: what a camera of that resolution would have seen. Picking single ones
+        # would alias.
+        rgb = cv2.resize(rgb[top:top + h, left:left + w], size[::-1], interpolation=cv2.INTER_AREA)
+    return np.ascontiguousarray(rgb)
+
+
+def read(message: Image | CompressedImage, size: tuple[int, int], view: Fit = fit) -> np.ndarray:
+    """Return an image, raw or compressed, as ``to_rgb`` or ``compressed_to_rgb`` does. Raises ImageError."""
+    return to_rgb(message, size, view) if hasattr(message, 'encoding') else compressed_to_rgb(message, size, view)
+
+
+def to_rgb(message: Image, size: tuple[int, int], view: Fit = fit) -> np.ndarray:
+    """
+    Return a raw image as RGB, uint8 (H, W, 3), brought to ``size`` by ``view``: by default cropped around the middle to its
+    aspect and scaled.
 
     ``size`` is (H, W) in pixels. The result may share the memory of the message. Raises ImageError.
     """
@@ -98,10 +114,10 @@ def to_rgb(message: Image, size: tuple[int, int]) -> np.ndarray:
     except Exception as error:  # of cv_bridge or OpenCV; no caller expects theirs
         raise ImageError('not convertible', f'{message.width} x {message.height} pixels in {message.encoding} '
                          f'cannot be converted to RGB: {type(error).__name__}: {error}') from error
-    return fit(rgb, size)
+    return view(rgb, size)
 
 
-def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.ndarray:
+def compressed_to_rgb(message: CompressedImage, size: tuple[int, int], view: Fit = fit) -> np.ndarray:
     """Return a JPEG or PNG as ``to_rgb`` does a raw image. Raises ImageError."""
     encoding = message.format.split(';')[0].strip()
     if 'compressedDepth' in message.format or encoding in _DEPTH:
@@ -118,22 +134,7 @@ def compressed_to_rgb(message: CompressedImage, size: tuple[int, int]) -> np.nda
         bgr = None
     if bgr is None:
         raise _undecodable(data, message.format)
-    return fit(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
-
-
-def fit(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """
-    Return the middle of an image (H, W, 3), cut to the aspect of ``size`` = (H, W), at that size; contiguous.
-    """
-    height, width = rgb.shape[:2]
-    if (height, width) != size:
-        scale = min(height / size[0], width / size[1])
-        h, w = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-        top, left = (height - h) // 2, (width - w) // 2
-        # Averages over all pixels: what a camera of that resolution would have seen. Picking single ones
-        # would alias.
-        rgb = cv2.resize(rgb[top:top + h, left:left + w], size[::-1], interpolation=cv2.INTER_AREA)
-    return np.ascontiguousarray(rgb)
+    return view(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), size)
 
 
 def convert_colour(message: Image) -> np.ndarray:

@@ -256,11 +256,15 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """The images of one camera, in the order of their receipt, at a ``size`` (H, W) [pixels] that may be changed."""
+    """
+    The images of one camera, in the order of their receipt, at a ``size`` (H, W) [pixels] that may be changed, as may the
+    ``view`` that brings them to it.
+    """
 
     def __init__(self, step_period: float, size: tuple[int, int]) -> None:
         """``step_period`` [s] and ``size`` are those of the model."""
         self.size = size
+        self.view: images.Fit = images.fit
         self._pacer, self._frozen = FramePacer(step_period), FrozenCamera()
 
     @property
@@ -302,7 +306,7 @@ class Frames:
         if pace is Pace.BETWEEN and not settings.every_image:
             self._pacer.take(stamp, pace)
             return Frame(pace)
-        image = images.read(message, self.size)
+        image = images.read(message, self.size, self.view)
         was_frozen = self._frozen.frozen
         if self._frozen.update(
                 message.data, moving, now, settings.frozen_timeout, settings.frozen_recovery):

@@ -13,6 +13,22 @@ _DEEPEST = 2 ** 10  # layers
 
 
 @dataclass(frozen=True)
+class Camera:
+    """The camera that a model was trained with: a pinhole with square pixels and its axis in the middle of the image.
+
+    ``vertical_fov``: degrees; ``height`` of its centre above the ground: m; ``pitch``: degrees downwards.
+    """
+
+    vertical_fov: float
+    height: float
+    pitch: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.vertical_fov < 180.0:
+            raise ValueError(f'camera: vertical_fov is {self.vertical_fov}, and must be above 0 and below 180 degrees')
+
+
+@dataclass(frozen=True)
 class Preset:
     """Shape of one world model.
 
@@ -51,6 +67,7 @@ class Preset:
     sink_frames: int = 0  # see ``sinks_from``
     sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
     sink_statistics_after: int = 0  # imagined frames
+    camera: Camera | None = None  # that all images of the training came from; None: it is not known
 
     def __post_init__(self):
         height, width = self.image_size
@@ -148,6 +165,7 @@ class Preset:
         if missing or set(values) - known:
             raise ValueError(f'preset: unknown fields {sorted(set(values) - known)}, missing {sorted(missing)}')
         given = {key: _tuples(value) for key, value in values.items()}
+        given['camera'] = _camera(given.get('camera'))
         for field in fields(cls):
             if field.name in given and not _FORMS[field.type](given[field.name], _smallest(field)):
                 raise ValueError(f'preset: {field.name} is {given[field.name]!r}, and must be {field.type}, whole numbers '
@@ -155,6 +173,15 @@ class Preset:
         if given['depth'] > _DEEPEST:
             raise ValueError(f'preset: depth is {given["depth"]}, {_DEEPEST} layers are allowed')
         return cls(**given)
+
+
+def _camera(values: object) -> Camera | None:
+    if values is None:
+        return None
+    names = {f.name for f in fields(Camera)}
+    if not isinstance(values, dict) or set(values) != names or not all(map(_real, values.values())):
+        raise ValueError(f'preset: camera is {values!r}, and must be numbers for {", ".join(sorted(names))}, or null')
+    return Camera(**values)
 
 
 def _smallest(field: Field) -> int:
@@ -184,7 +211,7 @@ def _tuple(item: Callable[[Any, int], bool], length: int | None = None) -> Calla
 # What a description's value must be, by the type of the field that it is for.
 _FORMS: dict[str, Callable[[Any, int], bool]] = {
     'int': _whole, 'float': _real, 'str': _words, 'tuple[str, ...]': _tuple(_words), 'tuple[float, ...]': _tuple(_real),
-    'tuple[int, int]': _tuple(_whole, 2),
+    'tuple[int, int]': _tuple(_whole, 2), 'Camera | None': lambda value, _: value is None or isinstance(value, Camera),
     'tuple[int, int, int] | None': lambda value, smallest: value is None or _tuple(_whole, 3)(value, smallest),
     'tuple[tuple[int, int, int], ...]': _tuple(_tuple(_whole, 3))}
 
@@ -194,12 +221,14 @@ def _tuples(value: object) -> object:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+SIMULATED = Camera(vertical_fov=90.0, height=0.25, pitch=8.0)  # worldmodel_ros/sim/scene.py, which draws around it
+
 TINY = Preset(
     name='tiny', image_size=(64, 64), vae_width=32, vae_downsample=8, latent_channels=16, patch=2,
     width=256, depth=6, heads=4, chunk_frames=4, window_frames=16, step_period=0.1,
     action_names=('linear.x', 'angular.z'), action_low=(-0.3, -1.5), action_high=(0.6, 1.5),
     goals=('red', 'green', 'blue', 'yellow'), policy='flow', head_features=64,
-    sink_frames=8, sink_statistics=0.3, sink_statistics_after=64)
+    sink_frames=8, sink_statistics=0.3, sink_statistics_after=64, camera=SIMULATED)
 
 NO_SINKS = {'sink_frames': 0, 'sink_statistics': 0.0, 'sink_statistics_after': 0}
 

@@ -143,14 +143,20 @@ class _Layer(nn.Module):
                 ) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, N, D); sees: bool (N, S + N), or None where all is seen; window: keys and values (B, H, S, d) in the
         odometry's frame. Returns x, and its own keys and values."""
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, self.head_dim))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (part.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).chunk(3, -1))
         q, k = places.query(self.q_norm(q)).to(v.dtype), places.to_odom(self.k_norm(k)).to(v.dtype)
         v = places.to_odom(v).to(v.dtype)
-        keys, values = (k, v) if window is None else (torch.cat([window[0], k], 2), torch.cat([window[1], v], 2))
-        out = places.to_base(F.scaled_dot_product_attention(q, keys, values, attn_mask=sees)).to(x.dtype)
+        out = places.to_base(self.attend(q, (k, v), window, sees)).to(x.dtype)
         x = x + self.proj(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x)), k, v
+
+    def attend(self, queries: Tensor, own: tuple[Tensor, Tensor], window: tuple[Tensor, Tensor] | None, sees: Tensor | None
+               ) -> Tensor:
+        """Attention of queries (B, H, N, d) to the window's keys and values and to their own, which come last in ``sees``."""
+        if window is not None:
+            own = torch.cat([window[0], own[0]], 2), torch.cat([window[1], own[1]], 2)
+        return F.scaled_dot_product_attention(queries, *own, attn_mask=sees)
 
 
 class _Head(nn.Sequential):

@@ -17,7 +17,8 @@ def _server_refusal(server: str) -> str | None:
 
 PARAMETERS = (
     # Changing those that are fixed while configured would need another engine or other subscriptions.
-    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote', while_configured=True),
+    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote, or one with `world.json`: an '
+          'open world model, which predicts and never commands', while_configured=True),
     Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU. Of the others, '
           'torch-bf16, torch-compiled, torch-fp8 and torch-fp4 are for GPUs', choices=BACKENDS, while_configured=True),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine', low=1, high=256,
@@ -41,6 +42,15 @@ PARAMETERS = (
           'rolled forward by it', low=0.0, high=1.0, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
+    Param('use_camera_info', True, 'warp images to the view of the camera that the model was trained with, as '
+          'camera/camera_info tells; false: crop and scale them, whatever camera they are of', while_configured=True),
+    Param('image_rectified', False, 'the images are rectified (image_proc): their camera matrix is in p of camera_info, and '
+          'they have no distortion', while_configured=True),
+    Param('camera_height_m', None, 'height of the camera above the floor; unset: from tf, where tf2_msgs is installed', 'm',
+          low=0.0, high=10.0, type='double', while_configured=True),
+    Param('camera_pitch_deg', None, 'how far the camera looks down; unset: from tf, where tf2_msgs is installed. Images are '
+          'turned to the pitch of training where the camera sees enough', 'degrees',
+          low=-90.0, high=90.0, type='double', while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),
     Param('enable_stamped_cmd_vel', True, 'take the executed actions as TwistStamped rather than Twist', while_configured=True),
     Param('executed_timeout_s', 0.5, 'an executed command counts for no longer than this, after which the '
@@ -73,6 +83,10 @@ PARAMETERS = (
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
     Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper images; 1 takes a quarter '
           'less time, and tells commands apart a little better', low=1, high=2),
+    Param('world_observes', False, 'of an open world model: commit real images to one long session and predict from its newest '
+          'chunk; else each prediction begins a session with the newest image', while_configured=True),
+    Param('world_chunks', 1, 'of an open world model: chunks of each prediction', low=1, high=16,
+          while_configured=True),
     Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),

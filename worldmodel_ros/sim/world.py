@@ -186,6 +186,24 @@ class World:
         np.rint(noise, out=noise)
         return np.clip(noise, 0, 255, out=noise).astype(np.uint8)
 
+    def draw_camera(self, size: tuple[int, int], vertical_fov: float, higher: float = 0.0, lower_pitch: float = 0.0
+                    ) -> np.ndarray:
+        """Another camera in the place of the robot's: a pinhole of ``vertical_fov`` degrees, ``higher`` by so many m and
+        pitched down by ``lower_pitch`` rad more; uint8 (H, W, 3) RGB of ``size`` (height, width), without noise."""
+        model, data, camera = self._model, self._data, self._camera
+        fov, place, turned = float(model.cam_fovy[camera]), model.cam_pos[camera].copy(), model.cam_quat[camera].copy()
+        try:
+            model.cam_fovy[camera] = vertical_fov
+            model.cam_pos[camera, 2] += higher
+            # The camera's own x axis points to the right: a turn about it by less than 0 looks further down.
+            down = np.array([math.cos(lower_pitch / 2), -math.sin(lower_pitch / 2), 0.0, 0.0])
+            mujoco.mju_mulQuat(model.cam_quat[camera], turned, down)
+            mujoco.mj_camlight(model, data)
+            return np.ascontiguousarray(thread_renderer(model).draw(model, data, camera, size))
+        finally:
+            model.cam_fovy[camera], model.cam_pos[camera], model.cam_quat[camera] = fov, place, turned
+            mujoco.mj_camlight(model, data)
+
     def render_top(self, size: tuple[int, int] = (480, 480)) -> np.ndarray:
         """The room from above (x to the right, y up), uint8 (H, W, 3) RGB, without camera noise."""
         picture = thread_renderer(self._model).draw(self._model, self._data, self._top, _checked_size(size))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from pathlib import Path
 
@@ -53,8 +54,12 @@ class _Norm(nn.Module):
         return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def _pairs(keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(keys.unbind(), values.unbind(), strict=True))
+def _attend_in_parts(queries: Tensor, own: tuple[Tensor, Tensor], window: list[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
+    """Return what ``attend`` of a layer does, for a window in parts, without a copy that has keys and values in one piece."""
+    parts = [*window, own]
+    scores = torch.cat([queries @ keys.transpose(2, 3) for keys, _ in parts], -1) / math.sqrt(queries.shape[-1])
+    shares = (scores + bias).softmax(-1).split([keys.shape[2] for keys, _ in parts], -1)
+    return sum(share @ values for share, (_, values) in zip(shares, parts, strict=True))
 
 
 class _See(nn.Module):
@@ -65,10 +70,10 @@ class _See(nn.Module):
         self.net = net
 
     def forward(self, image: Tensor, previous: Tensor, started: Tensor, executed: Tensor, measured: Tensor, pose: Tensor,
-                turn: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+                turn: Tensor, bias: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, ...]:
         """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if ``started`` (1,); executed and measured
         (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
-        and those of the window and the frame; keys and values (L, 1, H, W * N, d). Returns presence, places at present and
+        and those of the window and the frame; keys and values of each layer (1, H, W * N, d). Returns presence, places at present and
         walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the slots; the encoder's features; the
         frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
         net, tokens = self.net, self.net.preset.tokens
@@ -76,7 +81,7 @@ class _See(nn.Module):
         mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
         looks = net.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + net.at
         x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], _Moves(pose, turn, net.preset.head_dim), bias,
-                               _pairs(keys, values))
+                               [[pair] for pair in zip(keys, values, strict=True)])
         image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
         places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
         return (image_alone.presence.sigmoid(), image_alone.now[..., :2] * SCALE, image_alone.walls,
@@ -91,13 +96,13 @@ class _Again(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, keys: Tensor, values: Tensor,
-                own_keys: Tensor, own_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the others as above; returns presence,
-        places and walls."""
+    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, own_keys: Tensor, own_values: Tensor,
+                keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the frame's own keys and values
+        (L, 1, H, N, d), the others as above; returns presence, places and walls."""
         net = self.net
         tokens, said = net.doubt(slots)
-        window = _pairs(torch.cat([keys, own_keys], 3), torch.cat([values, own_values], 3))
+        window = [[(k, v), own] for k, v, *own in zip(keys, values, own_keys.unbind(), own_values.unbind(), strict=True)]
         x, _ = net.through(tokens, _Moves(pose, turn, net.preset.head_dim), bias, window)
         found = net.read_again(x[0], said[0])
         return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
@@ -110,18 +115,20 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
         for name, part in list(module.named_children()):
             if isinstance(part, nn.RMSNorm):
                 setattr(module, name, _Norm(part))
+    for layer in net.layers:
+        layer.attend = _attend_in_parts
     preset, own, seen = net.preset, net.per_frame, net.preset.window_frames * net.per_frame
     h, w = preset.latent_size
 
-    def kept(count: int) -> tuple[Tensor, Tensor]:
-        shape = preset.depth, 1, preset.heads, count, preset.head_dim
-        return torch.randn(shape), torch.randn(shape)
+    def kept(count: int) -> Tensor:
+        return torch.randn(preset.depth, 1, preset.heads, count, preset.head_dim)
 
+    window = [list(kept(seen)), list(kept(seen))]
     pose, turn = torch.randn(3), torch.randn(2, net.pairs)
     see = (torch.zeros(1, 3, *preset.image_size), torch.zeros(1, 4 * preset.vae_width, h, w), torch.ones(1, dtype=torch.bool),
-           torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *kept(seen))
-    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), *kept(seen),
-             *kept(own))
+           torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *window)
+    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), kept(own), kept(own),
+             *window)
     known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'per_frame': own, 'queries': QUERIES}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')

@@ -12,6 +12,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError, read_descrip
 from ..loading import WEIGHTS
 
 if TYPE_CHECKING:
+    from worldmodel_ros.model.presets import Camera
     from worldmodel_ros.model.scene_forecast import SceneForecast
 
 FORECASTS = WEIGHTS / 'forecast'  # with a folder for each that the package ships
@@ -31,13 +32,13 @@ class Stream(Protocol):
 
 
 class Forecasts:
-    """A loaded forecast: its name, what runs it, the size (H, W) of its frames, and ``open``, which makes a stream that knows
-    nothing."""
+    """A loaded forecast: its name, what runs it, the size (H, W) of its frames, the camera that it was trained with, and
+    ``open``, which makes a stream that knows nothing."""
 
     def __init__(self, name: str, backend: str, image_size: tuple[int, int], step_period: float,
-                 make: Callable[[], Stream]) -> None:
+                 make: Callable[[], Stream], camera: Camera | None = None) -> None:
         self.name, self.backend, self.image_size, self.step_period = name, backend, image_size, step_period
-        self.open = make
+        self.open, self.camera = make, camera
 
 
 class TorchStream:
@@ -83,7 +84,8 @@ def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> For
         from worldmodel_ros.model.scene_forecast import SceneForecast
         network = SceneForecast.load(folder)
         torch.set_num_threads(threads)
-        return Forecasts(folder.name, 'torch', preset.image_size, preset.step_period, lambda: TorchStream(network))
+        return Forecasts(folder.name, 'torch', preset.image_size, preset.step_period, lambda: TorchStream(network),
+                         preset.camera)
     from .onnx import OnnxForecast
     network = OnnxForecast(folder, threads, quantised=backend != 'onnx')
-    return Forecasts(folder.name, network.name, preset.image_size, preset.step_period, network.open)
+    return Forecasts(folder.name, network.name, preset.image_size, preset.step_period, network.open, preset.camera)

@@ -13,7 +13,7 @@ import numpy as np
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
-EXPORT_VERSION = 5  # counts up when the exported graphs change
+EXPORT_VERSION = 7  # counts up when the exported graphs change
 GRAPHS = ('see', 'again')
 _UNSEEN = np.float32(-1e4)  # additive mask
 
@@ -64,15 +64,17 @@ class OnnxStream:
         self._pose = _moved(self._pose, measured, self._network.preset.step_period)
         angle = self._seen * self._network.rates
         where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
-        window = self._keys, self._values
+        # Each layer's window is an input of its own: a graph would copy what it takes apart.
+        window = *self._keys, *self._values
         self._newest = (to_network(image), self._features, np.array([self._seen > 0]),
                         *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
                         self._bias())
         *found, self._features, own_keys, own_values, slots = self._network.run('see', *self._newest, *window)
         if passes == 2:
-            found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), *window, own_keys, own_values)]
+            found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), own_keys, own_values,
+                                                     *window)]
         first = self._seen % self._frames * self._own
-        for kept, new in zip(window, (own_keys, own_values), strict=True):
+        for kept, new in ((self._keys, own_keys), (self._values, own_values)):
             kept[:, :, :, first:first + self._own] = new
         self._seen += 1
         presence, places, walls = found[3:] if passes else found[:3]
@@ -80,7 +82,7 @@ class OnnxStream:
 
     def rehearse(self) -> None:
         """Repeat the newest frame's pass, for its time alone."""
-        self._network.run('see', *self._newest, self._keys, self._values)
+        self._network.run('see', *self._newest, *self._keys, *self._values)
 
     def _bias(self) -> np.ndarray:
         """Return the mask (N, W * N + N) between a frame's tokens and those of the ring, as far as it is filled, and of the

@@ -10,17 +10,19 @@ import numpy as np
 from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.control.deliberation import Deliberation, scene_of
 from worldmodel_ros.control.motion import PERIOD
-from worldmodel_ros.control.terms import Reach, Term
+from worldmodel_ros.control.scene_view import with_places
+from worldmodel_ros.control.terms import Reach, Term, has_places
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import Scene
 from worldmodel_ros.sim.world import World
-from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker
+from .forecast import LONG_MEMORY, SHORT_MEMORY, Forecast, Frozen, Memory, Oracle, Tracker, from_start
 from .tasks import Task
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.engine.forecast.loading import Forecasts
 
+Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
 # Of controllers with a learned forecast.
 PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
@@ -42,11 +44,15 @@ class Planning:
 
     def __init__(self, forecast: Forecast) -> None:
         self._forecast, self._planner = forecast, Deliberation()
+        self._start: tuple[float, float, float] | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._start = self._start or world.pose
         self._forecast.update(world, odometry)
         view = self._forecast.view(self._planner.times(sum(seconds for seconds, _ in sent)))
+        if has_places(terms) and not isinstance(self._forecast, Tracker):
+            view = from_start(view, self._start)
         return self._planner.choose(terms, view, sent, sent[-1][1] if sent else executed).command
 
 
@@ -56,11 +62,15 @@ class Reactive:
     def __init__(self) -> None:
         self._forecast = Frozen(Memory(SHORT_MEMORY, SHORT_MEMORY))
         self._search = policy.Search()
+        self._start: tuple[float, float, float] | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
+        self._start = self._start or world.pose
         self._forecast.update(world, odometry)
         view, aim = self._forecast.view(np.zeros(1)), policy.Aim.of(terms)
+        if has_places(terms):
+            view = with_places(from_start(view, self._start), terms, 1)
         if aim.target not in view.things:
             places = np.array([thing.path[0] for thing in view.things.values()]).reshape(-1, 2)
             radii = np.array([thing.radius for thing in view.things.values()])
@@ -73,13 +83,13 @@ class Reactive:
 class Shipped:
     """B1: the policy of a shipped model, from its camera alone; for tasks that are told as a goal that it knows."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._session = engine.open_session()
+    def __init__(self, engine: Engine, look: Look = World.render) -> None:
+        self._session, self._look = engine.open_session(), look
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         goal = next(term.target for term in terms if isinstance(term, Reach))
-        self._session.observe(world.render(self._session.spec.image_size), np.asarray(executed, np.float32))
+        self._session.observe(self._look(world, self._session.spec.image_size), np.asarray(executed, np.float32))
         return self._session.plan(goal)[0]
 
 
@@ -109,13 +119,18 @@ MEANINGS = {
 
 def applies(name: str, task: Task) -> bool:
     """Whether a controller can be told a task: ``b1`` knows nothing but goal objects."""
-    return name != SHIPPED or any(isinstance(term, Reach) for term in task.terms('red'))
+    return name != SHIPPED or (not task.to_places and any(isinstance(term, Reach) for term in task.terms('red')))
 
 
-def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None
-         ) -> Controller:
+def sees(name: str) -> bool:
+    """Whether a controller decides on images, so that its camera matters."""
+    return name == SHIPPED or name in PASSES
+
+
+def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
+         look: Look = World.render) -> Controller:
     """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, ``another_future`` a scene of
-    ``another`` room. Raises KeyError for an unknown name."""
+    ``another`` room. ``look``: its camera. Raises KeyError for an unknown name."""
     if name in PASSES:
         from .learned import AnotherFuture, Learned, MotionUnseen
         if name == 'motion_unseen':
@@ -124,5 +139,5 @@ def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = N
             stream = AnotherFuture(forecast.open(), forecast.open(), another, forecast.image_size)
         else:
             stream = forecast.open()
-        return Learned(stream, forecast.image_size, PASSES[name], still=name == 'still')
-    return Shipped(engine) if name == SHIPPED else CONTROLLERS[name]()
+        return Learned(stream, forecast.image_size, PASSES[name], name == 'still', look)
+    return Shipped(engine, look) if name == SHIPPED else CONTROLLERS[name]()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -174,6 +175,16 @@ class _Future:
         while (len(self._samples) - 1) * self.STEP < time + self.STEP:
             self._fork.step((0.0, 0.0), self.STEP)
             self._samples.append(np.array([self._fork.position(name) for name in names]))
+
+
+def from_start(view: View, start: tuple[float, float, float]) -> View:
+    """A view of the world's own frame in that of a robot's odometry, which began at ``start``."""
+    cos, sin = math.cos(start[2]), math.sin(start[2])
+    turn = np.array([[cos, -sin], [sin, cos]])
+    things = {name: replace(thing, path=(thing.path - start[:2]) @ turn) for name, thing in view.things.items()}
+    walls = np.column_stack([view.walls[:, :2] @ turn, view.walls[:, 2] - view.walls[:, :2] @ start[:2]])
+    pose = np.array([*(view.pose[:2] - start[:2]) @ turn, math.remainder(view.pose[2] - start[2], math.tau)])
+    return View(pose, view.twist, things, walls)
 
 
 def _true_view(world: World, paths: Mapping[str, np.ndarray]) -> View:

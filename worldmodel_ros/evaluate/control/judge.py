@@ -10,6 +10,7 @@ from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 from .tasks import Setup
 
+AT_PLACE = 0.3      # m, between the robot's centre and a place that it was to reach: by its own odometry it goes nearer
 KEPT_SHARE = 0.6    # of the time after SETTLE_S, for which a distance has to be kept
 SETTLE_S = 3.0      # s, to get to the distance
 _EVERY = 0.1        # s, between two looks
@@ -54,8 +55,7 @@ class Judge:
             self._end(False, failure)
             return
         self._done |= world.touched & wanted
-        self._done |= {term.target for term in terms
-                       if isinstance(term, Reach) and world.goal_distance(term.target) < REACHED}
+        self._done |= {term.target for term in terms if isinstance(term, Reach) and self._is_reached(term)}
         aims = {term.target for term in terms if isinstance(term, Touch | Reach)}
         if aims and aims <= self._done:
             if task.goals_follow:
@@ -71,6 +71,11 @@ class Judge:
         if world.time >= task.seconds - 1e-6:
             kept = bool(self._kept) and float(np.mean(self._kept)) >= KEPT_SHARE
             self._end(task.goals_follow or (not aims and kept), 'time over')
+
+    def _is_reached(self, term: Reach) -> bool:
+        if term.place is None:
+            return self._world.goal_distance(term.target) < REACHED
+        return math.dist(self._from_start(), term.place) < AT_PLACE
 
     def _failure(self, terms: tuple, unwanted: frozenset[str]) -> str:
         world = self._world

@@ -49,16 +49,17 @@ class Learned:
     shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it. ``pilot``: the robot's
     own, once it has decided."""
 
-    def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False) -> None:
-        """``size``: of the pictures, (H, W)."""
-        self._forecast, self._size, self._passes, self._still = forecast, size, passes, still
+    def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False,
+                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> None:
+        """``size``: of the images, (H, W); ``look``: the camera."""
+        self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self.pilot: Pilot | None = None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
         decider.odometry.measured(odometry.pose, odometry.twist)
-        decider.observe(world.render(self._size), executed, self._passes)
+        decider.observe(self._look(world, self._size), executed, self._passes)
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
             return decider.decide(terms, sent, previous, still=self._still).command

@@ -15,6 +15,7 @@ from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.sim.task_scenes import Variant
 from worldmodel_ros.sim.world import World
 from . import controllers
+from .cameras import CAMERAS
 from .episode import Episode, drive, rung_seconds
 from .summary import DEFINITIONS, p_values, table
 from .tasks import TASKS
@@ -27,7 +28,8 @@ PLAIN = 'plain'
 RUNGS = ('head', 'one_step', 'two_step')  # by passes
 _ANOTHER = 50_000_000  # from the seed of a room to that of the other one that ``another_future`` sees
 MORE_DELAY = 0.2  # s, of the variant ``delay``
-VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant()}
+VARIANTS = {PLAIN: Variant(), 'shifted': Variant(shifted=True), 'stops': Variant(stops=True), 'delay': Variant(),
+            **dict.fromkeys(CAMERAS, Variant())}
 _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.items() if task.told)),
            'stops': ('street', 'pass_behind')}
 
@@ -74,7 +76,8 @@ class Question:
         """All episodes, those of a seed together, so that what was driven before an interruption is paired."""
         return [Job(variant, task, controller, seed) for seed in self.seeds for variant in (PLAIN, *self.all_variants)
                 for task in self.tasks if task in _SHIFTS.get(variant, TASKS)
-                for controller in self.controllers if controllers.applies(controller, TASKS[task])]
+                for controller in self.controllers if controllers.applies(controller, TASKS[task])
+                and (variant not in CAMERAS or controllers.sees(controller))]
 
     def delay(self, job: Job) -> float:
         """Seconds from a picture to its command."""
@@ -149,7 +152,8 @@ def _drive(question: Question, job: Job) -> Episode:
     setup = TASKS[job.task].setup(job.seed, variant)
     another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene
     forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
-    return drive(setup, controllers.make(job.controller, engine, forecast, another), question.delay(job), _world())
+    look = CAMERAS[job.variant].look if job.variant in CAMERAS else World.render
+    return drive(setup, controllers.make(job.controller, engine, forecast, another, look), question.delay(job), _world())
 
 
 @lru_cache(maxsize=1)

@@ -1,15 +1,19 @@
 """The tasks: what each asks for in the scene of a seed, and how much time there is."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from worldmodel_ros.control.task import to_place
 from worldmodel_ros.control.terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, Term, Touch
 from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, goal_colour, task_scene
 
+_PLACES = 7  # keeps the places apart from the scene of the same seed
 _RECALL_GOALS = 100  # drawn in advance: more than can be reached
 
 
@@ -19,19 +23,24 @@ class Task:
 
     ``seconds``: the time there is. ``terms``: what is asked for, given the colour of the goal object. ``contact_fails``:
     whether any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival,
-    until the time is over. ``told``: one of the combinations that no policy may be trained for.
+    until the time is over. ``to_places``: ``terms`` are given a place instead, x and y in m in the frame of the robot's
+    odometry, which begins where it does. ``told``: one of the combinations that no policy may be trained for.
     """
 
     name: str
     scene: str
     seconds: float
-    terms: Callable[[str], tuple[Term, ...]]
+    terms: Callable[[Any], tuple[Term, ...]]
     contact_fails: bool = False
     goals_follow: bool = False
     told: bool = False
+    to_places: bool = False
 
     def setup(self, seed: int, variant: Variant = Variant()) -> Setup:
         """What a seed decides."""
+        if self.to_places:
+            scene = task_scene(self.scene, seed, variant)
+            return Setup(self, seed, scene, (_free_place(scene),))
         goals = [goal_colour(self.scene, seed)]
         if self.goals_follow:
             rng = np.random.default_rng([seed, len(COLOURS)])
@@ -43,16 +52,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Setup:
-    """An episode of a task before it begins; ``goals``: colours of the goal objects in the order in which they are given."""
+    """An episode of a task before it begins; ``goals``: colours of the goal objects, or places, in the order in which they are
+    given."""
 
     task: Task
     seed: int
     scene: Scene
-    goals: tuple[str, ...]
+    goals: tuple[str | tuple[float, float], ...]
 
     def terms(self, arrivals: int = 0) -> tuple[Term, ...]:
         """What is asked for after so many arrivals."""
         return self.task.terms(self.goals[min(arrivals, len(self.goals) - 1)])
+
+
+def _free_place(scene: Scene) -> tuple[float, float]:
+    """A place where a robot can stand, a metre or more from where it begins; in the frame that begins there."""
+    rng = np.random.default_rng([scene.seed, _PLACES])
+    x0, y0, yaw = scene.start
+    half = np.array([scene.width, scene.depth]) / 2 - 0.4
+    while True:
+        place = rng.uniform(-half, half)
+        apart = min(math.dist(place, (prop.x, prop.y)) - prop.radius for prop in scene.props)
+        if apart > 0.35 and math.dist(place, (x0, y0)) > 1.0:
+            dx, dy = place - (x0, y0)
+            return (float(math.cos(yaw) * dx + math.sin(yaw) * dy), float(math.cos(yaw) * dy - math.sin(yaw) * dx))
 
 
 def _reach(goal: str) -> tuple[Term, ...]:
@@ -68,6 +91,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task('street', 'street', 20.0, _street, contact_fails=True),
     Task('recall', 'recall', 60.0, _reach, goals_follow=True),
     Task('rooms', 'rooms', 30.0, _reach),
+    Task('places', 'rooms', 30.0, lambda place: to_place(place).terms, to_places=True),
     Task('follow', 'follow', 12.0,
          lambda goal: (KeepDistance('ball', 1.0), Clearance(0.12, weight=2.0)), contact_fails=True, told=True),
     Task('second_ball', 'second_ball', 4.0,

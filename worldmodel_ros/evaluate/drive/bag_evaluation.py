@@ -88,6 +88,8 @@ def _in_words(mapping: Mapping, names: tuple[str, ...]) -> tuple[str, ...]:
     """What the topics were taken for, a line each."""
     stamps = '' if mapping.image_stamps == 'header' else ', stamped with the time of receipt'
     lines = [f'{mapping.image_topic}: pictures{stamps}']
+    if mapping.info_topic:
+        lines.append(f'{mapping.info_topic}: the camera\'s calibration')
     if mapping.action_topic:
         lines.append(f'{mapping.action_topic}: ' + ', '.join(
             f'{name} = {_formula(field)}' for name, field in zip(names, mapping.actions)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.motion import MANEUVERS, maneuver
 from .pictures import psnr
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def imagine_branches(session: Session, actions: np.ndarray, seen: list[np.ndarra
     """
     span = np.subtract(session.spec.action_high, session.spec.action_low)
     distance, score, pictures = {}, {}, {'': seen[-1]}
-    for name in NAMES:
+    for name in MANEUVERS:
         done = maneuver(name, len(actions))
         frames = session.decode(session.imagine(done))
         distance[name] = float(np.sqrt(np.mean(np.square((done - actions) / span))))

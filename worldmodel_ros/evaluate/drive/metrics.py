@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from worldmodel_ros.control.maneuvers import NAMES
+from worldmodel_ros.control.motion import MANEUVERS
 from .bootstrap import block_labels, mean_interval
 from .columns import Columns
 
@@ -111,13 +111,13 @@ def what_if(columns: Columns) -> dict:
     window = rows[:, 0].astype(int)
     blocks = block_labels(columns['episode'], columns['time_s'])[window]
     nearest, best = rows[:, 1].astype(int), rows[:, 2].astype(int)
-    counts = np.bincount(nearest, minlength=len(NAMES))
-    confusion = {name: {other: int(((nearest == i) & (best == j)).sum()) for j, other in enumerate(NAMES)}
-                 for i, name in enumerate(NAMES) if counts[i]}
+    counts = np.bincount(nearest, minlength=len(MANEUVERS))
+    confusion = {name: {other: int(((nearest == i) & (best == j)).sum()) for j, other in enumerate(MANEUVERS)}
+                 for i, name in enumerate(MANEUVERS) if counts[i]}
     return {'asked': asked, 'decisive': len(rows),
             'nearest_is_best': _share(nearest == best, blocks),
             'mean_rank': mean_interval(rows[:, 3], blocks).to_dict(),
-            'chance': round(1.0 / len(NAMES), 4), 'chance_rank': (1 + len(NAMES)) / 2,
+            'chance': round(1.0 / len(MANEUVERS), 4), 'chance_rank': (1 + len(MANEUVERS)) / 2,
             'always': round(float(counts.max() / counts.sum()), 4), 'confusion': confusion}
 
 

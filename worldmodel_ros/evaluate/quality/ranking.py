@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.motion import MANEUVERS, maneuver
 from worldmodel_ros.evaluate.drive.pictures import psnr, rms
 from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
@@ -25,20 +25,20 @@ def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
     moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period)) if drive.is_moving(s, steps)]
     if not moments:
         return []
-    truth = {start: {name: drive_branch(drive, start, maneuver(name, steps), spec.step_period) for name in NAMES}
+    truth = {start: {name: drive_branch(drive, start, maneuver(name, steps), spec.step_period) for name in MANEUVERS}
              for start in moments}
     memory = model.observe(np.stack([drive.frames[s - CONTEXT + 1:s + 1] for s in moments]),
                            np.stack([drive.actions[s - CONTEXT + 1:s + 1] for s in moments]),
-                           tuple(range(len(moments)))).branches(len(NAMES))
+                           tuple(range(len(moments)))).branches(len(MANEUVERS))
     # The sequences that the robot really executed, not those that were asked for.
-    actions = np.stack([truth[start][name].actions for start in moments for name in NAMES])
+    actions = np.stack([truth[start][name].actions for start in moments for name in MANEUVERS])
     actions = np.concatenate([actions, np.repeat(actions[:, -1:], -steps % spec.chunk_frames, 1)], 1)
     records = []
     for sampler_name, sampler in SAMPLERS.items():
         latents, _ = model.roll(memory, actions, sampler)
         pictures = model.decode(latents[:, steps - 1], latents[:, steps - 2])
         for i, start in enumerate(moments):
-            imagined = dict(zip(NAMES, pictures[i * len(NAMES):(i + 1) * len(NAMES)]))
+            imagined = dict(zip(MANEUVERS, pictures[i * len(MANEUVERS):(i + 1) * len(MANEUVERS)]))
             records += [{'seed': drive.seed, 'start': start, 'way': sampler_name, **ranks}
                         for ranks in _ranks(imagined, truth[start])]
     return records

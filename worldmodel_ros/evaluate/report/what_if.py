@@ -1,7 +1,7 @@
 """Section: does the model see that another action leads elsewhere?"""
 from __future__ import annotations
 
-from worldmodel_ros.control.maneuvers import NAMES
+from worldmodel_ros.control.motion import MANEUVERS
 from .film import cell, row
 from .html import Run, bounds, number, section, table
 
@@ -11,7 +11,7 @@ def what_if(runs: list[Run]) -> str:
     parts = [_table(runs), *(_examples(run, len(runs) > 1) for run in runs)]
     return section(
         'what-if', 'What if', *parts,
-        lead=f'At some ticks the model imagined {len(NAMES)} maneuvers: {", ".join(NAMES)}. If it takes actions '
+        lead=f'At some ticks the model imagined {len(MANEUVERS)} maneuvers: {", ".join(MANEUVERS)}. If it takes actions '
              'seriously, the branch most like what was really done is the one whose images are nearest to what came.')
 
 
@@ -27,7 +27,7 @@ def _table(runs: list[Run]) -> str:
             lambda n: number(n['nearest_is_best']['mean'] * 100, 0, '%') + _share_bounds(n['nearest_is_best']))],
         ['a model that ignores the action', *cells(lambda n: number(n['chance'] * 100, 0, '%'))],
         ['always naming the most frequent maneuver', *cells(lambda n: number(n['always'] * 100, 0, '%'))],
-        [f'mean rank of that branch, of {len(NAMES)}', *cells(
+        [f'mean rank of that branch, of {len(MANEUVERS)}', *cells(
             lambda n: number(n['mean_rank']['mean'], 2) + bounds(n['mean_rank'], 2))],
         ['windows asked, and those in which the action was clear', *cells(lambda n: f'{n["asked"]}, {n["decisive"]}')]]
     return table(['', *(run.name for run in runs)], rows)
@@ -39,7 +39,7 @@ def _share_bounds(interval: dict) -> str:
 
 def _examples(run: Run, named: bool) -> str:
     parts = []
-    for name in NAMES:
+    for name in MANEUVERS:
         scene = run.evaluation.highlights.what_ifs.get(name)
         if scene is None:
             continue
@@ -47,12 +47,12 @@ def _examples(run: Run, named: bool) -> str:
         branches = window.branches
         ahead = len(scene.seen) * run.evaluation.spec.step_period
         cells = [cell(scene.branches[''], 'came', f'camera picture {ahead:.1f} s ahead', 'truth')]
-        for branch in NAMES:
+        for branch in MANEUVERS:
             below = f'{branch}<br>{number(branches.psnr_db[branch], 1, "dB")}'
             kind = 'best' if branch == branches.best else ''
             cells.append(cell(scene.branches[branch], below, f'imagined: {branch}', kind))
         note = f'at {window.time_s:.1f} s, {ahead:.1f} s ahead; nearest: {name}; framed in blue: the best branch'
-        parts.append(f'<figure><div class="film" style="--columns:{len(NAMES) + 1}">{row("Done: " + name, note)}'
+        parts.append(f'<figure><div class="film" style="--columns:{len(MANEUVERS) + 1}">{row("Done: " + name, note)}'
                      f'{"".join(cells)}</div></figure>')
     if not parts:
         return ''

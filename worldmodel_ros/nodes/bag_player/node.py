@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from geometry_msgs.msg import TwistStamped
+from nav_msgs.msg import Odometry
 from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rosgraph_msgs.msg import Clock
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from worldmodel_ros.bags.guess import find_mapping
-from worldmodel_ros.bags.playback import ACTION, COMPRESSED_IMAGE, GOAL, IMAGE, Part, parts
+from worldmodel_ros.bags.playback import (
+    ACTION, CAMERA_INFO, COMPRESSED_IMAGE, GOAL, IMAGE, ODOMETRY, TASK, Part, parts)
 from worldmodel_ros.bags.problems import BagError, MessageError
 from worldmodel_ros.bags.source import Bag, Record, open_bag
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+from worldmodel_ros.msg import Task
 from worldmodel_ros.nodes.bag_player.listeners import Listeners
 from worldmodel_ros.nodes.bag_player.time import PlaybackTime
 from worldmodel_ros.nodes.common.messages import time_message
@@ -37,7 +40,8 @@ from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.parameters.bag_player import PARAMETERS
 
-_TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, ACTION: TwistStamped, GOAL: String}
+_TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, CAMERA_INFO: CameraInfo, ACTION: TwistStamped, GOAL: String,
+          ODOMETRY: Odometry, TASK: Task}
 _STEP_TIMEOUT = 5.0    # s, for ~/play_next to see its message published
 _ACK_TIMEOUT = 2.0     # s, for the last messages to be received
 _LAST_ANSWER = 0.5     # s, for what follows from the last message
@@ -91,7 +95,7 @@ class BagPlayer(Node):
         # Whatever was offered when it was recorded: reliable and, where a late joiner needs it, latched suits every
         # subscriber.
         recorded = any(qos.durability.name == 'TRANSIENT_LOCAL' for qos in part.topic.qos)
-        durability = DurabilityPolicy.TRANSIENT_LOCAL if recorded or part.name == GOAL else DurabilityPolicy.VOLATILE
+        durability = DurabilityPolicy.TRANSIENT_LOCAL if recorded or part.name in (GOAL, TASK) else DurabilityPolicy.VOLATILE
         return self.create_publisher(_TYPES[part.name], part.name, QoSProfile(
             history=HistoryPolicy.KEEP_LAST, depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=durability))
 

@@ -13,7 +13,8 @@ from rclpy.parameter import Parameter
 from worldmodel_ros.parameters.declaration import ALLOW_FAULTS, Param
 
 _INT64_MIN, _INT64_MAX = -2**63, 2**63 - 1
-_TYPES = {'string_array': Parameter.Type.STRING_ARRAY, 'double_array': Parameter.Type.DOUBLE_ARRAY}  # that may be unset
+_TYPES = {'string_array': Parameter.Type.STRING_ARRAY, 'double_array': Parameter.Type.DOUBLE_ARRAY,
+          'double': Parameter.Type.DOUBLE}  # that may be unset
 
 
 class ParameterError(ValueError):

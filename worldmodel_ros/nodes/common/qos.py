@@ -22,3 +22,6 @@ STATUS = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=10, reliability=Relia
 LATCHED = QoSProfile(
     history=HistoryPolicy.KEEP_LAST, depth=1, reliability=ReliabilityPolicy.RELIABLE,
     durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+# As what is set once, but deep: an episode may end and the next one begin between two looks.
+JUDGEMENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)

@@ -11,10 +11,13 @@ _KINDS = {Touch: TermMessage.TOUCH, Reach: TermMessage.REACH, KeepDistance: Term
           PassBehind: TermMessage.PASS_BEHIND, Avoid: TermMessage.AVOID, Clearance: TermMessage.CLEARANCE,
           Time: TermMessage.TIME, StayIn: TermMessage.STAY_IN}
 
+AIMS = (TermMessage.TOUCH, TermMessage.REACH, TermMessage.KEEP_DISTANCE)  # kinds of terms that say what to drive to
+
 
 def read_task(message: TaskMessage) -> Task:
     """Return the task of a message, about the things that the robot knows. Raises TaskError."""
-    told = [Told(term.kind, term.target, term.weight, term.distance, tuple(term.but), tuple(term.region))
+    told = [Told(term.kind, term.target, term.weight, term.distance, tuple(term.but), tuple(term.region),
+                 tuple(term.place))
             for term in message.terms]
     return task_of(message.name or 'task', told, {slot.name: slot.colour for slot in SLOTS})
 
@@ -33,6 +36,8 @@ def _term(term: Term, names: Mapping[str, str]) -> TermMessage:
             message.distance, message.but = term.margin, [names.get(name, name) for name in term.but]
         case StayIn():
             message.region = [term.x_min, term.x_max, term.y_min, term.y_max]
+        case Reach() | KeepDistance() | Time() if term.place is not None:
+            message.place = list(term.place)
         case _:
             message.target = names.get(term.target, term.target)
     if isinstance(term, KeepDistance):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worldmodel_ros.control.maneuvers import NAMES, maneuver
+from worldmodel_ros.control.motion import MANEUVERS, maneuver
 from worldmodel_ros.engine.what_if import MAX_BRANCHES, Branch
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.srv import WhatIf
@@ -49,7 +49,7 @@ def branches(request: WhatIf.Request, askable: Askable) -> tuple[Branch, ...]:
     """
     count = len(request.names) + len(request.actions)
     if not count:
-        raise RequestError(f'no branch: give names ({", ".join(NAMES)}, {POLICY}) or explicit actions')
+        raise RequestError(f'no branch: give names ({", ".join(MANEUVERS)}, {POLICY}) or explicit actions')
     if count > askable.max_branches:  # before any is made
         raise RequestError(f'too long: {count} branches, and at most {askable.max_branches} of {askable.max_steps} steps '
                            'are imagined')
@@ -82,9 +82,9 @@ def _branches(request: WhatIf.Request, askable: Askable) -> Iterator[Branch]:
     for name in request.names:
         if name == POLICY:
             yield Branch(name, steps)
-        elif name not in NAMES:
+        elif name not in MANEUVERS:
             raise RequestError(
-                f'name {name[:_SHOWN]!r} is unknown: use one of {", ".join(NAMES)}, {POLICY}, or give explicit actions')
+                f'name {name[:_SHOWN]!r} is unknown: use one of {", ".join(MANEUVERS)}, {POLICY}, or give explicit actions')
         elif tuple(askable.action_names) != BASE:
             raise RequestError(f'name {name!r} is for a base ({", ".join(BASE)}), and here the actions are '
                                f'{", ".join(askable.action_names)}: give explicit ones')

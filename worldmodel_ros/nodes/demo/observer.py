@@ -1,12 +1,14 @@
 """The demo's observer: records what goes over the topics, gives goals and asks what-if questions."""
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import Quaternion, TwistStamped
@@ -19,10 +21,12 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from visualization_msgs.msg import Marker, MarkerArray
 
-from worldmodel_ros.demo.recording import Choice, Command, Future, Pose, Recording, Thing, Tick
-from worldmodel_ros.msg import DeadlineStatus, Decision, PredictedFuture
+from worldmodel_ros.demo.recording import (
+    Choice, Command, Foreseen, Future, Option, Pose, Recording, Room, Sighting, Thing, Tick)
+from worldmodel_ros.msg import DeadlineStatus, Decision, PredictedFuture, Task
 from worldmodel_ros.nodes.common.messages import nanoseconds
-from worldmodel_ros.nodes.common.qos import LATCHED, STATUS
+from worldmodel_ros.nodes.common.qos import JUDGEMENTS, LATCHED, STATUS
+from worldmodel_ros.nodes.common.tasks import AIMS
 from worldmodel_ros.nodes.common.what_if_client import MODEL_NODE, ROBOT_NODE, WhatIfClient, record_image
 
 LATE_KEY = 'late'               # of the robot's diagnostics: commands that came too late, since the start
@@ -54,12 +58,16 @@ class DemoObserver(Node):
         self.create_subscription(DeadlineStatus, 'deadline_status', self._on_deadline, STATUS)
         self.create_subscription(Odometry, 'sim/ground_truth', self._on_pose, STATUS)
         self.create_subscription(MarkerArray, 'sim/objects', self._on_objects, LATCHED)
+        self.create_subscription(Task, 'task', self._on_task, LATCHED)
+        self.create_subscription(String, 'sim/judgement', self._on_judgement, JUDGEMENTS)
         self.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, STATUS)
+
+    def begin(self) -> None:
+        """From now on, the first command that answers an observation begins the recording."""
+        self._asked = time.monotonic()
 
     def set_goal(self, goal: str) -> None:
         """Send the robot to a goal."""
-        if math.isnan(self._asked):
-            self._asked = time.monotonic()
         self._goal.publish(String(data=goal))
 
     def wait_for_command(self, timeout: float) -> bool:
@@ -116,13 +124,20 @@ class DemoObserver(Node):
     def _on_decision(self, message: Decision) -> None:
         if self._recording:
             self.recording.choices.append(Choice(
-                nanoseconds(message.header.stamp), message.chosen, {each.name: each.score for each in message.candidates},
-                tuple(each.name for each in message.candidates if each.vetoed)))
+                nanoseconds(message.header.stamp), message.chosen,
+                tuple(Option(each.name, each.score, tuple(each.terms), each.contact, np.column_stack([each.x, each.y]))
+                      for each in message.candidates),
+                message.passes, tuple(message.terms), np.array(message.times),
+                tuple(Foreseen(each.name, each.colour, each.radius, np.column_stack([each.x, each.y]))
+                      for each in message.things),
+                np.reshape(message.walls, (-1, 3)), message.forecast_time, message.decision_time))
 
     def _on_deadline(self, message: DeadlineStatus) -> None:
         if self._recording:
             stamp, late = nanoseconds(message.header.stamp), message.verdict == DeadlineStatus.LATE
-            self.recording.ticks.append(Tick(stamp, message.tier, late, message.latency, message.reason))
+            silent = message.verdict == DeadlineStatus.STALE_INPUT and not message.latency
+            self.recording.ticks.append(Tick(stamp, message.tier, late, message.latency, message.reason,
+                                             message.observation_age - message.latency, silent))
 
     def _on_pose(self, message: Odometry) -> None:
         if self._recording:
@@ -133,11 +148,24 @@ class DemoObserver(Node):
                 Pose(stamp, position.x, position.y, yaw, twist.linear.x, twist.angular.z))
 
     def _on_objects(self, message: MarkerArray) -> None:
-        for marker in message.markers:
-            position, colour = marker.pose.position, marker.color
-            self.recording.things[f'{marker.ns}/{marker.id}'] = Thing(
-                marker.text, position.x, position.y, _yaw(marker.pose.orientation), marker.scale.x,
-                marker.scale.y, (colour.r, colour.g, colour.b), marker.type == Marker.CYLINDER)
+        things = {f'{marker.ns}/{marker.id}': _thing(marker) for marker in message.markers}
+        self.recording.things = things
+        # Of the first message since it began: what is told of the next room may overtake its begin.
+        if self.recording.rooms and not self.recording.rooms[-1].things:
+            self.recording.rooms[-1].things = things
+        movers = {thing.name: thing for key, thing in things.items() if key.startswith('movers/')}
+        if movers and self._recording:
+            self.recording.sightings.append(Sighting(nanoseconds(message.markers[0].header.stamp), movers))
+
+    def _on_task(self, message: Task) -> None:
+        self.recording.target = next((term.target for term in message.terms if term.kind in AIMS), '')
+
+    def _on_judgement(self, message: String) -> None:
+        told, rooms = json.loads(message.data), self.recording.rooms
+        if not rooms or rooms[-1].seed != told['seed'] or told['succeeded'] is None:
+            rooms.append(Room(told['task'], told['seed'], self.now()))
+        for name in ('target', 'succeeded', 'reason', 'seconds', 'contacts', 'arrivals'):
+            setattr(rooms[-1], name, told[name])
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
@@ -181,6 +209,12 @@ def _spin(node: Node, executor: Executor, over: threading.Event) -> None:
             executor.spin_once(timeout_sec=0.1)
         except Exception as error:  # one message that cannot be read must not end the recording
             node.get_logger().error(f'a message was not recorded: {error!r}', throttle_duration_sec=5.0)
+
+
+def _thing(marker: Marker) -> Thing:
+    position, colour = marker.pose.position, marker.color
+    return Thing(marker.text, position.x, position.y, _yaw(marker.pose.orientation), marker.scale.x, marker.scale.y,
+                 (colour.r, colour.g, colour.b), marker.type == Marker.CYLINDER)
 
 
 def _yaw(orientation: Quaternion) -> float:

@@ -12,16 +12,12 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import String
 
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.msg import DeadlineStatus, Decision
-from worldmodel_ros.nodes.common.qos import STATUS
-
-# As what is set once, but deep: an episode may end and the next one begin between two looks.
-_ALL = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+from worldmodel_ros.nodes.common.qos import JUDGEMENTS, STATUS
 
 
 @dataclass
@@ -45,7 +41,7 @@ class Listener(Node):
         super().__init__('judging', namespace=namespace)
         self.heard = Heard()
         self._changed = threading.Condition()
-        self.create_subscription(String, 'sim/judgement', self._on_judgement, _ALL)
+        self.create_subscription(String, 'sim/judgement', self._on_judgement, JUDGEMENTS)
         self.create_subscription(DeadlineStatus, 'deadline_status', self._on_tick, STATUS)
         self.create_subscription(Decision, 'decision', self._on_decision, STATUS)
         self.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, STATUS)

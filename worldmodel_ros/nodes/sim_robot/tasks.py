@@ -9,7 +9,7 @@ from worldmodel_ros.evaluate.control.judge import Judge
 from worldmodel_ros.evaluate.control.learned import slots
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.msg import Task as TaskMessage
-from worldmodel_ros.nodes.common.tasks import task_message
+from worldmodel_ros.nodes.common.tasks import AIMS, task_message
 from worldmodel_ros.sim.world import World
 
 # s, before each episode, without images: a world model takes a gap in the stamps of more than a second (time_jump_s) for
@@ -22,7 +22,8 @@ class Episodes:
     Episodes of a task, each in the room of a seed, judged as in ``worldmodel evaluate control``.
 
     ``tell`` takes what the robot is asked for, ``judged`` a line of JSON at the begin and the end of each episode: task, seed,
-    succeeded (null: it goes on), reason, seconds, contacts and arrivals.
+    target (what to touch, to reach or to keep a distance to), succeeded (null: it goes on), reason, seconds, contacts and
+    arrivals.
     """
 
     def __init__(self, task: str, tell: Callable[[TaskMessage], None], judged: Callable[[str], None]) -> None:
@@ -50,10 +51,13 @@ class Episodes:
 
     def _tell_it(self) -> None:
         names = {name: slot.name for name, slot in zip(slots(self._setup.scene), SLOTS, strict=True) if name}
-        self._tell(task_message(Task(self._task.name, self._judge.terms), names))
+        told = task_message(Task(self._task.name, self._judge.terms), names)
+        self._target = next((term.target for term in told.terms if term.kind in AIMS), '')
+        self._tell(told)
 
     def _report(self) -> None:
         judge = self._judge
         self._say(json.dumps({
-            'task': self._task.name, 'seed': self._setup.seed, 'succeeded': judge.succeeded, 'reason': judge.reason,
-            'seconds': round(self._world.time, 3), 'contacts': judge.contacts, 'arrivals': judge.arrivals}))
+            'task': self._task.name, 'seed': self._setup.seed, 'target': self._target, 'succeeded': judge.succeeded,
+            'reason': judge.reason, 'seconds': round(self._world.time, 3), 'contacts': judge.contacts,
+            'arrivals': judge.arrivals}))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from geometry_msgs.msg import Twist, TwistStamped
+from geometry_msgs.msg import PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.impl.rcutils_logger import RcutilsLogger
@@ -21,7 +21,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from worldmodel_ros.control.responder import Answer, Observation
-from worldmodel_ros.control.task import Task
+from worldmodel_ros.control.task import Task, TaskError
 from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
@@ -291,10 +291,14 @@ class ExecutedTopic:
 
 
 class OdometryTopic:
-    """Keeps in ``readings`` what the wheels measure: nav_msgs/Odometry on ``odom``, best effort."""
+    """
+    Keeps in ``readings`` what the wheels measure: nav_msgs/Odometry on ``odom``, best effort. ``frame`` is that of its poses,
+    '' until there is one.
+    """
 
     def __init__(self, node: Node, spec: Any, refusals: Refusals) -> None:
         self._node, self._refusals = node, refusals
+        self.frame = ''
         self.readings = WheelReadings(spec.step_period)
         self._subscription = node.create_subscription(Odometry, 'odom', self._hear, ODOMETRY)
 
@@ -306,8 +310,28 @@ class OdometryTopic:
         at, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
         yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
         reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, yaw), (twist.linear.x, twist.angular.z))
-        if not self.readings.add(reading):
+        if self.readings.add(reading):
+            self.frame = message.header.frame_id.lstrip('/')
+        else:
             self._refusals.count('odometry: not finite')
+
+    def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, float]:
+        """Return where a pose is, x and y in the frame of the odometry. Raises TaskError for a frame that is not known here."""
+        frame, at = pose.header.frame_id.lstrip('/'), pose.pose.position
+        if not self.frame:
+            raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
+        if frame == self.frame:
+            return at.x, at.y
+        if frame != base_frame.lstrip('/'):
+            raise TaskError(f'a pose in the frame {frame!r} is not understood: give it in {self.frame} (in RViz, the fixed '
+                            f'frame) or in {base_frame}')
+        stamp = nanoseconds(pose.header.stamp) or self._node.get_clock().now().nanoseconds
+        robot = self.readings.at(stamp)
+        if robot is None:
+            raise TaskError(f'no odometry tells where the robot was at {stamp / NS:.3f} s: a stamp of 0 is now')
+        x, y, yaw = robot[0]
+        cos, sin = math.cos(yaw), math.sin(yaw)
+        return float(x + cos * at.x - sin * at.y), float(y + sin * at.x + cos * at.y)
 
 
 class GoalTopic:

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from geometry_msgs.msg import PoseStamped
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
@@ -28,11 +29,12 @@ from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
-from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal
-from worldmodel_ros.control.terms import Reach
+from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place
+from worldmodel_ros.control.terms import Reach, has_places
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.faults import Faults, FaultyBackend
+from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.nodes.common import diagnostics
@@ -40,11 +42,14 @@ from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS
 from worldmodel_ros.nodes.common.parameters import Parameters
-from worldmodel_ros.nodes.common.qos import CAMERA, LATCHED
+from worldmodel_ros.nodes.common.qos import CAMERA, LATCHED, STATUS
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.common.tasks import read_task
+from worldmodel_ros.nodes.world_model.camera import CameraTopics
+from worldmodel_ros.nodes.world_model.drive_to import DriveToServer
 from worldmodel_ros.nodes.world_model.inputs import (
     ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic, require_base)
+from worldmodel_ros.nodes.world_model.open_world import World
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
@@ -77,7 +82,7 @@ def _contained(transition: Callable) -> Callable:
 class WorldModelNode(LifecycleNode):
     """
     The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
-    command.
+    command. With an open world model (``open_world``) it predicts and answers, and never commands.
 
     ``load_engine`` is called in configure, with the parameters ENGINE by name; by default it is
     worldmodel_ros.engine.load. With the parameter ``forecast``, so is ``load_forecast``, by default
@@ -91,19 +96,22 @@ class WorldModelNode(LifecycleNode):
         self._load_engine, self._load_forecast = load_engine or _load, load_forecast or _load_forecast
         self._engine: Any = None
         self._deciding: Deciding | None = None  # with a forecast
-        self._activation: Activation | None = None
+        self._world: World | None = None  # with an open world model
+        self._activation: Activation | Any = None
         self._configured = ExitStack()  # what undoes configure, as far as it came
         self._faults = Faults()
         self._settings = Parameters(
             self, parameters(lambda: self._engine is not None, self._goal_refusal), self._on_parameter,
             consistent=inconsistency)
         self._goal, self._task = self._settings['goal'], Task()
+        self.goals_set = 0  # counts up with every goal and task
         self._warm_up = 0.0
         self._statistics = Statistics()
         diagnostics.Diagnostics(self, {'world model': self._report}, self._settings[DIAGNOSTICS_PERIOD.name])
         self.create_service(Trigger, '~/reset', self._on_reset)
         self.create_service(SetTask, '~/set_task', self._on_set_task)
         self._slow_services = SlowServices(self)
+        self._drive_to = DriveToServer(self)
 
     @_contained
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -111,6 +119,9 @@ class WorldModelNode(LifecycleNode):
         settings, undo = self._settings, self._configured
         start = time.monotonic()
         engine = self._engine = self._load_engine(**{name: settings[name] for name in ENGINE})
+        if is_world(settings['model']):
+            self._configure_world(start)
+            return super().on_configure(state)
         undo.callback(engine.close)
         spec = engine.spec
         require_base(spec)
@@ -149,6 +160,21 @@ class WorldModelNode(LifecycleNode):
                 'without; ~/set_task takes tasks')
         return super().on_configure(state)
 
+    def _configure_world(self, start: float) -> None:
+        world, settings = self._engine, self._settings
+        if wrong := next((name for name in ('forecast', 'server') if settings[name]), ''):
+            raise ValueError(f'{wrong} is set, and an open world model drives nothing: leave it empty')
+        if refusal := self._goal_refusal(self._goal):
+            raise ValueError(f'goal: {refusal}')
+        images.converter()
+        self._world = World(self, world, settings, self.refusals)
+        self._configured.callback(self._world.destroy)
+        self._subscribe()
+        self.get_logger().info(
+            f'open world model {world.spec.name} ({world.preset.name}) on {world.backend}: loaded in '
+            f'{time.monotonic() - start:.1f} s; images of {world.spec.image_size[0]}x{world.spec.image_size[1]} at '
+            f'{1.0 / world.spec.step_period:.0f} Hz; it predicts, and commands nothing')
+
     def _load_deciding(self) -> 'Deciding':
         settings, spec = self._settings, self._engine.spec
         forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads'])
@@ -157,6 +183,9 @@ class WorldModelNode(LifecycleNode):
                 f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} s, model '
                 f'{spec.name} images of {spec.image_size} each {spec.step_period} s, and decisions are made each {PERIOD} s: '
                 'choose models that go together')
+        if None not in (forecasts.camera, spec.camera) and forecasts.camera != spec.camera:
+            raise ValueError(f'forecast {forecasts.name} was trained with {forecasts.camera}, model {spec.name} with '
+                             f'{spec.camera}: choose models that go together')
         if unknown := set(spec.goals) - {slot.name for slot in pilot.SLOTS}:
             raise ValueError(f'the forecast knows nothing of the goals {", ".join(sorted(unknown))} of model {spec.name}')
         times = pilot.deciding_times()
@@ -166,13 +195,14 @@ class WorldModelNode(LifecycleNode):
     @_contained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin a new episode with a session that knows nothing."""
-        self._activation = Activation(
-            self, self._engine, self._settings, self._goal, self._task, self._executed, self._outputs, self._advice,
-            self.refusals, self._deciding)
+        self._activation = self._world.activation(self._executed, self._advice) if self._world else Activation(
+            self, self._engine, self._settings, self._goal, self._task, self._executed, self._camera, self._outputs,
+            self._advice, self.refusals, self._deciding)
         self._statistics = self._activation.statistics
         result = super().on_activate(state)
         self._activation.start()
         self._slow_services.context = self._context_of_services()
+        self._drive_to.driver = self if self._deciding else None
         return result
 
     @_contained
@@ -197,18 +227,19 @@ class WorldModelNode(LifecycleNode):
         """End the threads and destroy the node."""
         self.release(keep_engine=False)
         self._slow_services.stop()
+        self._drive_to.stop()
         super().destroy_node()
 
     def release(self, keep_engine: bool) -> None:
         """Undo activate, and configure unless ``keep_engine``, as far as they came."""
-        self._slow_services.context = None
+        self._slow_services.context = self._drive_to.driver = None
         activation, self._activation = self._activation, None
         try:
             if activation:
                 activation.stop()
         finally:
             if not keep_engine:
-                self._engine = self._deciding = None
+                self._engine = self._deciding = self._world = None
                 self._configured.close()
                 gc.collect()
 
@@ -217,11 +248,15 @@ class WorldModelNode(LifecycleNode):
         compressed = settings['image_transport'] == 'compressed'
         topic = self.resolve_topic_name(IMAGE_TOPIC) + ('/compressed' if compressed else '')
         self._advice = LargeImageAdvice(self, topic)
+        self._camera = CameraTopics(self, topic, spec, settings, self._on_camera)
+        undo.callback(self._camera.destroy)
         camera = self.create_subscription(CompressedImage if compressed else Image, topic, self._on_image, CAMERA)
         undo.callback(self.destroy_subscription, camera)
         self._executed = ExecutedTopic(self, spec, settings, self.refusals)
         undo.callback(self._executed.destroy)
         undo.callback(GoalTopic(self, self._on_goal).destroy)
+        undo.callback(self.destroy_subscription,
+                      self.create_subscription(PoseStamped, 'goal_pose', self._on_goal_pose, STATUS))
         if self._deciding:
             undo.callback(self.destroy_subscription,
                           self.create_subscription(TaskMessage, 'task', self._on_task, LATCHED))
@@ -229,6 +264,10 @@ class WorldModelNode(LifecycleNode):
     def _on_image(self, message: Image | CompressedImage) -> None:
         if self._activation:
             self._activation.take(message)
+
+    def _on_camera(self) -> None:
+        if self._activation:
+            self._activation.camera_changed()
 
     def _on_goal(self, goal: str) -> None:
         goal = goal.strip()
@@ -238,19 +277,60 @@ class WorldModelNode(LifecycleNode):
         else:
             self._set_goal(goal)
 
+    def _on_goal_pose(self, message: PoseStamped) -> None:
+        try:
+            self.drive('', self.place_of(message))
+        except TaskError as error:
+            self.refusals.count('goal_pose')
+            self.get_logger().warning(f'goal_pose refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+
     def _goal_refusal(self, goal: str) -> str | None:
         if self._engine is None or not goal or goal in self._engine.spec.goals:
             return None
-        return f'{goal!r} is unknown; this model knows {", ".join(self._engine.spec.goals)}'
+        known = ', '.join(self._engine.spec.goals) or 'none, for it has no policy'
+        return f'{goal!r} is unknown; this model knows {known}'
 
     def _set_goal(self, goal: str) -> None:
         task = to_goal(goal) if self._deciding else Task()
         if (goal, task) == (self._goal, self._task):
             return
-        self._goal, self._task = goal, task
         self.get_logger().info(f'goal: {goal or "none"}')
+        self._take(goal, task)
+
+    def _take(self, goal: str, task: Task) -> None:
+        self._goal, self._task = goal, task
+        self.goals_set += 1
         if self._activation:
             self._activation.set_goal(goal, task)
+
+    def place_of(self, pose: PoseStamped) -> Task:
+        """Return the task of driving to a pose, whose orientation is left open. Raises TaskError."""
+        if self._deciding is None:
+            raise TaskError('a pose needs a forecast of the scene: set the parameter forecast, and configure the node')
+        return to_place(self._deciding.odometry.place(pose, self._settings['base_frame']))
+
+    def drive(self, goal: str, task: Task) -> None:
+        """Drive to a goal, or by a task without one, from the next image on. Raises TaskError."""
+        if self._deciding is None:
+            raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
+        if goal and (refusal := self._goal_refusal(goal)):
+            raise TaskError(refusal)
+        if has_places(task.terms) and not self._deciding.odometry.frame:
+            raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
+        # A task to reach a goal that the world model knows tells its predictions what their progress is about.
+        goal = next((term.target for term in task.terms
+                     if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
+        self.get_logger().info(f'task {task.name!r}: {in_words(task)}')
+        self._take(goal, task)
+
+    def stand(self) -> None:
+        """Clear the goal, and stop at once."""
+        self._set_goal('')
+
+    def newest_decision(self) -> Decided | None:
+        """Return how the newest command was decided; None while the node is not active, or has decided nothing."""
+        activation = self._activation
+        return activation.newest_decision if activation else None
 
     def _on_task(self, message: TaskMessage) -> None:
         try:
@@ -268,20 +348,12 @@ class WorldModelNode(LifecycleNode):
     def _set_task(self, message: TaskMessage) -> str:
         """Drive by a task from the next image on; return it in words. Raises TaskError."""
         try:
-            if self._deciding is None:
-                raise TaskError('tasks need a forecast of the scene: set the parameter forecast, and configure the node')
             task = read_task(message)
+            self.drive('', task)
         except TaskError:
             self.refusals.count('task')
             raise
-        # A task to reach a goal that the world model knows tells its predictions what their progress is about.
-        self._goal = next((term.target for term in task.terms
-                           if isinstance(term, Reach) and term.target in self._engine.spec.goals), '')
-        self._task, words = task, in_words(task)
-        self.get_logger().info(f'task {task.name!r}: {words}')
-        if self._activation:
-            self._activation.set_goal(self._goal, task)
-        return words
+        return in_words(task)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         if self._activation is None:
@@ -313,6 +385,8 @@ class WorldModelNode(LifecycleNode):
         engine, activation = self._engine, self._activation
         if engine is None:
             return diagnostics.Report(diagnostics.STALE, 'not configured', self.refusals.values())
+        if self._world:
+            return self._world.report(activation)
         backend = activation.worker.backend if activation else engine.backend.name
         values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
                   'messages_skipped': self._outputs.skipped,
@@ -320,6 +394,7 @@ class WorldModelNode(LifecycleNode):
                   'tick_two_step_ms': engine.step_times.predict(2) * 1e3,
                   'tick_one_step_ms': engine.step_times.predict(1) * 1e3,
                   'predictions_possible_hz': engine.step_times.prediction_rate(engine.spec.step_period),
+                  **self._camera.values(),
                   **self._statistics.values(time.monotonic(), engine.spec.step_period), **self.refusals.values()}
         if self._deciding:
             values |= self._deciding.values(activation, self._task)
@@ -328,7 +403,9 @@ class WorldModelNode(LifecycleNode):
 
 
 def _load(**chosen: Any) -> Any:
-    from worldmodel_ros.engine import load  # only now: the back ends are heavy
+    from worldmodel_ros.engine.loading import load, load_world
+    if is_world(chosen['model']):
+        return load_world(*(chosen[name] for name in ('model', 'backend', 'threads', 'gpus')))
     return load(**chosen, sessions=SESSIONS)
 
 
@@ -361,15 +438,17 @@ class Activation:
     """
 
     def __init__(self, node: LifecycleNode, engine: Any, settings: Mapping[str, Any], goal: str, task: Task,
-                 executed: ExecutedTopic, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals,
+                 executed: ExecutedTopic, camera: CameraTopics, outputs: Outputs, advice: LargeImageAdvice, refusals: Refusals,
                  deciding: Deciding | None = None) -> None:
-        self._node, self._settings, self.executed = node, settings, executed
+        self._node, self._settings, self.executed, self.camera = node, settings, executed, camera
         self._outputs, self._advice, self._refusals = outputs, advice, refusals
         self.missing_input = ''  # why the robot is stopped for want of observations
+        self.newest_decision: Decided | None = None
         self.statistics = Statistics()
         self.intake = Intake(engine.spec, IntakeSettings.of(settings), executed.actions,
                              lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
         self.intake.goal, self.intake.task = goal, task
+        self.intake.frames.view = camera.correction.view
         self.responder = Responder(self, ladder_settings(settings), engine.spec.step_period)
         self._camera_timeout = settings['camera_timeout_s']
         self.worker = make_worker(node, settings, engine, executed.actions, self.responder, self, deciding)
@@ -425,6 +504,11 @@ class Activation:
         if not self._drives:
             self._halt(Tier.STOP, Verdict.IDLE, 'the goal was cleared')
 
+    def camera_changed(self) -> None:
+        """Show images as the camera's newest calibration says; what was seen by another view is no past of them."""
+        self.intake.frames.view = self.camera.correction.view
+        self.intake.begin_episode()
+
     def settings_changed(self) -> None:
         """Go on by the parameters as they are now."""
         self.intake.settings = IntakeSettings.of(self._settings)
@@ -446,6 +530,7 @@ class Activation:
 
     def decided(self, decided: Decided) -> None:
         """Publish how a command was decided."""
+        self.newest_decision = decided
         self._outputs.decided(decided)
 
     def failed(self, reason: str, error: Exception, restarted: bool) -> None:

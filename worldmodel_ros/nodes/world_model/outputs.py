@@ -19,7 +19,7 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.ladder import Counts, Tier
-from worldmodel_ros.control.maneuvers import path
+from worldmodel_ros.control.motion import path
 from worldmodel_ros.control.responder import Answer, Observation, Prediction
 from worldmodel_ros.inputs.ticks import misfit
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, Decision, PredictedFuture, Timings
@@ -61,6 +61,7 @@ class Outputs:
             make(MarkerArray, 'decision_paths', STATUS)]
         (self._command, self._status, self._future, self._image, self._path, self._decision,
          self._decision_paths) = self._publishers
+        self._told: tuple[Decided | None, Decision] = None, Decision()  # the newest one as a message
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
         self.skipped = 0
@@ -95,7 +96,7 @@ class Outputs:
     def decided(self, decided: Decided) -> None:
         """Publish how a command was decided."""
         def publish() -> None:
-            self._decision.publish(decisions.decision(decided, self._base_frame))
+            self._decision.publish(self._message_of(decided))
             if self._decision_paths.get_subscription_count():
                 self._decision_paths.publish(decisions.markers(decided, self._base_frame))
         self._later(publish)
@@ -103,13 +104,21 @@ class Outputs:
     def prediction(self, prediction: Prediction, camera_frame: str) -> None:
         """Publish a predicted future and its images."""
         def publish() -> None:
-            self._future.publish(predicted_future(
-                prediction, self._names, self._period, self._base_frame, camera_frame))
+            future = predicted_future(prediction, self._names, self._period, self._base_frame, camera_frame)
+            if prediction.decided:
+                future.decision = self._message_of(prediction.decided)
+            self._future.publish(future)
             stamp = time_message(prediction.observation.stamp)
-            self._path.publish(predicted_path(prediction, self._period, self._base_frame))
+            self._path.publish(predicted_path(prediction.future, prediction.observation.stamp, self._period, self._base_frame))
             if self._image.get_subscription_count():
                 self._image.publish(to_jpeg(strip(prediction), stamp, camera_frame))
         self._later(publish)
+
+    def _message_of(self, decided: Decided) -> Decision:
+        """Return how a command was decided, as a message; from the publishing thread."""
+        if self._told[0] is not decided:
+            self._told = decided, decisions.decision(decided, self._base_frame)
+        return self._told[1]
 
     def _later(self, publish: Callable[[], None]) -> None:
         try:
@@ -169,19 +178,20 @@ def strip(prediction: Prediction) -> np.ndarray:
     return np.hstack([part for picture in pictures for part in (picture, gap)][:-1])
 
 
-def predicted_path(prediction: Prediction, step_period: float, frame_id: str) -> MarkerArray:
+def predicted_path(future: Any, stamp: int, step_period: float, frame_id: str) -> MarkerArray:
     """
-    Return where the plan leads, from green (safe) to red (a contact is certain), in the base frame.
+    Return where the actions of a future lead, from green (safe, or no contacts are known) to red (a contact is certain), in the
+    base frame.
 
     It is shown for as long as the plan has actions: what stays on a screen longer is no plan any more.
     """
-    future = prediction.future
     poses = path(future.actions, step_period)
-    marker = Marker(header=header(prediction.observation.stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
+    marker = Marker(header=header(stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
                     action=Marker.ADD, lifetime=Duration(seconds=len(future.actions) * step_period).to_msg())
     marker.pose.orientation.w = 1.0
     marker.scale.x = _LINE_WIDTH
-    risks = np.clip(np.concatenate([future.collision_risk[:1], future.collision_risk]), 0.0, 1.0)
+    risks = future.collision_risk if len(future.collision_risk) else np.zeros(len(poses))
+    risks = np.clip(np.concatenate([risks[:1], risks]), 0.0, 1.0)
     for (x, y), risk in zip([(0.0, 0.0), *poses[:, :2]], risks):
         marker.points.append(Point(x=float(x), y=float(y)))
         marker.colors.append(ColorRGBA(r=float(risk), g=float(1.0 - risk), a=1.0))
@@ -291,9 +301,13 @@ def _rate(times: Sequence[float]) -> float:
 
 def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
     """Return level and message of a diagnostic_msgs/DiagnosticStatus: what stops the robot, else all that is amiss."""
+    if refusal := activation.camera.correction.refusal:
+        return ERROR, refusal
     if activation.missing_input:
         return ERROR, activation.missing_input
     warnings = []
+    if differences := activation.camera.differences():
+        warnings.append(differences)
     if activation.worker.degraded_reason:
         warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
     if engine.degraded_reason:

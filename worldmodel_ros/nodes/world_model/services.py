@@ -15,7 +15,8 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 
 from worldmodel_ros.control.deciding_worker import DecidingWorker
-from worldmodel_ros.control.maneuvers import path
+from worldmodel_ros.control.motion import path
+from worldmodel_ros.control.task import Task, term_in_words
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
@@ -94,7 +95,9 @@ class SlowServices(ServiceThread):
             promise.cancel()
             answer = Answer(0)
         response.header = header(answer.stamp, context.intake.camera_frame)
-        response.branches = [_branch(context, name, future, answer.stamp, question.goal)
+        task = context.intake.task if isinstance(context.worker, DecidingWorker) else Task()
+        response.terms = [term_in_words(term) for term in task.terms]
+        response.branches = [_branch(context, name, future, answer.stamp, question.goal, task)
                              for name, future in answer.branches]
         response.deadline_exceeded = not answer.complete
         response.success = bool(answer.branches)
@@ -131,7 +134,7 @@ def to_question(context: Context, request: WhatIf.Request, now: float) -> Questi
                     nanoseconds(request.observation_stamp), context.denoising_steps)
 
 
-def _branch(context: Context, name: str, future: object, stamp: int, goal: str) -> WhatIfBranch:
+def _branch(context: Context, name: str, future: object, stamp: int, goal: str, task: Task) -> WhatIfBranch:
     spec = context.spec
     branch = WhatIfBranch(
         name=name, frames=frames(future.frames, stamp, spec.step_period, context.intake.camera_frame),
@@ -141,8 +144,9 @@ def _branch(context: Context, name: str, future: object, stamp: int, goal: str) 
         names=list(spec.action_names), values=float32s(future.actions))
     if tuple(spec.action_names) == BASE:
         branch.x, branch.y, branch.yaw = map(float32s, path(future.actions, spec.step_period).T)
-    decides = isinstance(context.worker, DecidingWorker)
-    branch.score = context.worker.score(context.intake.task, future.actions, stamp) if decides else math.nan
+    if task.terms:
+        branch.terms = float32s(context.worker.utilities(task, future.actions, stamp))
+    branch.score = math.fsum(branch.terms) if len(branch.terms) else math.nan
     return branch
 
 

@@ -28,7 +28,8 @@ class Recording:
     frames uint8 (N, H, W, 3), at the model's size; stamps (N,) [s], rising within an episode; received (N,) in s since
     the first image's receipt, never falling; executed float32 (N, A), SI units, the mean action since the image
     before (of an episode's first: over one step before it); episode int (N,): no step leads from one to another.
-    ``notes`` are for the reader of the result.
+    ``notes`` are for the reader of the result. ``calibrated``: the images were warped to the view of the camera that the
+    model was trained with, by the CameraInfo in the recording.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class Recording:
     executed: np.ndarray
     episode: np.ndarray
     notes: tuple[str, ...] = ()
+    calibrated: bool = False
 
     @property
     def seconds(self) -> float:
@@ -89,7 +91,8 @@ def _read_bag(path: Path, preset: Preset, config: Path | None) -> Recording:
         # Where time was set back, what was held out must not come before what is trained on.
         received = np.maximum.accumulate((logs - began) / NS)
         return Recording(path, np.stack([t.image for t in ticks]), (stamps - stamps[0]) / NS, received,
-                         np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), notes)
+                         np.stack([t.executed for t in ticks]), np.array([t.episode for t in ticks]), notes,
+                         preset.camera is not None and mapping.info_topic is not None)
 
 
 def _read_dataset(path: Path, preset: Preset) -> Recording:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.control.maneuvers import NAMES, maneuver, path
+from worldmodel_ros.control.motion import MANEUVERS, maneuver, path
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', MANEUVERS)
 def test_a_maneuver_repeats_one_action(name):
     actions = maneuver(name, 5)
     assert actions.shape == (5, 2) and actions.dtype == np.float32

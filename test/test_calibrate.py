@@ -1,0 +1,322 @@
+"""Latency, gains, slip and pitch are fitted within their bounds of the simulator's truth, or refused with words."""
+import math
+import threading
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import rclpy
+import yaml
+from bag_messages import TYPES, camera_info_message, image_message, odometry, twist
+from camera_infos import camera_info
+from geometry_msgs.msg import TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from real_drive import real_drive
+from rosbags.rosbag2 import StoragePlugin, Writer
+from sensor_msgs.msg import Joy
+from std_msgs.msg import Bool
+
+from worldmodel_ros import cli
+from worldmodel_ros.bags.problems import BagError
+from worldmodel_ros.calibrate import pattern
+from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_time_out
+from worldmodel_ros.calibrate.response import CannotTell, fit, increments
+from worldmodel_ros.inputs.camera import Lens
+from worldmodel_ros.nodes.calibrator.node import Run, drive
+from worldmodel_ros.nodes.common.messages import time_message
+from worldmodel_ros.nodes.common.qos import COMMAND, ODOMETRY
+from worldmodel_ros.sim.cameras import WIDE
+from worldmodel_ros.sim.odometry import WheelOdometry
+from worldmodel_ros.sim.scene import CAMERA_PITCH
+from worldmodel_ros.sim.world import World
+
+NS = 1_000_000_000
+LENS = Lens(WIDE.size, (WIDE.focal, WIDE.focal), WIDE.centre, 'plumb_bob', WIDE.distortion)
+STEP = 0.005  # s
+
+
+def simulated(seed, delay, with_images=False):
+    """Return a world after the pattern was driven in it, with commands that take effect ``delay`` s late, and the signals."""
+    world = World(seed)
+    wheels = WheelOdometry(world)
+    commands = [(k * pattern.PERIOD, command) for k, command in enumerate(pattern.commands())]
+    times, poses, image_times, images = [0.0], [wheels.pose], [], []
+    waiting, executed = list(commands), (0.0, 0.0)
+    for step in range(1, round((commands[-1][0] + 0.5) / STEP) + 1):
+        while waiting and waiting[0][0] + delay <= (step - 1) * STEP + 1e-9:
+            executed = waiting.pop(0)[1]
+        world.step(executed, STEP)
+        if step % 10 == 0:
+            wheels.update(world)
+            times.append(step * STEP)
+            poses.append(wheels.pose)
+        if with_images and step % 20 == 0:
+            image_times.append(step * STEP)
+            images.append(cv2.cvtColor(WIDE.render(world), cv2.COLOR_RGB2GRAY))
+    return world, Signals(np.array([at for at, _ in commands]), np.array([command for _, command in commands]),
+                          np.array(times), np.array(poses), np.array(image_times), images, LENS)
+
+
+@pytest.mark.parametrize(('seed', 'delay'), [(1_000_003, 0.0), (1_000_004, 0.08), (1_000_005, 0.12), (1_000_006, 0.2),
+                                             (1_000_008, 0.15), (1_000_009, 0.05)])
+def test_latency_and_gains_are_those_of_the_simulator(seed, delay):
+    world, signals = simulated(seed, delay)
+    found, gain = calibrate(signals), np.mean(world.scene.wheel_gain)
+    for name in ('speed', 'turn'):
+        told = found.responses[name]
+        assert told.latency.value == pytest.approx(delay, abs=0.020)
+        assert told.latency.low <= told.latency.value <= told.latency.high < told.latency.low + 0.1
+        assert told.gain.value == pytest.approx(gain, rel=0.05)
+        assert told.gain.low <= told.gain.value <= told.gain.high
+    assert found.parameters['command_delay_s'] == pytest.approx(max(0.0, delay - 0.03), abs=0.020)
+    assert found.refused['turn_seen'] == 'no images were recorded' == found.refused['camera_pitch_deg']
+
+
+@pytest.mark.slow
+def test_images_tell_slip_and_pitch_of_the_simulator():
+    world, signals = simulated(1_000_009, 0.05, with_images=True)
+    found, true = calibrate(signals), math.degrees(CAMERA_PITCH + world.scene.camera_rotation[1])
+    told = found.estimates['camera_pitch_deg']
+    assert told.value == pytest.approx(true, abs=1.5) and told.low <= true <= told.high
+    assert found.estimates['turn_slip'].value == pytest.approx(0.0, abs=0.05)
+    assert found.responses['turn_seen'].latency.value == pytest.approx(0.05, abs=0.03)
+    assert found.parameters['camera_pitch_deg'] == round(told.value, 2)
+    assert yaml.safe_load(yaml.safe_dump(found.to_dict()))['told']['camera_pitch_deg']['value'] == round(told.value, 4)
+
+
+def steps(count=24, seconds=0.8, seed=0):
+    """Return times and values of a command that is held for a while, again and again."""
+    values = np.random.default_rng(seed).choice([-0.2, 0.0, 0.2], count)
+    return np.arange(count) * seconds, np.where(np.diff(values, prepend=0.0) == 0.0, 0.1, values)
+
+
+def base(times, commands, latency, lag, gain, noise, at):
+    """Return what a base with these has moved between the times ``at``."""
+    grid = np.arange(0.0, at[-1] + 0.001, 0.001)
+    held = commands[np.clip(np.searchsorted(times, grid - latency, 'right') - 1, 0, None)] * (grid >= latency)
+    speed, speeds = 0.0, []
+    for command in held:
+        speed += (command - speed) * 0.001 / lag
+        speeds.append(speed)
+    way = np.cumsum(speeds) * 0.001 * gain
+    return np.diff(np.interp(at, grid, way)) + noise * np.random.default_rng(1).standard_normal(len(at) - 1)
+
+
+@pytest.mark.parametrize(('latency', 'lag', 'gain'), [(0.05, 0.02, 1.0), (0.1, 0.1, 0.85), (0.25, 0.2, 1.2)])
+def test_a_slow_base_is_told_by_the_time_that_it_is_late_on_average(latency, lag, gain):
+    (times, commands), at = steps(), np.arange(0.0, 19.0, 0.05)
+    found = fit(times, commands, at, base(times, commands, latency, lag, gain, 0.0005, at))
+    assert found.latency.value == pytest.approx(latency + lag, abs=0.02) and found.gain.value == pytest.approx(gain, rel=0.03)
+    assert found.latency.low <= latency + lag <= found.latency.high and found.explained > 0.95
+
+
+def test_the_interval_grows_with_the_noise():
+    (times, commands), at = steps(), np.arange(0.0, 19.0, 0.05)
+    narrow, wide = (fit(times, commands, at, base(times, commands, 0.1, 0.03, 1.0, noise, at)).gain
+                    for noise in (0.0002, 0.002))
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+
+
+def test_what_cannot_be_told_is_refused_with_words():
+    (times, commands), at = steps(), np.arange(0.0, 19.0, 0.05)
+    moved = base(times, commands, 0.1, 0.03, 1.0, 0.0005, at)
+    for changed, complaint in (
+            ({'commands': np.zeros(24)}, 'no command but 0'), ({'commands': np.full(24, 0.2)}, 'changes 0 times'),
+            ({'increments': np.random.default_rng(0).standard_normal(len(moved))}, 'does not follow'),
+            ({'increments': -moved}, 'the other way'), ({'times': at + 100.0}, 'hardly overlap')):
+        with pytest.raises(CannotTell, match=complaint):
+            fit(**{'command_times': times, 'commands': commands, 'times': at, 'increments': moved, **changed})
+    noisy = base(times[:8], commands[:8], 0.1, 0.03, 1.0, 0.004, at[:130])
+    with pytest.raises(CannotTell):
+        fit(times[:8], commands[:8], at[:130], noisy)
+
+
+def test_blank_images_and_a_lens_that_is_not_known_tell_nothing():
+    _, signals = simulated(1_000_003, 0.0)
+    blank = [np.full((480, 640), 90, np.uint8)] * 60
+    driven = signals.command_times, signals.commands, signals.pose_times, signals.poses, np.arange(60) * 0.1, blank
+    refused = calibrate(Signals(*driven, LENS)).refused
+    assert 'nothing can be followed' in refused['turn_seen'] and 'things with corners' in refused['camera_pitch_deg']
+    assert 'turn on the spot' in refused['turn_slip']
+    assert 'camera_info' in calibrate(Signals(*driven)).refused['camera_pitch_deg']
+
+
+def test_increments_are_along_the_way():
+    ahead, turned = increments(np.array([[0.0, 0.0, 3.1], [-0.1, 0.0, -3.1], [0.0, 0.0, -3.1]]))
+    assert ahead == pytest.approx([0.1, -0.1], abs=2e-3) and turned == pytest.approx([2 * math.pi - 6.2, 0.0])
+
+
+def test_a_base_has_braked_when_its_time_out_is_over():
+    rows = np.array([[0.0, 0.2, 0.0], [0.1, 0.2, 0.0], [2.0, -0.2, 0.1]])
+    assert with_time_out(rows, 0.5).tolist() == [[0.0, 0.2, 0.0], [0.1, 0.2, 0.0], [0.6, 0.0, 0.0], [2.0, -0.2, 0.1]]
+    assert with_time_out(rows, 0.0) is rows
+
+
+def write_recording(path, signals, with_camera=True, with_odometry=True):
+    """Write signals as a bag, the images plain ones of one colour."""
+    began = 1_700_000_000
+    def nanoseconds(at):
+        return round((began + at) * NS)
+    rows = [('/cmd_vel', 'geometry_msgs/msg/Twist', nanoseconds(at), twist(tuple(map(float, command))))
+            for at, command in zip(signals.command_times, signals.commands)]
+    if with_odometry:
+        rows += [('/odom', 'nav_msgs/msg/Odometry', nanoseconds(at + 0.003), odometry((0.0, 0.0), nanoseconds(at), tuple(pose)))
+                 for at, pose in zip(signals.pose_times, signals.poses.tolist())]
+    if with_camera:
+        plain = np.full((48, 64, 3), 90, np.uint8)
+        rows += [('/camera/image_raw', 'sensor_msgs/msg/Image', at, image_message(plain, at, 'rgb8'))
+                 for at in map(nanoseconds, np.arange(0.0, 2.0, 0.1))]
+        rows.append(('/camera/camera_info', 'sensor_msgs/msg/CameraInfo', nanoseconds(0.0),
+                     camera_info_message(camera_info((48, 64), 90.0))))
+    with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        connections = {}
+        for topic, kind, at, message in sorted(rows, key=lambda row: row[2]):
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, kind, typestore=TYPES)
+            writer.write(connections[topic], at, TYPES.serialize_cdr(message, kind))
+    return path
+
+
+def test_a_bag_is_calibrated_on_the_command_line(tmp_path, capsys):
+    world, signals = simulated(1_000_004, 0.08)
+    bag = write_recording(tmp_path / 'bag', signals)
+    out, parameters = tmp_path / 'found.yaml', tmp_path / 'node.yaml'
+    assert cli.main(['calibrate', str(bag), '--out', str(out), '--parameters', str(parameters)]) == 0
+    found = yaml.safe_load(out.read_text())
+    assert found == yaml.safe_load(capsys.readouterr().out)
+    assert found['told']['speed']['latency_s']['value'] == pytest.approx(0.08, abs=0.02)
+    assert found['told']['turn']['gain']['value'] == pytest.approx(np.mean(world.scene.wheel_gain), rel=0.05)
+    assert set(found['refused']) == {'turn_seen', 'turn_slip', 'camera_pitch_deg'}
+    node, = yaml.safe_load(parameters.read_text()).values()
+    assert node['ros__parameters'] == found['parameters']['world_model_node']
+
+
+def test_a_bag_that_tells_nothing_says_what_is_missing(tmp_path, capsys):
+    _, signals = simulated(1_000_004, 0.08)
+    bag = write_recording(tmp_path / 'bag', signals, with_odometry=False)
+    assert cli.main(['calibrate', str(bag)]) == 1
+    assert 'no odometry was recorded' in capsys.readouterr().out
+    with pytest.raises(BagError, match='no odometry on /wheels'):
+        read(bag, odometry='/wheels')
+    assert cli.main(['calibrate']) == 2 and cli.main(['calibrate', '--drive']) == 2
+
+
+def test_the_real_lap_tells_how_late_its_steering_is_seen_and_no_more():
+    config = Path(__file__).resolve().parents[1] / 'config' / 'evaluate' / 'donkeycar.yaml'
+    found = calibrate(read(real_drive(), config))
+    told = found.responses['turn_seen']
+    assert 0.15 < told.latency.value < 0.30 and told.explained > 0.8 and set(found.responses) == {'turn_seen'}
+    assert not found.estimates and not found.parameters
+    assert 'no odometry' in found.refused['speed'] and 'camera_info' in found.refused['camera_pitch_deg']
+
+
+class Base:
+    """A base over real topics: it obeys commands ``latency`` s late, and publishes its odometry; and a person's thumb."""
+
+    def __init__(self, latency=0.15, gain=0.9, deadman=Bool):
+        self.context = Context()
+        rclpy.init(context=self.context)
+        self.node = Node('base', context=self.context)
+        self.heard, self.latency, self.gain = [], latency, gain
+        self.pose, self.speed = [0.0, 0.0, 0.0], (0.0, 0.0)
+        self.node.create_subscription(TwistStamped, 'cmd_vel', self._hear, COMMAND)
+        self.odometry = self.node.create_publisher(Odometry, 'odom', ODOMETRY)
+        self.thumb = self.node.create_publisher(deadman, 'deadman', COMMAND)
+        self.held, self.last = True, time.monotonic()
+        self.running = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _hear(self, message):
+        self.heard.append((time.monotonic(), (message.twist.linear.x, message.twist.angular.z)))
+
+    def _run(self):
+        executor = SingleThreadedExecutor(context=self.context)
+        executor.add_node(self.node)
+        due = told = time.monotonic()
+        while self.running:
+            due += 0.005
+            while (left := due - time.monotonic()) > 0.0:
+                executor.spin_once(timeout_sec=left)
+            now = time.monotonic()
+            in_force = [command for at, command in self.heard if at + self.latency <= now]
+            v, w = in_force[-1] if in_force else (0.0, 0.0)
+            seconds, self.last = now - self.last, now
+            x, y, yaw = self.pose
+            v, w = v * self.gain * seconds, w * self.gain * seconds
+            self.pose = [x + v * math.cos(yaw), y + v * math.sin(yaw), yaw + w]
+            if now - told > 0.03:
+                told = now
+                message = Odometry()
+                message.header.stamp = time_message(self.node.get_clock().now().nanoseconds)
+                message.pose.pose.position.x, message.pose.pose.position.y = self.pose[:2]
+                message.pose.pose.orientation.z, message.pose.pose.orientation.w = (
+                    math.sin(self.pose[2] / 2), math.cos(self.pose[2] / 2))
+                self.odometry.publish(message)
+                self.thumb.publish(Bool(data=self.held) if self.thumb.msg_type is Bool else
+                                   Joy(buttons=[0, int(self.held)]))
+        executor.shutdown()
+
+    def close(self):
+        self.running = False
+        self.thread.join()
+        rclpy.shutdown(context=self.context)
+
+
+@pytest.fixture
+def robot():
+    made = []
+
+    def make(**options):
+        made.append(Base(**options))
+        return made[-1]
+    yield make
+    for each in made:
+        each.close()
+
+
+def run_of(**options):
+    return Run(**{'deadman': 'deadman', 'button': None, 'cmd_vel': 'cmd_vel', 'odometry': 'odom', 'rounds': 1, **options})
+
+
+@pytest.mark.ros
+def test_a_robot_is_driven_and_calibrated_over_ros(robot):
+    base = robot(deadman=Joy)
+    found = calibrate(drive(run_of(button=1)))
+    for name in ('speed', 'turn'):
+        assert found.responses[name].latency.value == pytest.approx(0.15, abs=0.03)
+        assert found.responses[name].gain.value == pytest.approx(0.9, rel=0.05)
+    speeds, turns = zip(*(command for _, command in base.heard))
+    assert max(map(abs, speeds)) <= pattern.SPEED and max(map(abs, turns)) <= pattern.TURN
+    assert base.heard[-1][1] == (0.0, 0.0)
+
+
+@pytest.mark.ros
+def test_a_deadman_that_is_let_go_stops_the_robot_and_nothing_is_told(robot):
+    base = robot()
+    timer = threading.Timer(3.0, lambda: setattr(base, 'held', False))
+    timer.start()
+    with pytest.raises(RuntimeError, match='let go'):
+        drive(run_of())
+    moving = [at for at, command in base.heard if any(command)]
+    assert moving and base.heard[-1][1] == (0.0, 0.0) and base.heard[-1][0] > moving[-1]
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_nothing_drives_without_a_deadman_or_next_to_another_commander(robot, monkeypatch):
+    monkeypatch.setattr('worldmodel_ros.nodes.calibrator.node._PATIENCE', 2.0)
+    base = robot()
+    base.held = False
+    with pytest.raises(RuntimeError, match='the deadman on /deadman to be held'):
+        drive(run_of())
+    base.held = True
+    base.node.create_publisher(TwistStamped, 'cmd_vel', COMMAND)
+    with pytest.raises(RuntimeError, match='end the gate'):
+        drive(run_of())
+    assert not base.heard

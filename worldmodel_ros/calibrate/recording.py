@@ -1,0 +1,221 @@
+"""What a recording tells of a robot: its signals, and all that can be fitted to them."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.problems import BagError, MessageError
+from worldmodel_ros.bags.source import Bag, open_bag
+from worldmodel_ros.inputs.camera import CameraError, Lens
+from worldmodel_ros.inputs.images import ImageError, read as read_image
+from worldmodel_ros.model.presets import TINY
+from . import vision
+from .response import CannotTell, Estimate, Response, fit, increments
+
+NS = 1_000_000_000
+MOTOR_LAG = 0.03         # s, of control.motion, which imagines how the robot moves: command_delay_s comes before it
+_OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which a stamp is of another clock
+_MOST_IMAGES = 1500      # that are kept; of a longer recording, the first ones
+_ODOMETRY = 'nav_msgs/msg/Odometry'
+AXES = ('speed', 'turn')
+
+
+@dataclass(frozen=True)
+class Signals:
+    """
+    N commands (m/s and rad/s) from the ``command_times`` on [s]; M poses (x, y, yaw) of odometry; grey images. ``lens`` is None
+    where no camera_info tells it.
+    """
+
+    command_times: np.ndarray
+    commands: np.ndarray
+    pose_times: np.ndarray = field(default_factory=lambda: np.empty(0))
+    poses: np.ndarray = field(default_factory=lambda: np.empty((0, 3)))
+    image_times: np.ndarray = field(default_factory=lambda: np.empty(0))
+    images: Sequence[np.ndarray] = ()
+    lens: Lens | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """
+    What was fitted, by name, and why the rest was not. ``speed`` and ``turn`` are by odometry, ``turn_seen`` is the turning by
+    the images, whose gain is pixels and therefore left out.
+    """
+
+    responses: dict[str, Response]
+    estimates: dict[str, Estimate]
+    refused: dict[str, str]
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """What of it world_model_node takes."""
+        latencies = [self.responses[name].latency.value for name in AXES if name in self.responses]
+        found = {'command_delay_s': round(max(0.0, sum(latencies) / len(latencies) - MOTOR_LAG), 3)} if latencies else {}
+        if 'camera_pitch_deg' in self.estimates:
+            found['camera_pitch_deg'] = round(self.estimates['camera_pitch_deg'].value, 2)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for YAML."""
+        told: dict[str, Any] = {}
+        for name, response in self.responses.items():
+            told[name] = {'latency_s': response.latency.to_dict(), 'explained': round(response.explained, 3)}
+            if name in AXES:
+                told[name]['gain'] = response.gain.to_dict()
+        told |= {name: estimate.to_dict() for name, estimate in self.estimates.items()}
+        return {'told': told, 'refused': self.refused, 'parameters': {'world_model_node': self.parameters}}
+
+
+def calibrate(signals: Signals) -> Calibration:
+    """Fit all that the signals tell."""
+    responses: dict[str, Response] = {}
+    estimates: dict[str, Estimate] = {}
+    refused: dict[str, str] = {}
+
+    def attempt(kept: dict, name: str, measure: Callable[[], Any]) -> None:
+        try:
+            kept[name] = measure()
+        except CannotTell as error:
+            refused[name] = str(error)
+
+    for axis, name in enumerate(AXES):
+        attempt(responses, name, lambda axis=axis, name=name: _by_odometry(signals, axis, f'{name} command'))
+    attempt(responses, 'turn_seen', lambda: _by_images(signals))
+    attempt(estimates, 'turn_slip', lambda: _slip(signals))
+    attempt(estimates, 'camera_pitch_deg', lambda: vision.pitch(*_calibrated(signals)))
+    return Calibration(responses, estimates, refused)
+
+
+def _by_odometry(signals: Signals, axis: int, what: str) -> Response:
+    if len(signals.poses) < 2:
+        raise CannotTell('no odometry was recorded: record nav_msgs/Odometry')
+    return fit(signals.command_times, signals.commands[:, axis], signals.pose_times, increments(signals.poses)[axis], what)
+
+
+def _by_images(signals: Signals) -> Response:
+    if len(signals.images) < 2:
+        raise CannotTell('no images were recorded')
+    shifts = np.array([vision.shift(a, b) for a, b in zip(signals.images, signals.images[1:])])
+    sound = np.isfinite(shifts)
+    if sound.mean() < 0.8:
+        raise CannotTell(f'in {1.0 - sound.mean():.0%} of the images nothing can be followed: record where there are corners')
+    return fit(signals.command_times, signals.commands[:, 1], signals.image_times, np.where(sound, shifts, 0.0), 'turn command')
+
+
+def _slip(signals: Signals) -> Estimate:
+    """Return the share of the turning that the wheels tell and that does not happen."""
+    ratio = vision.turn_ratio(*_calibrated(signals))
+    return Estimate(1.0 - ratio.value, 1.0 - ratio.high, 1.0 - ratio.low)
+
+
+def _calibrated(signals: Signals) -> tuple[Sequence[np.ndarray], np.ndarray, Lens]:
+    """Return images, the poses that they were taken at, and the lens."""
+    if len(signals.images) < 2:
+        raise CannotTell('no images were recorded')
+    if signals.lens is None:
+        raise CannotTell('no camera_info tells the focal length: calibrate the camera, and record camera_info')
+    if len(signals.poses) < 2:
+        raise CannotTell('no odometry was recorded, which tells where images were taken')
+    inside = (signals.image_times >= signals.pose_times[0]) & (signals.image_times <= signals.pose_times[-1])
+    x, y, yaw = signals.poses.T
+    at = [np.interp(signals.image_times[inside], signals.pose_times, values) for values in (x, y, np.unwrap(yaw))]
+    return [image for image, kept in zip(signals.images, inside) if kept], np.stack(at, 1), signals.lens
+
+
+def read(path: Path, config: Path | None = None, odometry: str = '') -> Signals:
+    """
+    Return the signals of a rosbag2 recording. ``config``: as of ``evaluate bag``; ``odometry``: its topic, if it has several.
+
+    Commands count from their receipt: the stamp of a gated one is that of the image which it answers. Raises BagError.
+    """
+    with open_bag(path) as bag:
+        mapping = find_mapping(bag, TINY, config)
+        if mapping.action_topic is None or bag.topics[mapping.action_topic].type == _ODOMETRY:
+            raise BagError(f'{path} has no commands: record what the base is told (cmd_vel) together with what it does')
+        odometry = _odometry_topic(bag, odometry)
+        commands: list[tuple[float, ...]] = []
+        poses: list[tuple[float, ...]] = []
+        stamps: list[tuple[float, float]] = []
+        images: list[np.ndarray] = []
+        image_stamps: list[tuple[float, float]] = []
+        lens: Lens | None = None
+        for record in bag.messages([*mapping.topics, *filter(None, [odometry])]):
+            name, log = record.topic.name, record.log_ns / NS
+            try:
+                message = bag.deserialize(record.topic, record.raw)
+                if name == mapping.image_topic:
+                    if len(images) < _MOST_IMAGES:
+                        images.append(cv2.cvtColor(read_image(message, (0, 0), _whole), cv2.COLOR_RGB2GRAY))
+                        image_stamps.append((_stamp(message), log))
+                elif name == mapping.info_topic:
+                    lens = lens or Lens.of(message)
+                elif name == odometry:
+                    poses.append(_pose(message))
+                    stamps.append((_stamp(message), log))
+                elif name == mapping.action_topic:
+                    commands.append((log, *mapping.action(message)))
+            except (MessageError, ImageError, CameraError):
+                continue  # what cannot be read tells nothing
+    if not commands:
+        raise BagError(f'{path}: not one command on {mapping.action_topic} can be read')
+    rows = with_time_out(np.array(commands), mapping.executed_timeout)
+    start = rows[0, 0]
+    pose_times, image_times = _times(stamps), _times(image_stamps)
+    order, shown = _rising(pose_times), _rising(image_times)
+    return Signals(rows[:, 0] - start, rows[:, 1:], pose_times[order] - start, np.array(poses).reshape(-1, 3)[order],
+                   image_times[shown] - start, [images[k] for k in shown], lens)
+
+
+def with_time_out(rows: np.ndarray, timeout: float) -> np.ndarray:
+    """Return commands (N, 3), each with its time first, with zeros where a base has braked after ``timeout`` s (0: never)."""
+    if not timeout:
+        return rows
+    silent = np.flatnonzero(np.diff(rows[:, 0]) > timeout)
+    stops = np.stack([rows[silent, 0] + timeout, *np.zeros((2, len(silent)))], 1)
+    return np.insert(rows, silent + 1, stops, 0)
+
+
+def _odometry_topic(bag: Bag, wanted: str) -> str:
+    found = [topic.name for topic in bag.topics.values() if topic.type == _ODOMETRY and topic.count]
+    if wanted and wanted not in found:
+        raise BagError(f'{bag.path} has no odometry on {wanted}; there is {", ".join(found) or "none"}')
+    if wanted or len(found) < 2:
+        return wanted or ''.join(found)
+    known = [name for name in found if name.endswith('/odom')]
+    if len(known) != 1:
+        raise BagError(f'{bag.path} has odometry on {", ".join(found)}: choose that of the wheels with --odometry')
+    return known[0]
+
+
+def _whole(rgb: np.ndarray, _: tuple[int, int]) -> np.ndarray:
+    return rgb
+
+
+def _stamp(message: Any) -> float:
+    return message.header.stamp.sec + message.header.stamp.nanosec / NS
+
+
+def _pose(message: Any) -> tuple[float, float, float]:
+    at, q = message.pose.pose.position, message.pose.pose.orientation
+    return at.x, at.y, float(np.arctan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z)))
+
+
+def _times(stamps: list[tuple[float, float]]) -> np.ndarray:
+    """Return stamps [s], or the times of receipt where the stamps are of another clock."""
+    if not stamps:
+        return np.empty(0)
+    own, received = np.array(stamps).T
+    return own if abs(np.median(received - own)) < _OTHER_CLOCK else received
+
+
+def _rising(times: np.ndarray) -> np.ndarray:
+    """Return the indices of times that are above all before them."""
+    highest = np.concatenate([[-np.inf], np.maximum.accumulate(times)[:-1]]) if len(times) else times
+    return np.flatnonzero(times > highest)

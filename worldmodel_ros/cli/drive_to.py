@@ -1,0 +1,39 @@
+"""``worldmodel drive-to``: a goal by colour or place, with what comes of it on the terminal; Ctrl-C cancels it."""
+from __future__ import annotations
+
+import argparse
+import sys
+
+from worldmodel_ros.cli import arguments
+
+_EXAMPLES = """\
+examples:
+  worldmodel drive-to red                     a goal object, as seen by the camera
+  worldmodel drive-to --pose 2.0 -0.5         x and y in m in the frame of the odometry
+  worldmodel drive-to --pose 1.0 0.0 --frame base_link --timeout 20
+
+Needs a world_model_node with a forecast (worldmodel up --set forecast:=tiny) in this ROS domain. The exit code is 0 where the
+goal was reached, 1 where it was not, and 3 where it was refused.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        'drive-to', help='drive to a goal, and say when it is reached',
+        description='Sends a goal to the action drive_to, shows its feedback, and cancels it on Ctrl-C.',
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('goal', nargs='?', choices=arguments.GOALS, help='goal object')
+    parser.add_argument('--pose', type=float, nargs=2, metavar=('X', 'Y'), help='place, m')
+    parser.add_argument('--frame', default='odom', help='frame of --pose: that of the odometry, or base_link (default: odom)')
+    parser.add_argument('--timeout', type=float, default=0.0, metavar='S', help='give up after so long (default: never)')
+    parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    if (chosen.goal is None) == (chosen.pose is None):
+        print('worldmodel drive-to: give a goal object, or --pose', file=sys.stderr)
+        return 2
+    from worldmodel_ros.nodes.common.drive_to_client import drive_to
+    return drive_to(chosen.goal or '', chosen.pose, chosen.frame, chosen.timeout, chosen.namespace)

@@ -1,0 +1,81 @@
+"""
+Where a camera is mounted: its height and pitch, by the transforms of tf, and how far they are from those of the training.
+
+A transform is whatever has the fields of geometry_msgs/TransformStamped. This small tree answers one question about frames that
+hardly ever move; it keeps the newest transform of each frame, and no history.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+GROUND = 'base_footprint'  # REP 120: on the floor; a base_link may be anywhere on the robot
+HEIGHT_TOLERANCE, PITCH_TOLERANCE = 0.03, 2.0  # m, degrees: twice what the training varied them by (sim/scene.py)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """``height`` of the camera's centre above the robot's base or the floor [m], ``pitch`` [degrees], downwards."""
+
+    height: float
+    pitch: float
+
+    def differences(self, height: float, pitch: float) -> list[str]:
+        """Say by how much it differs from a ``height`` [m] and a ``pitch`` [degrees] by more than the tolerances."""
+        higher, steeper = self.height - height, self.pitch - pitch
+        found = []
+        if abs(higher) > HEIGHT_TOLERANCE:
+            found.append(f'{abs(higher):.2f} m {"higher" if higher > 0 else "lower"} than in training ({height:g} m)')
+        if abs(steeper) > PITCH_TOLERANCE:
+            found.append(f'{abs(steeper):.1f} degrees further {"down" if steeper > 0 else "up"} than in training '
+                         f'({pitch:g} degrees down)')
+        return found
+
+
+class Frames:
+    """A tree of coordinate frames: the newest transform of each to its parent."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, tuple[str, np.ndarray]] = {}
+
+    def add(self, transform: Any) -> None:
+        """Take a transform; one that is not finite, or no rotation, is left out."""
+        t, q = transform.transform.translation, transform.transform.rotation
+        x, y, z, w = q.x, q.y, q.z, q.w
+        norm = x * x + y * y + z * z + w * w
+        if not math.isfinite(norm + t.x + t.y + t.z) or norm < 0.5:
+            return
+        scale = 2.0 / norm
+        matrix = np.eye(4)
+        matrix[:3, :3] -= scale * np.array([[y * y + z * z, w * z - x * y, -w * y - x * z],
+                                            [-w * z - x * y, x * x + z * z, w * x - y * z],
+                                            [w * y - x * z, -w * x - y * z, x * x + y * y]])
+        matrix[:3, 3] = t.x, t.y, t.z
+        self._parents[transform.child_frame_id.lstrip('/')] = transform.header.frame_id.lstrip('/'), matrix
+
+    def mount(self, base: str, camera: str) -> Mount | None:
+        """
+        Return how the optical frame ``camera`` (z ahead, y down: REP 103) stands over the floor, if there is a frame
+        base_footprint next to ``base``, else over ``base``; None while the two are not connected.
+        """
+        prefix, slash, _ = base.rpartition('/')
+        root = self._to_root(camera)
+        for ground in (f'{prefix}{slash}{GROUND}', base):
+            of_base = self._to_root(ground)
+            if of_base[0] == root[0]:
+                pose = np.linalg.inv(of_base[1]) @ root[1]
+                ahead = pose[:3, 2]
+                return Mount(float(pose[2, 3]), math.degrees(math.asin(max(-1.0, min(1.0, -ahead[2])))))
+        return None
+
+    def _to_root(self, frame: str) -> tuple[str, np.ndarray]:
+        """Return the topmost frame above ``frame``, and the transform from it to that."""
+        matrix, seen = np.eye(4), set()
+        while frame in self._parents and frame not in seen:  # what two publishers disagree about may be a circle
+            seen.add(frame)
+            frame, own = self._parents[frame]
+            matrix = own @ matrix
+        return frame, matrix

@@ -1,0 +1,156 @@
+"""What the world model node hears of its camera: CameraInfo, by which images are corrected, and from tf where it stands."""
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from sensor_msgs.msg import CameraInfo
+
+from worldmodel_ros.inputs.camera import Correction, info_topic
+from worldmodel_ros.inputs.mount import Frames, Mount
+from worldmodel_ros.nodes.common.qos import CAMERA
+
+INFO_TOPIC = 'camera/camera_info'
+_STATIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+_DYNAMIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
+
+
+class CameraTopics:
+    """
+    Keeps in ``correction`` what a camera's CameraInfo means for its images, and in ``mount`` where it stands.
+
+    ``changed`` is called when images are shown otherwise than before. Of tf, /tf is read until the camera is found, and no
+    longer: on robots it has hundreds of messages a second, which this node's executor has no time for. A camera on a joint is
+    taken to stand where it was first.
+    """
+
+    def __init__(self, node: Node, image_topic: str, spec: Any, settings: Mapping[str, Any], changed: Callable[[], None]
+                 ) -> None:
+        """``image_topic``: that of the images, resolved; ``spec``: the model's Preset; ``settings``: the node's parameters."""
+        self._node, self._changed = node, changed
+        self._trained = spec.camera
+        self._told = settings['camera_height_m'], settings['camera_pitch_deg']
+        self._base, self._frame = settings['base_frame'], ''
+        heeds = settings['use_camera_info']
+        self._ignored = '' if heeds else 'use_camera_info is false: images are cropped and scaled, whatever camera they are of'
+        self.correction = Correction(
+            self._trained.vertical_fov if self._trained and heeds else None, spec.image_size, settings['image_rectified'])
+        self._frames, self._found = Frames(), None
+        self._newest: tuple[Any, ...] = ()
+        self.info_topic = _info_topic(node, image_topic)
+        self._subscriptions = [node.create_subscription(CameraInfo, self.info_topic, self._on_info, CAMERA)]
+        self._moving: Any = None
+        if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
+            from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, parameters tell
+            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, _STATIC))
+            self._moving = node.create_subscription(TFMessage, '/tf', self._on_transforms, _DYNAMIC)
+
+    def destroy(self) -> None:
+        """Destroy the subscriptions."""
+        for subscription in (*self._subscriptions, *filter(None, [self._moving])):
+            self._node.destroy_subscription(subscription)
+
+    @property
+    def heard(self) -> bool:
+        """Whether a CameraInfo has come."""
+        return bool(self._newest)
+
+    @property
+    def mount(self) -> Mount | None:
+        """Where the camera stands, by the parameters and else by tf; None where neither tells all."""
+        height, pitch = self._told
+        height, pitch = (getattr(self._found, name, None) if told is None else told
+                         for name, told in (('height', height), ('pitch', pitch)))
+        return None if height is None or pitch is None else Mount(height, pitch)
+
+    def differences(self) -> str:
+        """Say by how much the camera's mount differs from that of the training; '' where it does not, or is not known."""
+        mount = self.mount
+        if mount is None or self._trained is None:
+            return ''
+        found = mount.differences(self._trained.height, self._trained.pitch + self.correction.pitch)
+        return f'the camera stands {" and ".join(found)}: see docs/own_robot.md for what that costs' if found else ''
+
+    def values(self) -> dict[str, Any]:
+        """Return key-value pairs of a diagnostics report."""
+        mount = self.mount
+        return {'camera': self._ignored or self.correction.in_words(),
+                'camera_height_m': mount.height if mount else 'not known',
+                'camera_pitch_deg': mount.pitch if mount else 'not known'}
+
+    def _on_info(self, info: CameraInfo) -> None:
+        # At the rate of the images, and nearly always as before.
+        told = (info.header.frame_id, info.height, info.width, info.distortion_model, info.binning_x, info.binning_y, info.roi,
+                tuple(info.d), tuple(info.k), tuple(info.p))
+        if told == self._newest:
+            return
+        self._newest, self._frame = told, info.header.frame_id
+        changed = not self._ignored and self.correction.take(info)
+        self._look_up(changed)
+
+    def _on_transforms(self, message: Any) -> None:
+        for transform in message.transforms:
+            self._frames.add(transform)
+        self._look_up()
+
+    def _look_up(self, changed: bool = False) -> None:
+        """Find out where the camera stands, and tell if images are shown otherwise by that, or have ``changed`` anyhow."""
+        if self._frame:
+            self._found = self._frames.mount(self._base, self._frame.lstrip('/'))
+            if self._found and self._moving:
+                self._node.destroy_subscription(self._moving)
+                self._moving = None
+        if self.mount and self._trained and not self._ignored:
+            changed |= self.correction.turn(self.mount.pitch - self._trained.pitch)
+        if not changed:
+            return
+        if self.correction.refusal:
+            self._node.get_logger().error(f'camera: {self.correction.refusal}')
+        else:
+            self._node.get_logger().info(f'camera: {self.correction.in_words()}')
+        self._changed()
+
+
+class Looked(NamedTuple):
+    """What ``look`` has found: whether a CameraInfo was ``heard`` on ``info_topic`` and what it means, in words."""
+
+    heard: bool
+    info_topic: str
+    correction: str
+    refused: bool
+    mount: Mount | None
+    differences: str
+
+
+def look(image_topic: str, preset: Any, seconds: float = 3.0) -> Looked:
+    """Listen for so long to the camera whose images are on a topic, and compare it with that of a model's Preset."""
+    context = Context()
+    rclpy.init(context=context)
+    try:
+        node = Node('worldmodel_doctor', context=context)
+        topics = CameraTopics(node, node.resolve_topic_name(image_topic), preset, {
+            'camera_height_m': None, 'camera_pitch_deg': None, 'base_frame': 'base_link', 'use_camera_info': True,
+            'image_rectified': False}, lambda: None)
+        executor = SingleThreadedExecutor(context=context)
+        executor.add_node(node)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not (topics.heard and topics.mount):
+            executor.spin_once(timeout_sec=0.1)
+        return Looked(topics.heard, topics.info_topic, topics.correction.in_words(), bool(topics.correction.refusal),
+                      topics.mount, topics.differences())
+    finally:
+        rclpy.shutdown(context=context)
+
+
+def _info_topic(node: Node, image_topic: str) -> str:
+    """Return the topic of CameraInfo: what it is remapped to, else the neighbour of the images' own topic."""
+    named = node.resolve_topic_name(INFO_TOPIC)
+    if named != node.resolve_topic_name(INFO_TOPIC, only_expand=True):
+        return named
+    return info_topic(node.resolve_topic_name(image_topic))

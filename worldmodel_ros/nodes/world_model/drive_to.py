@@ -1,0 +1,246 @@
+"""
+The action ``drive_to``: a goal by colour, pose or task, driven to and then stood at.
+
+It has an executor and a thread of its own, like the services that take a while, so that no tick waits for it; what it changes
+of the node is changed on the node's executor. Goals by topics and services pre-empt those of the action, and these those.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future as Promise, TimeoutError as TimeUp
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.lifecycle import LifecycleNode
+from rclpy.task import Future
+
+from worldmodel_ros.action import DriveTo
+from worldmodel_ros.control.deciding_worker import Decided
+from worldmodel_ros.control.task import Task, TaskError, to_goal
+from worldmodel_ros.control.terms import ROBOT_RADIUS, KeepDistance, Reach, Term, Touch
+from worldmodel_ros.nodes.common.spin import ServiceThread
+from worldmodel_ros.nodes.common.tasks import read_task
+
+NAME = 'drive_to'
+FEEDBACK_PERIOD = 0.1   # s
+_PATIENCE = 1.0         # s, for the node's executor to take a goal over
+_TOUCHED = 0.03         # m, between surfaces, that counts as a touch: it is estimated, not felt
+
+
+class Driver(Protocol):
+    """What the action asks of the node; ``drive`` and ``stand`` from the node's executor only."""
+
+    goals_set: int           # counts up with every goal and task, however it is given
+
+    def drive(self, goal: str, task: Task) -> None:
+        """Drive by a task from the next image on. Raises TaskError."""
+
+    def stand(self) -> None:
+        """Clear the goal, and stop at once."""
+
+    def place_of(self, pose: Any) -> Task:
+        """Return the task of a PoseStamped. Raises TaskError."""
+
+    def newest_decision(self) -> Decided | None:
+        """Return how the newest command was decided; None while the node is not active."""
+
+
+@dataclass
+class _Driving:
+    """A goal that is driven to: ``number`` is ``goals_set`` since, ``after`` the newest decision before it."""
+
+    handle: ServerGoalHandle
+    task: Task
+    number: int
+    began: float
+    ended: Future
+    after: Decided | None
+    distance: float = math.nan
+
+
+class DriveToServer(ServiceThread):
+    """Serves the action for a node that has a forecast; refuses goals while there is no ``driver``."""
+
+    def __init__(self, node: LifecycleNode) -> None:
+        super().__init__(node, f'_{node.get_name()}_goals', 'goals')
+        self.driver: Driver | None = None
+        self._of = node
+        self._driving: _Driving | None = None
+        self._accepted: tuple[Task, int, Decided | None] | None = None
+        self._ends: dict[bytes, Future] = {}
+        self._server = ActionServer(
+            self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
+            handle_accepted_callback=self._on_accepted, cancel_callback=lambda handle: CancelResponse.ACCEPT)
+        self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
+        self._timer.cancel()  # it runs while there is a goal
+        self.start()
+
+    def _on_goal(self, request: DriveTo.Goal) -> GoalResponse:
+        try:
+            self._accepted = self._on_executor(lambda: self._begin(request))
+        except TaskError as error:
+            self._of.get_logger().warning(f'{NAME} refused: {error}')
+            return GoalResponse.REJECT
+        return GoalResponse.ACCEPT
+
+    def _begin(self, request: DriveTo.Goal) -> tuple[Task, int, Decided | None]:
+        driver = self.driver
+        if driver is None:
+            raise TaskError('the node is not active, or has no forecast: set the parameter forecast, and activate it')
+        before = driver.newest_decision()
+        task = self._task_of(request, driver)
+        driver.drive(request.goal, task)
+        return task, driver.goals_set, before
+
+    def _task_of(self, request: DriveTo.Goal, driver: Driver) -> Task:
+        given = [name for name, is_there in (('goal', request.goal), ('pose', request.pose.header.frame_id),
+                                             ('task', request.task.terms)) if is_there]
+        if len(given) != 1:
+            raise TaskError(f'give a goal, a pose with a frame, or a task: this has {" and ".join(given) or "none"}')
+        if not 0.0 <= request.timeout < math.inf:  # false for a NaN, too
+            raise TaskError(f'timeout is {request.timeout}: it must be a time in s, or 0 for none')
+        if given == ['pose']:
+            return driver.place_of(request.pose)
+        return read_task(request.task) if given == ['task'] else to_goal(request.goal)
+
+    def _on_accepted(self, handle: ServerGoalHandle) -> None:
+        (task, number, before), former = self._accepted, self._driving
+        if former:
+            self._end(former, DriveTo.Result.PREEMPTED, 'another goal has taken its place')
+        ended = self._ends[bytes(handle.goal_id.uuid)] = Future(executor=self._executor)
+        self._driving = _Driving(handle, task, number, time.monotonic(), ended, before)
+        self._timer.reset()
+        handle.execute()
+
+    async def _execute(self, handle: ServerGoalHandle) -> DriveTo.Result:
+        key = bytes(handle.goal_id.uuid)
+        try:
+            return await self._ends[key]
+        finally:
+            del self._ends[key]
+
+    def _look(self) -> None:
+        """Publish feedback, and end the goal if there is a reason to."""
+        driving, driver = self._driving, self.driver
+        if driving is None:
+            return
+        result, elapsed = DriveTo.Result, time.monotonic() - driving.began
+        if driving.handle.is_cancel_requested:
+            self._stand(driver, driving)
+            self._end(driving, 0, 'cancelled')
+            return
+        if driver is None:
+            self._end(driving, result.STOPPED, 'the node was deactivated')
+            return
+        if driver.goals_set != driving.number:
+            self._end(driving, result.PREEMPTED, 'another goal was given by a topic, a service or a parameter')
+            return
+        decided = driver.newest_decision()
+        if decided is not driving.after and decided.observation.task == driving.task:
+            told = feedback(decided)
+            driving.distance = told.distance
+            driving.handle.publish_feedback(told)
+            if is_done(decided):
+                self._stand(driver, driving)
+                self._end(driving, result.REACHED, f'reached: {told.distance:.2f} m')
+                return
+        timeout = driving.handle.request.timeout
+        if timeout and elapsed > timeout:
+            self._stand(driver, driving)
+            self._end(driving, result.TIMEOUT, f'not reached within {timeout:g} s')
+
+    def _stand(self, driver: Driver | None, driving: _Driving) -> None:
+        def stand() -> None:
+            if driver.goals_set == driving.number:  # else it is another goal by now, which goes on
+                driver.stand()
+        if driver:
+            try:
+                self._on_executor(stand)
+            except TaskError as error:
+                self._of.get_logger().error(f'{NAME}: the robot could not be told to stand: {error}')
+
+    def _end(self, driving: _Driving, code: int, reason: str) -> None:
+        handle = driving.handle
+        if code == 0:
+            handle.canceled()
+        elif code == DriveTo.Result.REACHED:
+            handle.succeed()
+        else:
+            handle.abort()
+        if self._driving is driving:
+            self._driving = None
+            self._timer.cancel()
+        driving.ended.set_result(DriveTo.Result(
+            code=code, reason=reason, distance=driving.distance, seconds=time.monotonic() - driving.began))
+
+    def _on_executor(self, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns on the node's executor, or raise what it raises; TaskError where that takes too long."""
+        promise: Promise = Promise()
+
+        def run() -> None:
+            try:
+                promise.set_result(work())
+            except Exception as error:  # it is the caller's
+                promise.set_exception(error)
+        executor = self._of.executor
+        if executor is None:
+            raise TaskError('the node does not spin')
+        executor.create_task(run)
+        try:
+            return promise.result(_PATIENCE)
+        except TimeUp:
+            raise TaskError('the node does not answer') from None
+
+
+def feedback(decided: Decided) -> DriveTo.Feedback:
+    """Return how far a goal is, and what was decided."""
+    choice, aim = decided.choice, _aim(decided.observation.task.terms)
+    left = _left(decided, aim)
+    return DriveTo.Feedback(
+        distance=left, tier=int(decided.tier), chosen=choice.name, predicted=_time_to(decided, aim),
+        risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
+
+
+def is_done(decided: Decided) -> bool:
+    """Whether the aim of a decision's task is reached at its observation."""
+    aim = _aim(decided.observation.task.terms)
+    left = _left(decided, aim)
+    return left <= _within(decided, aim) if math.isfinite(left) else False
+
+
+def _aim(terms: tuple[Term, ...]) -> Term | None:
+    return next((term for term in terms if isinstance(term, Touch | Reach | KeepDistance)), None)
+
+
+def _within(decided: Decided, aim: Term) -> float:
+    match aim:
+        case Reach():
+            return aim.within
+        case Touch():
+            return decided.view.things[aim.target].radius + ROBOT_RADIUS + _TOUCHED
+    return -math.inf  # a distance is kept until something else is asked for
+
+
+def _left(decided: Decided, aim: Term | None) -> float:
+    """Return metres from the robot to the centre of the aim at the observation; NaN where that is not known."""
+    place = getattr(aim, 'place', None)
+    if place is None:
+        thing = decided.view.things.get(aim.target) if aim else None
+        if thing is None:
+            return math.nan
+        place = thing.path[0]
+    return math.dist(decided.view.pose[:2], place)
+
+
+def _time_to(decided: Decided, aim: Term | None) -> float:
+    """Return the seconds until the chosen candidate has reached the aim; NaN where it does not, or nothing was compared."""
+    choice = decided.choice
+    if not len(choice.poses) or choice.name not in choice.scores or not isinstance(aim, Touch | Reach):
+        return math.nan
+    path = aim.place if getattr(aim, 'place', None) is not None else decided.view.things[aim.target].path
+    way = choice.poses[list(choice.scores).index(choice.name), :, :2] - path
+    there = (way[:, 0] ** 2 + way[:, 1] ** 2) ** 0.5 <= _within(decided, aim)
+    return float(choice.times[int(there.argmax())]) if there.any() else math.nan
