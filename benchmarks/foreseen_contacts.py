@@ -4,8 +4,8 @@ when it is really driven.
     python benchmarks/foreseen_contacts.py --seeds 3000000:3000040 --json foreseen_contacts.json
 
 While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked
-by their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order, ties
-half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
+by their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order,
+ties half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
 """
 import argparse
 import json

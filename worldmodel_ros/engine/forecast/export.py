@@ -73,9 +73,10 @@ class _See(nn.Module):
                 turn: Tensor, bias: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, ...]:
         """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if ``started`` (1,); executed and measured
         (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
-        and those of the window and the frame; keys and values of each layer (1, H, W * N, d). Returns
-        presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the slots; the encoder's features; the
-        frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
+        and those of the window and the frame; keys and values of each layer (1, H, W * N, d).
+
+        Returns presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the
+        slots; the encoder's features; the frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
         net, tokens = self.net, self.net.preset.tokens
         features = net.encoder.down(image)
         mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
