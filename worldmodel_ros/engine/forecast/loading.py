@@ -1,7 +1,6 @@
 """Finds a scene forecast by name or folder, and opens streams of it, one for each robot."""
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,9 +26,6 @@ class Stream(Protocol):
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls."""
 
-    def rehearse(self) -> None:
-        """Repeat the newest frame's work with one pass, and change nothing."""
-
 
 class Forecasts:
     """A loaded forecast: its name, what runs it, the size (H, W) of its frames, the camera that it was trained with, and
@@ -51,11 +47,7 @@ class TorchStream:
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self._newest = image, executed, measured
         return self._stream.observe(image, executed, measured, passes)
-
-    def rehearse(self) -> None:
-        copy.copy(self._stream).observe(*self._newest, 1)  # what a stream keeps is replaced by a frame, not changed
 
 
 def forecast_folder(forecast: str) -> Path:

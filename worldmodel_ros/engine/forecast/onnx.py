@@ -56,7 +56,6 @@ class OnnxStream:
         self._features = np.zeros((1, 4 * preset.vae_width, *preset.latent_size), np.float32)
         self._seen = 0  # frames
         self._pose = np.zeros(3)
-        self._newest: tuple[np.ndarray, ...] = ()
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -66,10 +65,10 @@ class OnnxStream:
         where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
         # Each layer's window is an input of its own: a graph would copy what it takes apart.
         window = *self._keys, *self._values
-        self._newest = (to_network(image), self._features, np.array([self._seen > 0]),
-                        *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
-                        self._bias())
-        *found, self._features, own_keys, own_values, slots = self._network.run('see', *self._newest, *window)
+        newest = (to_network(image), self._features, np.array([self._seen > 0]),
+                  *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
+                  self._bias())
+        *found, self._features, own_keys, own_values, slots = self._network.run('see', *newest, *window)
         if passes == 2:
             found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), own_keys, own_values,
                                                      *window)]
@@ -79,10 +78,6 @@ class OnnxStream:
         self._seen += 1
         presence, places, walls = found[3:] if passes else found[:3]
         return presence, places if passes else np.broadcast_to(places, (len(self.times), *places.shape)), walls
-
-    def rehearse(self) -> None:
-        """Repeat the newest frame's pass, for its time alone."""
-        self._network.run('see', *self._newest, *self._keys, *self._values)
 
     def _bias(self) -> np.ndarray:
         """Return the mask (N, W * N + N) between a frame's tokens and those of the ring, as far as it is filled, and of the
