@@ -18,11 +18,11 @@ from worldmodel_ros.inputs import ticks
 from .fields import Field, YawRate
 from .problems import BagError
 
-_KEYS = {'image_topic', 'camera_info_topic', 'image_stamps', 'action_topic', 'actions', 'executed_timeout_s', 'goal_topic',
-         'odometry_topic', 'task_topic', 'notes'}
-STAMPS = ('header', 'log')
 _TOPICS = {'image_topic': 'image_topic', 'camera_info_topic': 'info_topic', 'action_topic': 'action_topic',
-           'goal_topic': 'goal_topic'}  # keys of a file, and the fields that they are
+           'goal_topic': 'goal_topic', 'odometry_topic': 'odometry_topic',
+           'task_topic': 'task_topic'}  # keys of a file, and the fields that they are
+_KEYS = {*_TOPICS, 'image_stamps', 'actions', 'executed_timeout_s', 'notes'}
+STAMPS = ('header', 'log')
 
 
 @dataclass(frozen=True)
