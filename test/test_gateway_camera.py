@@ -207,6 +207,13 @@ def test_a_connection_that_drops_while_frames_are_on_their_way_loses_nothing(run
         running.service.delay = 0.0
 
 
+def test_frames_that_were_too_many_to_be_kept_are_not_waited_for_in_vain(world, monkeypatch):
+    monkeypatch.setattr('worldmodel_ros.serving.gateway.camera._KEPT', 0)
+    world.infer(0, 5, image=IMAGE, event_id='large')
+    again = world.infer(0, 5, image=IMAGE, event_id='large')
+    assert again[-1]['type'] == 'error' and 'large was answered, and its frames are not kept' in again[-1]['message']
+
+
 def test_timings_rays_and_poses_come_with_the_frames_they_belong_to(world):
     asked = {'timings': True, 'rays': 'moment', 'poses': True, 'frames': 'uint8'}
     intrinsics = np.linspace(60, 90, 9)[:, None] * [1, 1, 0, 0] + [0, 0, 64, 48]  # of each frame its own

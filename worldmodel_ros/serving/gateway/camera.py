@@ -205,10 +205,7 @@ class Dialect:
                 raise Refusal('session', f'{session.name} has no world yet, or its engine was lost: send an image')
             if known:
                 session.counts['repeated'] += 1
-                messages = world.answered[1]
-                if not messages:
-                    raise Refusal('event', f'{request.event_id} was answered, and its frames are not kept: the world goes on '
-                                           'after them')
+                messages = stored(*world.answered)
             else:
                 path = request.poses
                 start = poses.base_of(path[0], self._mount) if begins else world.base
@@ -282,6 +279,14 @@ class Dialect:
                 said['rays'] = poses.pluecker(reached[part], intrinsics[part], size, extensions.rays)
             return said
         return add
+
+
+def stored(event: str, messages: list[bytes]) -> list[bytes]:
+    """Return the messages that answered an event. Raises Refusal where they were too many to be kept, or another process has
+    sent them."""
+    if not messages:
+        raise Refusal('event', f'{event} was answered, and its frames are not kept: the world goes on after them')
+    return messages
 
 
 def frame_messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]

@@ -88,7 +88,7 @@ class Dialect(camera.Dialect):
                 yield accepted
             if request.event_id and world is not None and world.answered[0] == request.event_id:
                 session.counts['repeated'] += 1
-                messages = world.answered[1]
+                messages = camera.stored(*world.answered)
             else:
                 messages = await self._imagined(session, request, begins, arrival, extensions)
         for message in messages:
