@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import logging
 import os
 import sys
 import threading
@@ -22,18 +23,19 @@ import time
 from pathlib import Path
 
 import numpy as np
-from miss_load import LAST_REPLIES, Offered, Robot, Times, film
+from miss_load import LAST_REPLIES, Offered, Robot, Times
 from result_file import provenance, write_result
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.inputs.ticks import NS, FramePacer, FrameSettings, Pace
+from worldmodel_ros.realtime import apply
 from worldmodel_ros.serving.scheduler import EDF_LADDER, FIFO, Tier
 from worldmodel_ros.serving.service.messages import Reply, Tick
 from worldmodel_ros.serving.service.service import Service, ServiceSettings
 
 WAYS = {'fifo': (FIFO, False), 'ladder': (EDF_LADDER, False), 'offers': (EDF_LADDER, True)}
-EPISODES, FRAMES = 6, 60
+FRAMES = 60  # different ones of a robot; of noise: what they show changes no time
 
 
 class CameraRobot(Robot):
@@ -50,13 +52,14 @@ class CameraRobot(Robot):
             self.pacer.come_earlier(reply.earlier)
 
 
-def drive(service: Service, drives: dict[str, np.ndarray], robots: int, camera: float, follows: bool, settle: float,
-          seconds: float, seed: int, times: Times) -> dict:
+def drive(service: Service, robots: int, camera: float, follows: bool, settle: float, seconds: float, seed: int,
+          times: Times) -> dict:
     """A row: so many robots for ``settle`` s that do not count, and ``seconds`` that do."""
     rng, spec, tolerance = np.random.default_rng(seed), service.spec, FrameSettings()
-    fleet, sessions, images = [], [], []
+    fleet, sessions = [], []
     for index in range(robots):
-        frames, actions = (drives[name][index % len(drives[name])] for name in ('frames', 'actions'))
+        frames = rng.integers(0, 256, (FRAMES, *spec.image_size, 3), dtype=np.uint8)
+        actions = rng.uniform(spec.action_low, spec.action_high, (FRAMES, spec.actions)).astype(np.float32)
         fleet.append(CameraRobot(rng.uniform(0.0, spec.step_period), frames, actions, spec.goals[index % len(spec.goals)],
                                  spec.step_period, follows))
         sessions.append(service.open(fleet[-1], seed=index))
@@ -115,10 +118,11 @@ def main() -> int:
     parser.add_argument('--priority', type=int, default=20, help='of the engine\'s thread, under SCHED_FIFO; 0: none')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
+    apply(logging.getLogger(__name__), options.priority and options.priority + 1)  # the cameras': no part of the load
     make, name = (load_random, options.preset) if options.random_weights else (load, options.model)
     engine, smaller = (each and make(each, options.backend, sessions=max(options.robots) + 1)
                        for each in (name, options.smaller))
-    drives, times = film(engine.spec.image_size, EPISODES, FRAMES), Times()
+    times = Times()
     result = {**provenance(), 'model': name, 'weights': 'random' if options.random_weights else 'trained',
               'backend': engine.backend.name, 'camera_hz': options.camera, 'rate_hz': round(1 / engine.spec.step_period, 3),
               'candidates_a_tick': 1, 'seconds_of_a_row': options.seconds, 'rows': []}
@@ -131,8 +135,8 @@ def main() -> int:
                 service.start()
                 table = service.table
                 try:
-                    row = drive(service, drives, robots, options.camera, follows, options.settle if follows else 2.0,
-                                options.seconds, seed, times)
+                    row = drive(service, robots, options.camera, follows, options.settle if follows else 2.0, options.seconds,
+                                seed, times)
                 finally:
                     service.stop()
                 result['rows'].append({'way': way, 'seed': seed, **row, 'load_average': round(os.getloadavg()[0], 2)})

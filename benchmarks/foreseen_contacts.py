@@ -1,11 +1,11 @@
-"""Whether contacts that the planner foresees come true: for each candidate, what its imagined future says and what the simulator
-does when it is really driven.
+"""Whether contacts that the planner foresees come true: what each candidate's imagined future says, and what the simulator does
+when it is really driven.
 
     python benchmarks/foreseen_contacts.py --seeds 3000000:3000040 --json foreseen_contacts.json
 
-While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked by
-their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order, ties
-half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
+While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked
+by their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order,
+ties half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
 """
 import argparse
 import json

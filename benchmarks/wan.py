@@ -118,7 +118,7 @@ class Run:
         try:
             yield
         except Exception as error:
-            self.failed[name] = f'{type(error).__name__}: {error}'[:500]
+            self.failed[name] = f'{type(error).__name__}: {error}'.splitlines()[0][:500]
             print(name, self.failed[name], file=sys.stderr, flush=True)
             if isinstance(error, TooLong) and seconds is None:
                 raise  # it is the time of the part around this one

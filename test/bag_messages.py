@@ -119,4 +119,5 @@ ACTIONS = {
 def task(name: str, *targets: str):
     """A task that asks to reach each of the targets."""
     term = _T['worldmodel_ros/msg/Term']
-    return _T['worldmodel_ros/msg/Task'](name, [term('reach', target, 0.0, 0.0, [], np.zeros(0)) for target in targets])
+    return _T['worldmodel_ros/msg/Task'](name, [
+        term('reach', target, 0.0, 0.0, [], np.zeros(0), np.zeros(0)) for target in targets])

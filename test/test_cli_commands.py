@@ -99,7 +99,8 @@ def test_demo_drives_judges_and_draws(tmp_path):
     decisions = summary['decisions']
     assert sum(decisions['chosen'].values()) >= 0.7 * summary['ticks'] and decisions['candidates'] >= 4
     assert decisions['movers_off_by_m']['0.4'] < 0.4  # of shuttles that go at 0.4 to 0.8 m/s
-    for name in ('futures.png', 'futures.gif', 'film_strip.png', 'latency.png', 'path.png', 'prediction.gif'):
+    images = ('film_strip.png', 'prediction.gif') if not slow else ()  # which are made in the time that commands leave
+    for name in ('futures.png', 'futures.gif', 'latency.png', 'path.png', *images):
         assert np.asarray(PIL.Image.open(tmp_path / name).convert('RGB')).std() > 5, name
     assert 'futures.png' in (tmp_path / 'report.html').read_text()
     assert 'PASS' in done.stdout

@@ -1,8 +1,10 @@
 """The command line: what it accepts, what it says, and what it does not import."""
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from demo_recordings import what_if
 
 from worldmodel_ros import cli
 from worldmodel_ros.cli import arguments, checks
@@ -79,6 +81,17 @@ def test_the_demo_drives_a_task_on_a_forecast_or_goals_by_the_policy(monkeypatch
     assert (street.plan.task, street.plan.goals, street.arguments['forecast']) == ('street', [], 'tiny')
     assert (follow.plan.task, follow.arguments['forecast']) == ('follow', 'out/scene')
     assert (goals.plan.task, goals.plan.goals, goals.arguments['forecast']) == ('', ['red', 'blue'], '')
+
+
+def test_an_answer_of_what_if_shows_what_each_term_of_the_task_gives(monkeypatch, tmp_path, capsys):
+    answer = what_if(1, truth=False)
+    answer = replace(answer, terms=('reach red (weight 1)', 'keep 0.12 m to everything (weight 2)'),
+                     branches=tuple(replace(branch, terms=(-0.5, -2.0)) for branch in answer.branches))
+    monkeypatch.setattr('worldmodel_ros.bringup.environment.node_environment', lambda *args, **kwargs: {})
+    monkeypatch.setattr('worldmodel_ros.nodes.common.what_if_client.ask_once', lambda *args: (answer, None))
+    assert cli.main(['what-if', '--out', str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert told.count('score -2.50: -0.50 reach red (weight 1); -2.00 keep 0.12 m to everything (weight 2)') == 4
 
 
 def test_the_tasks_of_the_demo_are_those_of_the_simulated_robot():

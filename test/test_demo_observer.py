@@ -52,6 +52,9 @@ class System:
         response.header.stamp = Time(sec=7)
         response.success, response.step_period, response.elapsed = True, 0.1, 0.02
         response.branches = [self.branch(name, 0.9) for name in request.names]
+        response.terms = ['reach red (weight 1)']
+        for branch in response.branches:
+            branch.terms = [-0.5]
         return response
 
     def play(self, request, response):
@@ -225,5 +228,6 @@ def test_a_question_goes_to_the_model_and_its_sequences_to_the_simulator(observe
     assert (answer.stamp, answer.goal, answer.step, answer.elapsed) == (7 * NS, 'blue', 0.1, 0.02)
     assert [b.name for b in answer.branches] == [b.name for b in answer.truth] == ['left', 'policy']
     assert answer.branches[0].path.shape == (1, 3) and answer.truth[0].progress == 1.0
+    assert answer.terms == ('reach red (weight 1)',) and [b.terms for b in answer.branches] == [(-0.5,), (-0.5,)]
     assert len(system.questions) == 1
     assert system.questions[0].observation_stamp.sec == 7 and len(system.questions[0].actions) == 2

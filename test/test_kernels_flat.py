@@ -96,7 +96,7 @@ def test_parts_of_a_softmax_are_merged_to_the_whole():
 
 
 def test_keys_are_split_where_processors_would_idle():
-    assert [splits_for(items, 132) for items in (444, 1480, 132, 264, 3072)] == [2, 3, 1, 1, 1]
+    assert [splits_for(items, 132) for items in (444, 1480, 132, 264, 3072)] == [2, 4, 1, 1, 3]
     assert splits_for(133, 132) > 1
 
 

@@ -45,6 +45,7 @@ THIRD_PARTY = {
     'safetensors': ('safetensors', None),
     'tensorboard': ('tensorboard', None),
     'torch': ('torch', None),
+    'transformers': ('transformers', None),
     'tqdm': ('tqdm', None),
     'triton': ('triton', None),
     'websockets': ('websockets', None),
@@ -54,9 +55,9 @@ THIRD_PARTY = {
 # Part of a ROS 2 distribution, but not on PyPI: what uses them must also work without them.
 DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch', 'tf2_msgs'}
 # What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
-# gateway, object stores and Ray for fleets, and the VAE of open world models.
+# gateway, object stores and Ray for fleets, and VAE and text encoder of open world models.
 EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
-          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan'}
+          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan', 'transformers': 'wan'}
 
 
 def requirements(lines):

@@ -1,4 +1,4 @@
-"""What stands is remembered in the odometry's frame after the forecast has forgotten it, until the camera shows that it is gone."""
+"""What stands is remembered in the odometry's frame when the forecast has forgotten it, until the camera shows it is gone."""
 import math
 
 import numpy as np

@@ -1,6 +1,9 @@
 """The Wan family next to diffusers' own networks, which must be installed (extra ``[wan]``)."""
 import copy
+import importlib
+import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from worldmodel_ros.model.wan.checkpoint import load
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 from worldmodel_ros.model.wan.vae import DecodeStream, ImageCondition, StreamState, WanVae
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / 'benchmarks' / 'results' / 'wan_equality.json'
 needs_diffusers = pytest.mark.skipif(find_spec('diffusers') is None, reason='diffusers is not installed: extra [wan]')
 SIZES = {'num_attention_heads': 2, 'attention_head_dim': 128, 'num_layers': 3, 'ffn_dim': 512, 'in_channels': 36,
          'out_channels': 16, 'text_dim': tiny.TEXT_WIDTH}
@@ -62,6 +67,24 @@ def test_decoding_chunk_by_chunk_is_decoding_the_whole_bit_for_bit(vae):
         images, state = vae.decode(part, state)
         parts.append(images)
     assert [part.shape[1] for part in parts] == [5, 4, 8] and torch.equal(torch.cat(parts, 1), whole)
+
+
+@needs_diffusers
+@torch.inference_mode()
+def test_the_comparison_that_is_committed_is_made_with_what_is_installed(vae, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / 'benchmarks'))
+    rows = list(importlib.import_module('wan_equality').diffusers(vae))
+    committed = {(row['against'], row['what']) for row in json.loads(RESULT.read_text())['rows']}
+    assert len(rows) == 3 and {row[:2] for row in rows} <= committed
+    assert all(found <= limit for *_, found, limit in rows)
+
+
+def test_every_row_of_the_committed_comparison_is_within_its_limit():
+    rows = json.loads(RESULT.read_text())['rows']
+    assert {row['against'].split(',')[0] for row in rows} >= {'lingbot_world', 'lingbot_world_v2', 'self_forcing', 'diffusers'}
+    for row in rows:
+        within = row['found'] >= row['limit'] if row['measure'] == 'ssim' else row['found'] <= row['limit']
+        assert within and row['passed'], row
 
 
 @needs_diffusers

@@ -165,6 +165,13 @@ def test_pages_give_what_a_dense_window_gives_also_when_sinks_are_moved(dit):
     assert [WINDOW.shift(end, 0) for end in (12, 13, 15, 16)] == [0, 3, 3, 6]
 
 
+def test_a_dense_window_is_on_the_device_of_the_layers():
+    qkv = torch.empty(3 * math.prod(tiny.GRID), 3, tiny.HEADS, tiny.HEAD_DIM, device='meta')
+    with DenseSequence(CONFIG, WINDOW, tiny.GRID).chunk(3) as attention:
+        for layer in range(CONFIG.layers):
+            assert attention.attend(layer, qkv, *torch.empty(2, CONFIG.width, device='meta')).is_meta
+
+
 def test_positions_are_exact_far_beyond_the_published_table():
     q, k = tiny.draw('q', 1, 128), tiny.draw('k', 1, 128)
     products = []
@@ -195,6 +202,30 @@ def test_forks_share_all_pages_and_do_not_see_each_other(dit):
     assert torch.equal(chunk_of(dit, alone, 4, 'left'), futures[0])
     left.close(), right.close(), root.close()
     assert owner.pool.allocator.usage().used == 0
+
+
+@pytest.mark.parametrize('precision', [Precision.FP32, Precision.FP8])
+def test_a_sequence_goes_on_from_what_was_saved_also_when_its_sinks_have_moved(dit, precision):
+    if precision is not Precision.FP32:
+        dit = build(CONFIG, tiny.Drawn(), layers=torch.bfloat16)
+    sequence, other = pages(precision).open(), pages(precision).open()
+    for number in range(7):  # from the fifth chunk on they have
+        if number in (1, 6):
+            saved = {name: tensor.clone() for name, tensor in sequence.save().items()}
+        wanted = chunk_of(dit, sequence, number)
+        if number in (1, 6):
+            assert ('first.k' in saved) == (number == 6)
+            chunk_of(dit, other, 0, 'another past')
+            other.restore(saved)
+            assert torch.equal(chunk_of(dit, other, number), wanted) and other.frame == sequence.frame
+    slabs = saved['slabs'].clone()
+    slabs[-1, 0] += 1
+    moved = int(saved['position'][1])
+    for damage in ({'slabs': slabs}, {'position': torch.tensor([18, 0])}, {'position': torch.tensor([21, moved])},
+                   {'first.k': saved['first.k'][:1]}, {'pages.v': saved['pages.v'][:-1]}):
+        with pytest.raises(ValueError):
+            other.restore(saved | damage)
+    assert other.frame == 21  # as it was
 
 
 @pytest.mark.parametrize(('precision', 'layers', 'limit'), [(Precision.BF16, torch.bfloat16, 0.01),

@@ -71,5 +71,8 @@ def _run(chosen: argparse.Namespace) -> int:
             true = truth[branch.name]
             line += f'   really: {progress(true)}, {"contact" if true.risk.any() else "no contact"}'
         print(line)
+        if branch.terms:  # as the candidates of a decision
+            print(f'{"":<10} score {sum(branch.terms):+.2f}: '
+                  + '; '.join(f'{value:+.2f} {term}' for value, term in zip(branch.terms, answer.terms, strict=True)))
     print(f'{answer.elapsed * 1e3:.0f} ms for {len(answer.branches)} branches; {chosen.out / "what_if.png"}')
     return 0

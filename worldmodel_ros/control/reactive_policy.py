@@ -16,7 +16,7 @@ from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
 
 SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
-_STOP_AT_PLACE = 0.12           # m
+_STOP_AT_PLACE = 0.05           # m
 _STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
 _FULL_TURN = math.radians(60.0)
 _KEEP_VIEW = math.radians(36.0)
@@ -80,6 +80,8 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
     commands = np.empty((len(poses), 2))
     np.minimum(speed, most, out=commands[:, 0])
     commands[:, 1] = np.minimum(np.maximum(_STEER * heading, -_TURN), _TURN)
+    if not aim.in_view and aim.apart < ROBOT_RADIUS:
+        commands[distance <= aim.apart, 1] = 0.0  # on a place, its direction says nothing any more
     return commands
 
 

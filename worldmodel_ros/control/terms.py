@@ -13,7 +13,7 @@ import numpy as np
 
 ROBOT_RADIUS = 0.16  # m
 REACHED = 0.45       # m, between centres, at which a goal counts as reached
-REACHED_PLACE = 0.2  # m, between the robot's centre and a place, at which that does
+REACHED_PLACE = 0.15  # m, between the robot's centre and a place, at which that does
 KEPT = 0.3           # m, by which a kept distance may be off
 _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
 

@@ -143,6 +143,7 @@ class Branch:
     risk: np.ndarray            # (T,) probability of contact per step
     progress: float             # [m]
     path: np.ndarray            # (T, 3) x [m], y [m], yaw [rad] in base_link at the observation
+    terms: tuple[float, ...] = ()  # what each of the answer's terms gives it
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class WhatIf:
     round_trip: float                   # request to answer, as the caller sees it [s]
     branches: tuple[Branch, ...]
     truth: tuple[Branch, ...] = ()      # from the simulator; same order, empty if it did not answer
+    terms: tuple[str, ...] = ()         # of the task that the robot has, in words; none without a forecast
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.checkpoint_description import ModelError
+from ..model.checkpoint_description import WORLD_FILE, ModelError
 from .backends import BACKENDS, PARALLEL_BACKENDS
 from .device_failure import RankFailure
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .open_world.world import OpenWorld
 
 WEIGHTS = Path(__file__).resolve().parents[1] / 'weights'
 
@@ -18,6 +19,20 @@ def model_folder(model: str) -> Path:
     """Folder of a model that the package ships, by name, or of one's own, by path."""
     shipped = WEIGHTS / model
     return shipped if (shipped / 'model.json').is_file() else Path(model).expanduser()
+
+
+def is_world(model: str) -> bool:
+    """Whether ``model`` is the folder of an open world model (``open_world``)."""
+    return (Path(model).expanduser() / WORLD_FILE).is_file()
+
+
+def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1) -> OpenWorld:
+    """An open world model. ``sessions`` may be open at a time. ``backend``: auto takes torch-bf16 on a GPU, torch, in float32,
+    on a CPU; torch-fp8 is the third. Raises ModelError."""
+    if gpus > 1:
+        raise ModelError(f'gpus is {gpus}, and open world models run on one')
+    from .open_world.world import OpenWorld
+    return OpenWorld.load(model, backend, threads, sessions)
 
 
 def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions: int = 8, gpus: int = 1,

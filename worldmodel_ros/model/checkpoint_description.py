@@ -10,6 +10,7 @@ from typing import Any
 from .presets import Preset
 
 FORMAT = 1
+WORLD_FILE = 'world.json'  # in its place, with an open world model (engine/open_world)
 
 
 class ModelError(RuntimeError):

@@ -17,7 +17,8 @@ def _server_refusal(server: str) -> str | None:
 
 PARAMETERS = (
     # Changing those that are fixed while configured would need another engine or other subscriptions.
-    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote', while_configured=True),
+    Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote, or one with `world.json`: an '
+          'open world model, which predicts and never commands', while_configured=True),
     Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and ONNX Runtime on a CPU. Of the others, '
           'torch-bf16, torch-compiled, torch-fp8 and torch-fp4 are for GPUs', choices=BACKENDS, while_configured=True),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine', low=1, high=256,
@@ -82,6 +83,10 @@ PARAMETERS = (
     Param('what_if_timeout_s', 5.0, 'time for ~/what_if when a request has no deadline', low=0.1, high=60.0),
     Param('what_if_denoising_steps', 2, 'of each chunk that ~/what_if imagines: 2 for sharper images; 1 takes a quarter '
           'less time, and tells commands apart a little better', low=1, high=2),
+    Param('world_observes', False, 'of an open world model: commit real images to one long session and predict from its newest '
+          'chunk; else each prediction begins a session with the newest image', while_configured=True),
+    Param('world_chunks', 1, 'of an open world model: chunks of each prediction', low=1, high=16,
+          while_configured=True),
     Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),

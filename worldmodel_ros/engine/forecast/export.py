@@ -73,14 +73,16 @@ class _See(nn.Module):
                 turn: Tensor, bias: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, ...]:
         """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if ``started`` (1,); executed and measured
         (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
-        and those of the window and the frame; keys and values of each layer (1, H, W * N, d). Returns presence, places at present and
-        walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the slots; the encoder's features; the
-        frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
+        and those of the window and the frame; keys and values of each layer (1, H, W * N, d).
+
+        Returns presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the
+        slots; the encoder's features; the frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
         net, tokens = self.net, self.net.preset.tokens
         features = net.encoder.down(image)
         mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
         looks = net.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + net.at
-        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], _Moves(pose, turn, net.preset.head_dim), bias,
+        moves = _Moves(pose, turn, net.preset.head_dim)
+        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], moves, bias,
                                [[pair] for pair in zip(keys, values, strict=True)])
         image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
         places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
@@ -127,8 +129,8 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     pose, turn = torch.randn(3), torch.randn(2, net.pairs)
     see = (torch.zeros(1, 3, *preset.image_size), torch.zeros(1, 4 * preset.vae_width, h, w), torch.ones(1, dtype=torch.bool),
            torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *window)
-    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), kept(own), kept(own),
-             *window)
+    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), kept(own),
+             kept(own), *window)
     known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'per_frame': own, 'queries': QUERIES}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')

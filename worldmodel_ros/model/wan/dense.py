@@ -57,7 +57,7 @@ class DenseAttention:
         self._sequence, self._seen, self._first, self._count = sequence, seen, first, count
         self._own: Frame = []
         positions = [sequence.position(frame) for frame in seen] + list(range(first, first + count))
-        self._rotary = rotation(sequence.config.head_dim, np.array(positions), sequence.grid)
+        self._positions = np.array(positions)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._keep(layer, qkv, q_weight, k_weight)
@@ -66,7 +66,8 @@ class DenseAttention:
         q, k, v = self._keep(layer, qkv, q_weight, k_weight)
         keys, values = (torch.cat([*(frame[layer][part] for frame in self._seen.values()), own])
                         for part, own in ((0, k), (1, v)))
-        cos, sin = self._rotary[:, :, None]
+        rotary = rotation(self._sequence.config.head_dim, self._positions, self._sequence.grid, q.device)
+        cos, sin = rotary[:, :, None]
         q, keys = rotate(q, cos[-len(q):], sin[-len(q):]), rotate(keys, cos, sin)
         out = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, keys, values)))
         return out[0].transpose(0, 1).flatten(1)

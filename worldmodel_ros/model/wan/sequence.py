@@ -7,13 +7,14 @@ exact at any distance, and sinks, the only keys from which a chunk moves away, f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...cache import snapshot
 from ...cache.layout import FlatLayout
 from ...cache.pool import PagePool
 from ...cache.sequence import OBSERVED, PAGES, SequenceCache, Table
@@ -111,6 +112,33 @@ class PagedSequence:
         """Gives all pages back."""
         self._cache.close()
 
+    def save(self) -> dict[str, Tensor]:
+        """What the sequence holds, for a file; on the host."""
+        with closing(self._cache.fork()) as fork:  # whose pages are no longer written
+            found = {name: torch.from_numpy(array) for name, array in snapshot.save(fork).items()}
+        found['position'] = torch.tensor([self.frame, self._shift])
+        return found | ({} if self._first_keys is None else self._first_keys.tensors())
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Replace what the sequence holds by what ``save`` gave. Raises ValueError, and changes nothing, for what does not fit
+        its pages; OutOfPages for a fork whose pool is full."""
+        rest = dict(tensors)
+        position, first_keys = rest.pop('position', None), _SinkKeys.of_tensors(rest, self._owner.pool.storage)
+        if position is None or position.shape != (2,) or position.dtype != torch.int64 or int(position.min()) < 0:
+            raise ValueError('the position of the sequence is missing or damaged')
+        frame, shift = map(int, position)
+        window, arrays = self._owner.window, {name: tensor.numpy() for name, tensor in rest.items()}
+        slabs = snapshot.check_slabs(self._cache, arrays.get('slabs'), [0])[:, 0] * window.slab
+        seen = [*range(0, min(frame, window.sinks), window.slab), *range(max(window.sinks, frame - window.frames), frame,
+                                                                         window.slab)]
+        # A sequence keeps what its last chunk saw, which may be less than a window, but always its newest frames.
+        if frame % window.slab or not {*slabs.tolist()} <= {*seen} or (frame and frame - window.slab not in slabs) \
+                or shift != window.shift(frame, shift) or (shift > 0) != (first_keys is not None):
+            raise ValueError(f'frame {frame}, sinks moved by {shift}: that is no sequence of such a window')
+        snapshot.require_finite(self._cache.pools, arrays)
+        snapshot.restore(self._cache, arrays)
+        self.frame, self._shift, self._first_keys = frame, shift, first_keys
+
     @contextmanager
     def chunk(self, frames: int, observed: bool = False) -> Iterator[PagedAttention]:
         """The attention of all passes over the next frames. What the last of them has kept becomes part of the sequence when
@@ -201,6 +229,23 @@ class _SinkKeys:
         if pool.k_scale is None:
             return cls(pool.k[:, index], None)
         return cls(pool.k.view(torch.uint8)[:, index].view(pool.k.dtype), pool.k_scale[:, index])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file; ``of_tensors`` is the inverse."""
+        found = {'first.k': self.k} | ({} if self.scale is None else {'first.k_scale': self.scale})
+        return {name: tensor.cpu() for name, tensor in found.items()}
+
+    @classmethod
+    def of_tensors(cls, tensors: dict[str, Tensor], storage: TorchStorage) -> _SinkKeys | None:
+        """Takes them out of ``tensors``; None where there are none. Raises ValueError for those of another pool."""
+        k, scale, pool = tensors.pop('first.k', None), tensors.pop('first.k_scale', None), storage.pool
+        if k is None and scale is None:
+            return None
+        wanted = [(part.shape[0], part.shape[2:], part.dtype) for part in (pool.k, pool.k_scale) if part is not None]
+        given = [(part.shape[0], part.shape[2:], part.dtype) for part in (k, scale) if part is not None and part.dim() > 2]
+        if given != wanted:
+            raise ValueError('the keys of the sinks are of other pages')
+        return cls(k.to(storage.device), None if scale is None else scale.to(storage.device))
 
     def write(self, storage: TorchStorage, ids: np.ndarray, rotary: Tensor) -> None:
         """Writes them to pages, rotated by rotary (2, d / 2)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -163,17 +163,26 @@ class ImageCondition:
 
     Four channels of mask, one on the first latent frame, and the latents of the image followed by grey ones. Far from the
     image these no longer change; from then on nothing is encoded.
+
+    ``image`` float32 (3, height, width), from -1 to 1; ``state`` of the encoder; the ``newest`` latents (16, 1, h, w), None
+    before the first; ``settled`` where they change no more.
     """
 
     def __init__(self, vae: WanVae, image: Tensor):
-        """``image`` float32 (3, height, width), from -1 to 1."""
-        self._vae, self._image, self._state = vae, image, vae.start(encoder=True)
-        self._newest: Tensor | None = None
-        self._settled = False
+        self._vae, self.image, self.state = vae, image, vae.start(encoder=True)
+        self.newest: Tensor | None = None
+        self.settled = False
+
+    @classmethod
+    def of(cls, vae: WanVae, image: Tensor, state: StreamState, newest: Tensor | None, settled: bool) -> ImageCondition:
+        """One that was saved."""
+        made = cls(vae, image)
+        made.state, made.newest, made.settled = state, newest, settled
+        return made
 
     def next(self, frames: int) -> Tensor:
         """Of the next latent frames."""
-        first = self._newest is None
+        first = self.newest is None
         latents = [self._next_frame() for _ in range(frames)]
         condition = torch.cat(latents, 1)
         mask = torch.zeros(VAE_FRAMES, *condition.shape[1:], device=condition.device)
@@ -183,22 +192,20 @@ class ImageCondition:
 
     def fork(self) -> ImageCondition:
         """One for a branch."""
-        other: Any = object.__new__(ImageCondition)
-        other.__dict__.update(self.__dict__)
-        return other
+        return ImageCondition.of(self._vae, self.image, self.state, self.newest, self.settled)
 
     def _next_frame(self) -> Tensor:
-        if self._settled:
-            return self._newest
-        if self._newest is None:
-            images = self._image[:, None]
+        if self.settled:
+            return self.newest
+        if self.newest is None:
+            images = self.image[:, None]
         else:
-            images = torch.zeros(3, VAE_FRAMES, *self._image.shape[1:])
-        before = self._newest, self._state.features
-        self._newest, self._state = self._vae.encode(images, self._state)
-        self._settled = (before[0] is not None and torch.equal(before[0], self._newest)
-                         and _same(before[1], self._state.features))
-        return self._newest
+            images = torch.zeros(3, VAE_FRAMES, *self.image.shape[1:])
+        before = self.newest, self.state.features
+        self.newest, self.state = self._vae.encode(images, self.state)
+        self.settled = (before[0] is not None and torch.equal(before[0], self.newest)
+                        and _same(before[1], self.state.features))
+        return self.newest
 
 
 def _same(one: tuple, other: tuple) -> bool:

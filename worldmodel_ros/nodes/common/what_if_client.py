@@ -62,7 +62,7 @@ class WhatIfClient:
             return
         result = partial(
             WhatIf, nanoseconds(answer.header.stamp), goal, answer.step_period, answer.elapsed,
-            time.monotonic() - asked, tuple(_branch(b) for b in answer.branches))
+            time.monotonic() - asked, tuple(_branch(b) for b in answer.branches), terms=tuple(answer.terms))
         if self._robot is None or not self._robot.service_is_ready():
             self._finish(result())
             return
@@ -76,7 +76,7 @@ class WhatIfClient:
         truth: WhatIfService.Response = future.result()
         if not truth.success:
             self.refusal = truth.message
-        self._finish(result(tuple(_branch(b, name) for name, b in zip(names, truth.branches))))
+        self._finish(result(truth=tuple(_branch(b, name) for name, b in zip(names, truth.branches))))
 
     def _finish(self, answer: WhatIf) -> None:
         self._asked = None
@@ -138,4 +138,4 @@ def record_image(recording: Recording, message: Image | CompressedImage) -> None
 def _branch(branch: WhatIfBranch, name: str = '') -> Branch:
     return Branch(name or branch.name, tuple(frame.data.tobytes() for frame in branch.frames),
                   np.array(branch.collision_risk, np.float32), float(branch.progress),
-                  np.stack([branch.x, branch.y, branch.yaw], axis=1).astype(np.float64))
+                  np.stack([branch.x, branch.y, branch.yaw], axis=1).astype(np.float64), tuple(branch.terms))

@@ -34,6 +34,7 @@ from worldmodel_ros.control.terms import Reach, has_places
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.faults import Faults, FaultyBackend
+from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
 from worldmodel_ros.nodes.common import diagnostics
@@ -48,6 +49,7 @@ from worldmodel_ros.nodes.world_model.camera import CameraTopics
 from worldmodel_ros.nodes.world_model.drive_to import DriveToServer
 from worldmodel_ros.nodes.world_model.inputs import (
     ExecutedTopic, GoalTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic, require_base)
+from worldmodel_ros.nodes.world_model.open_world import World
 from worldmodel_ros.nodes.world_model.outputs import Outputs, Statistics, judge
 from worldmodel_ros.nodes.world_model.parameters import ENGINE, inconsistency, ladder_settings, parameters, set_faults
 from worldmodel_ros.nodes.world_model.services import Context, SlowServices
@@ -80,7 +82,7 @@ def _contained(transition: Callable) -> Callable:
 class WorldModelNode(LifecycleNode):
     """
     The lifecycle node: configure loads the model, activate begins to observe and, once there is a goal, to
-    command.
+    command. With an open world model (``open_world``) it predicts and answers, and never commands.
 
     ``load_engine`` is called in configure, with the parameters ENGINE by name; by default it is
     worldmodel_ros.engine.load. With the parameter ``forecast``, so is ``load_forecast``, by default
@@ -94,7 +96,8 @@ class WorldModelNode(LifecycleNode):
         self._load_engine, self._load_forecast = load_engine or _load, load_forecast or _load_forecast
         self._engine: Any = None
         self._deciding: Deciding | None = None  # with a forecast
-        self._activation: Activation | None = None
+        self._world: World | None = None  # with an open world model
+        self._activation: Activation | Any = None
         self._configured = ExitStack()  # what undoes configure, as far as it came
         self._faults = Faults()
         self._settings = Parameters(
@@ -116,6 +119,9 @@ class WorldModelNode(LifecycleNode):
         settings, undo = self._settings, self._configured
         start = time.monotonic()
         engine = self._engine = self._load_engine(**{name: settings[name] for name in ENGINE})
+        if is_world(settings['model']):
+            self._configure_world(start)
+            return super().on_configure(state)
         undo.callback(engine.close)
         spec = engine.spec
         require_base(spec)
@@ -154,6 +160,21 @@ class WorldModelNode(LifecycleNode):
                 'without; ~/set_task takes tasks')
         return super().on_configure(state)
 
+    def _configure_world(self, start: float) -> None:
+        world, settings = self._engine, self._settings
+        if wrong := next((name for name in ('forecast', 'server') if settings[name]), ''):
+            raise ValueError(f'{wrong} is set, and an open world model drives nothing: leave it empty')
+        if refusal := self._goal_refusal(self._goal):
+            raise ValueError(f'goal: {refusal}')
+        images.converter()
+        self._world = World(self, world, settings, self.refusals)
+        self._configured.callback(self._world.destroy)
+        self._subscribe()
+        self.get_logger().info(
+            f'open world model {world.spec.name} ({world.preset.name}) on {world.backend}: loaded in '
+            f'{time.monotonic() - start:.1f} s; images of {world.spec.image_size[0]}x{world.spec.image_size[1]} at '
+            f'{1.0 / world.spec.step_period:.0f} Hz; it predicts, and commands nothing')
+
     def _load_deciding(self) -> 'Deciding':
         settings, spec = self._settings, self._engine.spec
         forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads'])
@@ -174,7 +195,7 @@ class WorldModelNode(LifecycleNode):
     @_contained
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin a new episode with a session that knows nothing."""
-        self._activation = Activation(
+        self._activation = self._world.activation(self._executed, self._advice) if self._world else Activation(
             self, self._engine, self._settings, self._goal, self._task, self._executed, self._camera, self._outputs,
             self._advice, self.refusals, self._deciding)
         self._statistics = self._activation.statistics
@@ -218,7 +239,7 @@ class WorldModelNode(LifecycleNode):
                 activation.stop()
         finally:
             if not keep_engine:
-                self._engine = self._deciding = None
+                self._engine = self._deciding = self._world = None
                 self._configured.close()
                 gc.collect()
 
@@ -266,7 +287,8 @@ class WorldModelNode(LifecycleNode):
     def _goal_refusal(self, goal: str) -> str | None:
         if self._engine is None or not goal or goal in self._engine.spec.goals:
             return None
-        return f'{goal!r} is unknown; this model knows {", ".join(self._engine.spec.goals)}'
+        known = ', '.join(self._engine.spec.goals) or 'none, for it has no policy'
+        return f'{goal!r} is unknown; this model knows {known}'
 
     def _set_goal(self, goal: str) -> None:
         task = to_goal(goal) if self._deciding else Task()
@@ -363,6 +385,8 @@ class WorldModelNode(LifecycleNode):
         engine, activation = self._engine, self._activation
         if engine is None:
             return diagnostics.Report(diagnostics.STALE, 'not configured', self.refusals.values())
+        if self._world:
+            return self._world.report(activation)
         backend = activation.worker.backend if activation else engine.backend.name
         values = {'model': engine.spec.name, 'backend': backend, 'goal': self._goal, 'warmup_s': self._warm_up,
                   'messages_skipped': self._outputs.skipped,
@@ -379,7 +403,9 @@ class WorldModelNode(LifecycleNode):
 
 
 def _load(**chosen: Any) -> Any:
-    from worldmodel_ros.engine import load  # only now: the back ends are heavy
+    from worldmodel_ros.engine.loading import load, load_world
+    if is_world(chosen['model']):
+        return load_world(*(chosen[name] for name in ('model', 'backend', 'threads', 'gpus')))
     return load(**chosen, sessions=SESSIONS)
 
 

@@ -109,7 +109,7 @@ class Outputs:
                 future.decision = self._message_of(prediction.decided)
             self._future.publish(future)
             stamp = time_message(prediction.observation.stamp)
-            self._path.publish(predicted_path(prediction, self._period, self._base_frame))
+            self._path.publish(predicted_path(prediction.future, prediction.observation.stamp, self._period, self._base_frame))
             if self._image.get_subscription_count():
                 self._image.publish(to_jpeg(strip(prediction), stamp, camera_frame))
         self._later(publish)
@@ -178,19 +178,20 @@ def strip(prediction: Prediction) -> np.ndarray:
     return np.hstack([part for picture in pictures for part in (picture, gap)][:-1])
 
 
-def predicted_path(prediction: Prediction, step_period: float, frame_id: str) -> MarkerArray:
+def predicted_path(future: Any, stamp: int, step_period: float, frame_id: str) -> MarkerArray:
     """
-    Return where the plan leads, from green (safe) to red (a contact is certain), in the base frame.
+    Return where the actions of a future lead, from green (safe, or no contacts are known) to red (a contact is certain), in the
+    base frame.
 
     It is shown for as long as the plan has actions: what stays on a screen longer is no plan any more.
     """
-    future = prediction.future
     poses = path(future.actions, step_period)
-    marker = Marker(header=header(prediction.observation.stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
+    marker = Marker(header=header(stamp, frame_id), ns='plan', type=Marker.LINE_STRIP,
                     action=Marker.ADD, lifetime=Duration(seconds=len(future.actions) * step_period).to_msg())
     marker.pose.orientation.w = 1.0
     marker.scale.x = _LINE_WIDTH
-    risks = np.clip(np.concatenate([future.collision_risk[:1], future.collision_risk]), 0.0, 1.0)
+    risks = future.collision_risk if len(future.collision_risk) else np.zeros(len(poses))
+    risks = np.clip(np.concatenate([risks[:1], risks]), 0.0, 1.0)
     for (x, y), risk in zip([(0.0, 0.0), *poses[:, :2]], risks):
         marker.points.append(Point(x=float(x), y=float(y)))
         marker.colors.append(ColorRGBA(r=float(risk), g=float(1.0 - risk), a=1.0))

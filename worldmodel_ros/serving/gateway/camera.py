@@ -225,7 +225,7 @@ class Dialect:
                 intrinsics = poses.fitted(request.intrinsics, world.size, spec.image_size)
                 add = self._additions(extensions, intrinsics, bases, timings, world.imagined - len(frames) + 1, spec)
                 fps = request.fps or 1.0 / spec.step_period
-                messages = await asyncio.to_thread(_messages, frames, request.together, extensions.frames, fps, add)
+                messages = await asyncio.to_thread(frame_messages, frames, request.together, extensions.frames, fps, add)
                 if request.event_id:
                     applied = (world.imagined - len(actions)) // spec.chunk_frames
                     messages.insert(0, encode({'type': 'receipt', 'event_id': request.event_id, 'applied_in_chunk': applied}))
@@ -284,7 +284,7 @@ class Dialect:
         return add
 
 
-def _messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
+def frame_messages(frames: np.ndarray, together: int, encoding: str, fps: float, add: Callable[[int, int], dict[str, Any]]
               ) -> list[bytes]:
     """The messages that carry frames, uint8 (N, H, W, 3). In a thread: to encode them takes longer than a loop may wait."""
     total, out = -(-len(frames) // together), []

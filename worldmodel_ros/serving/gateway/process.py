@@ -10,12 +10,16 @@ import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
 from .security import AuditLog, LimitedSocket, server_context
 from .server import Gateway, Limits
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.open_world.world import OpenWorld
 
 _log = logging.getLogger(__name__)
 _LOOK = 2.0  # s, between two looks at whether a file has changed
@@ -45,6 +49,8 @@ class Options:
     idle: float = 300.0         # s
     linger: float = 30.0        # s
     audit: str = ''             # file; empty: none
+    world: str = ''             # folder of an open world model; empty: the engine answers the camera dialect
+    worlds: int = 1             # of it at a time
 
     def __post_init__(self) -> None:
         """Raise GatewayError for what makes no sense or is not safe."""
@@ -52,6 +58,8 @@ class Options:
         for name, value in {**numbers, 'connects': self.connects, 'linger': self.linger}.items():
             if not 0.0 <= value < math.inf or (name in numbers and not value):
                 raise GatewayError(f'{name} is {value}')
+        if not 0 < self.worlds <= 1024:
+            raise GatewayError(f'worlds is {self.worlds}')
         if not 0 <= self.port < 65536:
             raise GatewayError(f'port is {self.port}')
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
@@ -81,6 +89,7 @@ def run(options: Options) -> int:
                              Path(options.client_ca) if options.client_ca else None) if options.certificate else None
     except (OSError, ssl.SSLError) as error:
         raise GatewayError(f'the certificate, its key or the client CA cannot be used: {error}') from error
+    world = _world(options)
     try:
         listening = LimitedSocket(options.host, options.port, options.connects)
     except OSError as error:
@@ -89,10 +98,21 @@ def run(options: Options) -> int:
     try:
         asyncio.run(_serve(options, Gateway(
             path, listening, contract, accounts, Limits(int(options.message_mb * (1 << 20)), options.idle, options.linger),
-            tls, tuple(options.origins), audit), listening, tls))
+            tls, tuple(options.origins), audit, world), listening, tls))
     finally:
         audit.close()
     return 0
+
+
+def _world(options: Options) -> OpenWorld | None:
+    if not options.world:
+        return None
+    from worldmodel_ros.engine.loading import load_world
+    from worldmodel_ros.model.checkpoint_description import ModelError
+    try:
+        return load_world(options.world, sessions=options.worlds)
+    except ModelError as error:
+        raise GatewayError(f'world: {error}') from error
 
 
 async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, tls: ssl.SSLContext | None) -> None:

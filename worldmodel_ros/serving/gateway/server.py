@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -23,13 +23,16 @@ from websockets.http11 import Request, Response
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import network
-from . import camera, node, openpi, page, rest
+from . import camera, node, open_world, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract
 from .engine import EngineAway
 from .msgpack import WireError
 from .security import AuditLog, LimitedSocket
 from .sessions import Refusal, Session, Sessions
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.open_world.world import OpenWorld
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
@@ -43,7 +46,7 @@ _UNREAD = 2            # messages of a connection that wait here; the rest waits
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
-Dialect = openpi.Dialect | camera.Dialect | node.Dialect
+Dialect = openpi.Dialect | camera.Dialect | node.Dialect | open_world.Dialect
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ class Gateway:
 
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
-                 origins: tuple[str, ...] = (), audit: AuditLog | None = None) -> None:
-        """``socket``: the engine's. Without ``accounts`` nobody is asked who they are. ``origins``: of browsers' pages."""
+                 origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: OpenWorld | None = None) -> None:
+        """``socket``: the engine's. Without ``accounts`` nobody is asked who they are. ``origins``: of browsers' pages.
+        ``world``: what answers the camera dialect, in the engine's place."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
         self._accounts = accounts
@@ -112,6 +116,8 @@ class Gateway:
         self._dialects: dict[str, Dialect] = {
             **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
             network.PATH: node.Dialect()}
+        if world:
+            self._dialects[camera.PATH] = open_world.Dialect(world)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is set; ``ready`` is called when clients can connect."""
@@ -128,6 +134,8 @@ class Gateway:
             finally:
                 expiring.cancel()
                 self.sessions.close()
+                if isinstance(world := self._dialects[camera.PATH], open_world.Dialect):
+                    await asyncio.to_thread(world.close)
 
     def wait(self, account: Account, size: int) -> float:
         """Return 0 where an account may send a message of so many bytes, else in how many s it may."""
@@ -183,7 +191,7 @@ class Gateway:
             self.refused('connections')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{_CONNECTIONS} connections are open\n')
         try:
-            await self.about()
+            await self._answered_by(self._dialects[path])
         except EngineAway as error:
             self.refused('engine')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
@@ -210,6 +218,10 @@ class Gateway:
             except (KeyError, TypeError, ValueError, ArithmeticError) as error:
                 raise EngineAway(f'its model cannot be understood: {error}') from error
         return self._about
+
+    async def _answered_by(self, dialect: Dialect) -> tuple[Any, str]:
+        """The model that answers in a dialect, and what runs it. Raises EngineAway."""
+        return dialect.about if isinstance(dialect, open_world.Dialect) else await self.about()
 
     async def _ready(self, connection: ServerConnection, _: Account) -> Response:
         if await self._status.get() is None:
@@ -292,8 +304,8 @@ class Gateway:
             pass
 
     async def _converse(self, client: Client) -> None:
-        spec, backend = await self.about()
         dialect = client.dialect
+        spec, backend = await self._answered_by(dialect)
         if refusal := dialect.refuses(spec):
             await client.send(refusal)
             return

@@ -1,0 +1,204 @@
+"""One stream of an open world: from an image on, chunk after chunk, imagined or observed; forks, and files."""
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ...model.wan import camera
+from ...model.wan.vae import ImageCondition, StreamState, WanVae
+from ..session_folder import SessionFileError
+
+if TYPE_CHECKING:
+    from .world import OpenWorld
+
+FORMAT = 'open world 1'
+LATENT_PERIOD = 0.25  # s of a latent frame: its four images
+
+
+class WorldSession:
+    """What was seen and imagined since an image; not safe for two threads at once.
+
+    Poses are the camera's (4, 4), camera-to-world, optical frame, of the last image of each latent frame; the first latent
+    frame is the image that the session began with. What a call needs is copied by none: keys and values lie in shared pages,
+    and the states of the VAE are never written to.
+    """
+
+    def __init__(self, world: OpenWorld, image: np.ndarray, pose: np.ndarray, seed: int = 0):
+        self._world, self._seed = world, seed
+        height, width = world.spec.image_size
+        if image.shape != (height, width, 3) or image.dtype != np.uint8:
+            raise ValueError(f'image must be uint8 {(height, width, 3)}, not {image.dtype} {image.shape}')
+        self._condition = ImageCondition(world.vae, to_vae(image[None], world.device)[:, 0])
+        self._decoded = world.vae.start()
+        self._encoded = world.vae.start(encoder=True)
+        self._pose = np.asarray(pose, np.float64)
+        self._imagined = False
+        self._sequence = world.pages_for(self)
+
+    @property
+    def frame(self) -> int:
+        """How many latent frames there are."""
+        return self._sequence.frame
+
+    @property
+    def images_of_chunk(self) -> int:
+        """Images of the next chunk, without the image that the session began with."""
+        return self._world.frame_images * (self._world.preset.chunk_frames - (self.frame == 0))
+
+    @property
+    def pose(self) -> np.ndarray:
+        """Of the newest latent frame, (4, 4)."""
+        return self._pose
+
+    def fork(self) -> WorldSession:
+        """A branch, which copies neither keys and values nor the VAE's state; to be closed."""
+        other: WorldSession = object.__new__(WorldSession)
+        other.__dict__.update(self.__dict__)
+        other._sequence, other._condition = self._sequence.fork(), self._condition.fork()
+        return other
+
+    def close(self) -> None:
+        """Give the pages back."""
+        self._sequence.close()
+        self._world.closed(self)
+
+    def imagine(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> np.ndarray:
+        """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
+        (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. Raises ValueError and OutOfPages."""
+        frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
+        shape, at = (16, frames, *self._world.latent_size), self.frame
+
+        def noise(step: int) -> Tensor:
+            # By its place in the sequence: branches and repetitions differ by what they are asked alone.
+            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + at) * 101 + step)
+            return torch.randn(shape, generator=generator).to(self._world.device)
+        condition = self._condition.fork()
+        with torch.inference_mode():
+            latents = self._world.sampler.chunk(self._sequence, self._world.prompt, noise, condition.next(frames), control)
+            images, self._decoded = self._world.vae.decode(latents, self._decoded)
+        self._condition, self._pose, self._imagined = condition, poses[-1], True
+        return to_uint8(images[:, 1:] if at == 0 else images)
+
+    def observe(self, images: np.ndarray, poses: np.ndarray, intrinsics: camera.Intrinsics) -> None:
+        """Commit real images, uint8 (images_of_chunk, H, W, 3), as the next chunk, with the poses as of ``imagine``, without
+        denoising. Raises ValueError for another number, and after anything was imagined; OutOfPages.
+
+        Self-Forcing extends videos so; nobody has validated it for LingBot-World.
+        """
+        if self._imagined:
+            raise ValueError('what follows an imagined chunk is no observation: fork before imagining')
+        if images.shape[0] != self.images_of_chunk:
+            raise ValueError(f'{len(images)} images: a chunk takes {self.images_of_chunk}')
+        frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
+        video = to_vae(images, self._world.device)
+        if self.frame == 0:
+            video = torch.cat([self._condition.image[:, None], video], 1)
+        condition = self._condition.fork()
+        with torch.inference_mode():
+            latents, encoded = self._world.vae.encode(video, self._encoded)
+            self._world.sampler.commit(self._sequence, self._world.prompt, latents, condition.next(frames), control)
+            _, self._decoded = self._world.vae.decode(latents, self._decoded)  # what is imagined next follows these images
+        self._condition, self._encoded, self._pose = condition, encoded, poses[-1]
+
+    def _control(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> tuple[object, np.ndarray]:
+        """The network's camera control for a chunk, and the poses of its latent frames."""
+        world, poses, first = self._world, np.asarray(poses, np.float64), self.frame == 0
+        count = world.preset.chunk_frames - first
+        if poses.shape != (count, 4, 4) or not np.isfinite(poses).all():
+            raise ValueError(f'poses must be finite ({count}, 4, 4), and are {poses.shape}')
+        every = np.concatenate([self._pose[None], poses]) if first else poses
+        relative = camera.relative_poses(every, None if first else self._pose, LATENT_PERIOD * world.description.top_speed)
+        rays = camera.rays(relative, intrinsics, world.spec.image_size, world.device)
+        with torch.inference_mode():
+            return world.sampler.dit.camera_control(camera.ray_tokens(rays)), every
+
+    def save(self) -> bytes:
+        """The session as a safetensors file: pages, positions, and the streaming states of the VAE and of the condition."""
+        tensors = {f'sequence.{name}': tensor for name, tensor in self._sequence.save().items()}
+        for name, state in (('decoder', self._decoded), ('encoder', self._encoded), ('condition', self._condition.state)):
+            tensors |= {f'{name}.{key}': tensor for key, tensor in state.tensors().items()}
+        tensors['image'], tensors['pose'] = self._condition.image, torch.from_numpy(self._pose)
+        if self._condition.newest is not None:
+            tensors['newest'] = self._condition.newest
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        told = {'format': FORMAT, 'fingerprint': self._world.fingerprint, 'seed': str(self._seed),
+                'imagined': str(int(self._imagined)), 'settled': str(int(self._condition.settled))}
+        return save(tensors, told | {'sha256': _digest(tensors, told)})
+
+    @classmethod
+    def load(cls, world: OpenWorld, content: bytes) -> WorldSession:
+        """A session from what ``save`` gave. Raises SessionFileError for a file that is damaged or of another world, and
+        OutOfPages."""
+        try:
+            tensors, told = load(content), _metadata(content)
+            digest = told.pop('sha256', '')
+        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise SessionFileError(f'this is no session of an open world: {error}') from error
+        if told.get('format') != FORMAT or digest != _digest(tensors, told):
+            raise SessionFileError('this is no session of an open world, or it is damaged')
+        if told['fingerprint'] != world.fingerprint:
+            raise SessionFileError('the session is of another world, size or precision')
+        session: WorldSession = object.__new__(cls)
+        session._world, session._seed = world, int(told['seed'])
+        session._imagined, session._pose = told['imagined'] == '1', tensors['pose'].numpy()
+        session._decoded, session._encoded, seen = (
+            _state(world, tensors, name) for name in ('decoder', 'encoder', 'condition'))
+        newest = tensors.get('newest')
+        session._condition = ImageCondition.of(world.vae, tensors['image'].to(world.device), seen,
+                                               None if newest is None else newest.to(world.device), told['settled'] == '1')
+        session._sequence = world.pages_for(session)
+        try:
+            session._sequence.restore(_under('sequence', tensors))
+        except ValueError as error:
+            session.close()
+            raise SessionFileError(str(error)) from error
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @classmethod
+    def read(cls, world: OpenWorld) -> Callable[[BinaryIO, int], WorldSession]:
+        """What ``SessionFolder.load`` reads a session with."""
+        return lambda file, size: cls.load(world, file.read(size))
+
+
+def to_vae(images: np.ndarray, device: torch.device) -> Tensor:
+    """uint8 (n, H, W, 3) to float32 (3, n, H, W) from -1 to 1."""
+    return torch.from_numpy(np.ascontiguousarray(images)).to(device).permute(3, 0, 1, 2).float() / 127.5 - 1.0
+
+
+def to_uint8(images: Tensor) -> np.ndarray:
+    """float32 (3, n, H, W) from -1 to 1 to uint8 (n, H, W, 3)."""
+    return ((images + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0).cpu().numpy()
+
+
+def _state(world: OpenWorld, tensors: dict[str, Tensor], name: str) -> StreamState:
+    held = {key: tensor.to(world.device) for key, tensor in _under(name, tensors).items()}
+    return StreamState.of_tensors(held, len(world.vae.start(encoder=name != 'decoder').features), WanVae.MARK)
+
+
+def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key[len(name) + 1:]: tensor for key, tensor in tensors.items() if key.startswith(f'{name}.')}
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    length = int.from_bytes(content[:8], 'little')
+    return dict(json.loads(content[8:8 + length])['__metadata__'])
+
+
+def _digest(tensors: dict[str, Tensor], told: dict[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy() if tensor.numel() else b'')
+    return digest.hexdigest()

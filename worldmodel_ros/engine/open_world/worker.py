@@ -1,0 +1,277 @@
+"""A thread that imagines for one robot: what comes of what it does now, image after image, and what it asks in between."""
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future as Promise
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...cache.pool import OutOfPages
+from ...model.wan import camera
+from ..session_folder import SessionFileError, SessionFolder
+from ..what_if import Answer, Question, QuestionError
+from .session import WorldSession
+from .world import FPS, OpenWorld
+
+_LONGEST = 240  # images of a branch, 15 s
+_EARLY, _LATE = 0.75, 2.5  # periods after the image before: sooner it is left out, later it begins a new session
+_BEHIND = 3  # chunks of images that wait: then the newest begins a new session, for this machine cannot keep up
+PERIOD = 1.0 / FPS
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An image uint8 (H, W, 3) of the world's size, its ``stamp`` [ns], steady time of its receipt [s], the base's pose (4, 4)
+    then, and the twist (2,), linear.x and angular.z, that the robot executes."""
+
+    image: np.ndarray
+    stamp: int
+    received: float
+    base: np.ndarray
+    twist: np.ndarray
+    intrinsics: camera.Intrinsics
+    episode: int = 0
+    sequence: int = 0
+
+
+@dataclass
+class VideoFuture:
+    """What follows from ``actions`` (T, 2), each for ``PERIOD`` s: frames uint8 (T, H, W, 3). The family knows neither contacts
+    nor goals."""
+
+    actions: np.ndarray
+    frames: np.ndarray
+    collision_risk: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    progress: dict[str, float] = field(default_factory=dict)
+
+
+Listener = Callable[[Seen, VideoFuture, float], None]  # with the seconds that it took
+
+
+class WorldWorker:
+    """Takes the newest image only, and goes on with the next when its prediction is out; questions come before predictions.
+
+    ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions
+    follow the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``:
+    of each prediction. ``failed`` is told each exception, which ends the session, and nothing else.
+    """
+
+    def __init__(self, world: OpenWorld, predicted: Listener, failed: Callable[[Exception], None], observes: bool = False,
+                 chunks: int = 1):
+        self._world, self._observes, self._chunks = world, observes, chunks
+        self._predicted, self._failed = predicted, failed
+        self._optical = world.description.optical
+        self._wake = threading.Condition()
+        self._newest: Seen | None = None
+        self._done: Seen | None = None  # that was predicted from last
+        self._waiting: list[Seen] = []  # observed images that no chunk has yet
+        self._last: Seen | None = None  # that was taken into them
+        self._begins = True  # the first of them begins a new session
+        self._jobs: deque[tuple[Callable[[], Any], Promise]] = deque()
+        self._session: WorldSession | None = None
+        self._root: Seen | None = None  # the newest image that the session knows
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name='open world', daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after what it is doing now; questions that wait are cancelled."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        if self._thread.ident:
+            self._thread.join()
+        for _, promise in self._jobs:
+            promise.cancel()
+        self._forget()
+
+    def submit(self, seen: Seen) -> None:
+        """Take an image. ``observes``: they should come each ``PERIOD`` s; of those that come faster some are left out, and a
+        gap or another episode begins a new session."""
+        with self._wake:
+            self._newest = seen
+            if self._observes:
+                self._queue(seen)
+            self._wake.notify()
+
+    def ask(self, question: Question) -> Promise:
+        """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
+        for branch in question.branches:
+            if branch.actions is None:
+                raise QuestionError(f'branch {branch.name!r} is the model\'s own plan, and open world models have none: name a '
+                                    'motion or give actions')
+            if len(branch.actions) > _LONGEST:
+                raise QuestionError(f'branch {branch.name!r} has {len(branch.actions)} steps, and at most {_LONGEST} are '
+                                    'imagined')
+        return self._do(lambda: self._answer(question))
+
+    def save(self, folder: SessionFolder, name: str, patience: float) -> str:
+        """Write the session to a file; return what it took, in words. Raises SessionFileError."""
+        def content() -> bytes:
+            if self._session is None or self._root is None:
+                raise SessionFileError('no image has been seen yet')
+            return self._session.save()
+        start = time.monotonic()
+        written = self._do(content).result(max(patience, 60.0))
+        size = folder.save(name, len(written), lambda file: file.write(written))
+        return f'{size} bytes in {time.monotonic() - start:.2f} s'
+
+    def load(self, folder: SessionFolder, name: str, patience: float) -> str:
+        """Replace the session by one from a file, and go on from it as long as images only are observed. Raises
+        SessionFileError."""
+        if not self._observes:
+            raise SessionFileError('each image begins a session of its own here: set world_observes to go on from a session')
+
+        def adopt() -> None:
+            root = self._root or self._newest
+            if root is None:
+                raise SessionFileError('no image has been seen yet, so the camera is not known')
+            self._forget()  # a world has pages for one session
+            self._session = folder.load(name, WorldSession.read(self._world))
+            self._root = root
+            with self._wake:
+                self._waiting.clear()
+        start = time.monotonic()
+        self._do(adopt).result(max(patience, 60.0))
+        return f'in {time.monotonic() - start:.2f} s'
+
+    def _do(self, call: Callable[[], Any]) -> Promise:
+        promise: Promise = Promise()
+        with self._wake:
+            if self._stopped:
+                promise.cancel()
+            self._jobs.append((call, promise))
+            self._wake.notify()
+        return promise
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._stopped or self._jobs or self._newest is not self._done)
+                if self._stopped:
+                    return
+                job = self._jobs.popleft() if self._jobs else None
+                newest = self._newest
+            if job:
+                call, promise = job
+                if promise.set_running_or_notify_cancel():
+                    try:
+                        promise.set_result(call())
+                    except Exception as error:  # the one who asked is told
+                        promise.set_exception(error)
+                continue
+            self._done = newest
+            try:
+                self._take(newest)
+            except Exception as error:
+                self._forget()
+                self._failed(error)
+
+    def _take(self, newest: Seen) -> None:
+        """Bring the session up to the newest image, and predict what comes of what the robot does."""
+        if not self._observes:
+            self._anchor(newest)
+        elif not self._observe():
+            return
+        start = time.monotonic()
+        count = sum(self._sizes(self._chunks))
+        future = self._imagine(np.tile(newest.twist, (count, 1)), math.inf)
+        if future:
+            self._predicted(self._root, future, time.monotonic() - start)
+
+    def _anchor(self, seen: Seen) -> None:
+        self._forget()
+        self._session = self._world.open(seen.image, seen.base @ self._optical)
+        self._root = seen
+
+    def _queue(self, seen: Seen) -> None:
+        """Take an image into the video that is observed, if it is its next one."""
+        before = self._last
+        passed = math.inf if before is None or seen.episode != before.episode else (seen.stamp - before.stamp) * 1e-9
+        if 0.0 <= passed < _EARLY * PERIOD:
+            return
+        behind = len(self._waiting) >= _BEHIND * self._world.frame_images * self._world.preset.chunk_frames
+        if behind or not 0.0 <= passed <= _LATE * PERIOD:
+            self._waiting.clear()
+            self._begins = True
+        self._waiting.append(seen)
+        self._last = seen
+
+    def _observe(self) -> bool:
+        """Take the images in that wait; whether there is a new moment to predict from: an image that the session began with, or
+        a chunk that was committed."""
+        with self._wake:
+            waiting, begins = self._waiting, self._begins or self._session is None
+            self._waiting, self._begins = [], False
+        moved = begins and bool(waiting)
+        if moved:
+            self._anchor(waiting.pop(0))
+        every = self._world.frame_images
+        while self._session and len(waiting) >= (count := self._session.images_of_chunk):
+            chunk, waiting = waiting[:count], waiting[count:]
+            poses = np.stack([seen.base @ self._optical for seen in chunk[every - 1::every]])
+            self._session.observe(np.stack([seen.image for seen in chunk]), poses, chunk[-1].intrinsics)
+            self._root, moved = chunk[-1], True
+        with self._wake:
+            if not self._begins:
+                self._waiting = waiting + self._waiting
+        return moved
+
+    def _answer(self, question: Question) -> Answer:
+        root = self._root
+        if self._session is None or root is None:
+            raise QuestionError('no image has been seen yet')
+        if question.stamp and question.stamp != root.stamp:
+            raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not that of the image that is imagined from '
+                                f'({root.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
+        answer = Answer(root.stamp)
+        for branch in question.branches:
+            try:
+                future = self._imagine(branch.actions, question.due)
+            except OutOfPages as error:
+                raise QuestionError(f'no memory is left to imagine in: {error}') from error
+            if future is None:
+                return answer
+            answer.branches.append((branch.name, future))
+        answer.complete = True
+        return answer
+
+    def _imagine(self, actions: np.ndarray, due: float) -> VideoFuture | None:
+        """What follows from actions (T, 2) on a fork; None where the steady time ``due`` comes first. A last chunk that they do
+        not fill goes on with the last of them, and is cut off."""
+        root, session, frames = self._root, self._session.fork(), []
+        try:
+            base, at, every = root.base, 0, self._world.frame_images
+            while at < len(actions):
+                if time.monotonic() >= due or self._stopped:
+                    return None
+                count = session.images_of_chunk
+                part = actions[at:at + count]
+                part = np.concatenate([part, np.repeat(part[-1:], count - len(part), 0)])
+                twists = np.zeros((count, 6))
+                twists[:, 0], twists[:, 5] = part.T
+                bases = camera.twist_poses(base, twists, PERIOD, np.eye(4))[every - 1::every]
+                frames.append(session.imagine(bases @ self._optical, root.intrinsics))
+                base, at = bases[-1], at + count
+            return VideoFuture(np.asarray(actions, np.float32), np.concatenate(frames)[:len(actions)])
+        finally:
+            session.close()
+
+    def _sizes(self, chunks: int) -> list[int]:
+        """Images of so many chunks from now on."""
+        whole = self._world.frame_images * self._world.preset.chunk_frames
+        return [self._session.images_of_chunk, *[whole] * (chunks - 1)]
+
+    def _forget(self) -> None:
+        session, self._session, self._root = self._session, None, None
+        if session:
+            session.close()

@@ -1,0 +1,138 @@
+"""An open world model, loaded: networks, prompt and pages, shared by its sessions."""
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...cache.pool import OutOfPages
+from ...kernels.pages import Precision
+from ...model.checkpoint_description import WORLD_FILE, ModelError
+from ...model.wan import checkpoint
+from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
+from ...model.wan.precision import to_fp8
+from ...model.wan.sampler import Sampler
+from ...model.wan.sequence import PagedSequence, PagedSequences, Window
+from ...model.wan.text import encode, read_rows
+from ...model.wan.vae import WanVae
+from .description import WorldDescription
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .session import WorldSession
+
+FPS = 16  # of the video, which the family was trained on
+# By the name of the engine's back ends: type of the layers, of the pages, and whether weights are in FP8.
+BACKENDS = {'torch': (torch.float32, Precision.FP32, False), 'torch-bf16': (torch.bfloat16, Precision.BF16, False),
+            'torch-fp8': (torch.bfloat16, Precision.FP8, True)}
+_SMALLEST_PAGE = 16
+_FASTEST_TURN = 3.0  # rad/s
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """What a node asks of a model: images of ``image_size`` each ``step_period`` s, moved by ``action_names``."""
+
+    name: str
+    image_size: tuple[int, int]
+    step_period: float
+    action_low: tuple[float, float]
+    action_high: tuple[float, float]
+    chunk_frames: int  # images of a chunk, but for the first
+    action_names: tuple[str, ...] = ('linear.x', 'angular.z')
+    goals: tuple[str, ...] = ()  # no policy: it drives to nothing
+    camera: None = None  # that it was trained with: it takes any, by its intrinsics
+
+    @property
+    def actions(self) -> int:
+        return len(self.action_names)
+
+
+class OpenWorld:
+    """One model, whose pages hold so many ``sessions`` and, next to them, ``branches`` of a chunk."""
+
+    def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
+                 branches: int = 2):
+        """Loads all files. ``threads``: of this process's networks on a CPU. Raises ModelError."""
+        torch.set_num_threads(threads)
+        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        if backend == 'auto':
+            backend = 'torch-bf16' if self.device.type == 'cuda' else 'torch'
+        if backend not in BACKENDS:
+            raise ModelError(f'back end {backend!r} does not run open world models: choose auto, {", ".join(BACKENDS)}')
+        layers, precision, fp8 = BACKENDS[backend]
+        self.description, self.backend, self._sessions = description, backend, sessions
+        self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
+        with checkpoint.WanCheckpoint(description.checkpoint) as stored:
+            config = stored.config()
+        if not config.camera_width or not config.condition_channels:
+            raise ModelError(f'{description.name} follows no camera from an image on, and so no robot')
+        self.preset: WanPreset = description.sampled(config)
+        dit = checkpoint.load(description.checkpoint, self.device, layers, config=config)
+        if fp8:
+            to_fp8(dit)
+        self.sampler = Sampler(dit, self.preset.schedule)
+        self.vae = WanVae.load(description.vae, self.device, layers)
+        rows = read_rows(description.text) if description.text else encode(
+            description.text_encoder, description.prompt, config.text_tokens, self.device)
+        if rows.dim() != 2 or rows.shape[1] != config.text_width or len(rows) > config.text_tokens:
+            raise ModelError(f'text of {tuple(rows.shape)}: the network takes up to {config.text_tokens} rows of '
+                             f'{config.text_width}')
+        with torch.inference_mode():
+            self.prompt = dit.prompt(rows.to(self.device))
+        height, width = description.size
+        self.latent_size = height // VAE_STRIDE, width // VAE_STRIDE
+        grid = height // (VAE_STRIDE * PATCH), width // (VAE_STRIDE * PATCH)
+        self.window = Window.of(self.preset)
+        small = self.device.type == 'cpu' and grid[0] * grid[1] < 128
+        self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
+                                    page_tokens=_SMALLEST_PAGE if small else 128)
+        speed = description.top_speed
+        self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN),
+                              (speed, _FASTEST_TURN), VAE_FRAMES * self.preset.chunk_frames)
+
+    @classmethod
+    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
+        """From a folder with ``world.json``. Raises ModelError."""
+        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions)
+
+    def open(self, image: np.ndarray, pose: np.ndarray, seed: int = 0) -> WorldSession:
+        """A session that begins with an image, uint8 (H, W, 3) of the world's size, taken at a camera's pose (4, 4). Raises
+        OutOfPages."""
+        from .session import WorldSession
+        return WorldSession(self, image, pose, seed)
+
+    def pages_for(self, session: WorldSession) -> PagedSequence:
+        """An empty sequence, of one of the ``sessions``. Raises OutOfPages: what is left is for branches."""
+        if len(self._open) >= self._sessions:
+            raise OutOfPages(f'{self._sessions} sessions of {self.spec.name} are open, which is all that it was loaded for')
+        sequence = self.pages.open()
+        self._open.add(session)
+        return sequence
+
+    def closed(self, session: WorldSession) -> None:
+        """Note that a session is no more."""
+        self._open.discard(session)
+
+    @property
+    def frame_images(self) -> int:
+        """Images of a latent frame."""
+        return VAE_FRAMES
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells worlds apart whose sessions do not fit each other: network, sampling, size, precision, and the names and
+        sizes of the files, whose contents are too large to read for this."""
+        described, files = self.description, []
+        for path in (described.checkpoint, described.vae):
+            found = sorted(path.rglob('*')) if path.is_dir() else [path]
+            files += [(file.name, file.stat().st_size) for file in found if file.is_file() and file.name != WORLD_FILE]
+        told = [asdict(self.preset), described.size, self.backend, files]
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()

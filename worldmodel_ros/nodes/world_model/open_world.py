@@ -1,0 +1,202 @@
+"""
+The world model node with an open world model: images, odometry and the camera's calibration in, predicted video out.
+
+There is no policy: nothing here publishes a command. The networks have a thread of their own (``engine.open_world.worker``),
+which publishes what it predicts; the executor's thread only receives.
+"""
+
+import math
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rclpy.lifecycle import LifecycleNode
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from visualization_msgs.msg import MarkerArray
+
+from worldmodel_ros.control.motion import path
+from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.msg import ActionChunk, PredictedFuture, Timings
+from worldmodel_ros.nodes.common import diagnostics
+from worldmodel_ros.nodes.common.diagnostics import Refusals
+from worldmodel_ros.nodes.common.messages import float32s, frames, header, time_message, to_jpeg
+from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
+from worldmodel_ros.nodes.world_model.inputs import ExecutedTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic
+from worldmodel_ros.nodes.world_model.outputs import Statistics, predicted_path
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.open_world.worker import Seen, VideoFuture
+
+_LOG_INTERVAL = 2.0  # s
+_SHOWN = 4  # images of a prediction, of which one is shown in predicted_image
+
+
+class World:
+    """What a configured node has of an open world: publishers, and the topics of the camera's calibration and of odometry."""
+
+    def __init__(self, node: LifecycleNode, world: Any, settings: Mapping[str, Any], refusals: Refusals) -> None:
+        self._node, self._world, self._settings, self._refusals = node, world, settings, refusals
+        make = node.create_lifecycle_publisher
+        self.future = make(PredictedFuture, 'predicted_future', STATUS)
+        self.image = make(CompressedImage, 'predicted_image/compressed', STATUS)
+        self.path = make(MarkerArray, 'predicted_path', STATUS)
+        self.odometry = OdometryTopic(node, world.spec, refusals)
+        self.intrinsics = world.description.intrinsics
+        self._calibrated = False
+        self._info = node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)
+
+    def destroy(self) -> None:
+        """Destroy publishers and subscriptions."""
+        for publisher in (self.future, self.image, self.path):
+            self._node.destroy_lifecycle_publisher(publisher)
+        self._node.destroy_subscription(self._info)
+        self.odometry.destroy()
+
+    def activation(self, executed: ExecutedTopic, advice: LargeImageAdvice) -> 'WorldActivation':
+        """Return a new episode, to be started."""
+        return WorldActivation(self._node, self, self._world, self._settings, executed, advice, self._refusals)
+
+    def report(self, activation: 'WorldActivation | None') -> diagnostics.Report:
+        """Return how the model does, for /diagnostics."""
+        values = {'model': self._world.spec.name, 'preset': self._world.preset.name, 'backend': self._world.backend,
+                  'calibration': 'camera_info' if self._calibrated else 'world.json' if self.intrinsics else 'none'}
+        if activation is None:
+            return diagnostics.Report(diagnostics.STALE, 'not active', {**values, **self._refusals.values()})
+        level, text = activation.judge()
+        return diagnostics.Report(level, text, {**values, **activation.values(), **self._refusals.values()})
+
+    def _hear(self, message: CameraInfo) -> None:
+        """Take the calibration of a rectified camera, for the part of its images that the model sees."""
+        from worldmodel_ros.engine.open_world.calibration import fitted
+        try:
+            self.intrinsics = fitted(
+                np.reshape(message.k, (3, 3)), (message.height, message.width), self._world.spec.image_size)
+        except ValueError as error:
+            self._refusals.count('camera_info')
+            self._node.get_logger().warning(f'camera_info refused: {error}', throttle_duration_sec=_LOG_INTERVAL)
+            return
+        if not self._calibrated and any(message.d):
+            self._node.get_logger().warning(
+                'camera_info tells of a distortion, which these models do not know: give them rectified images (image_proc)')
+        self._calibrated = True
+
+
+class WorldActivation:
+    """One activation of a node with an open world model. Its methods belong to the executor's thread, but ``predicted`` and
+    ``failed``, which the worker's calls."""
+
+    def __init__(self, node: LifecycleNode, parts: World, world: Any, settings: Mapping[str, Any], executed: ExecutedTopic,
+                 advice: LargeImageAdvice, refusals: Refusals) -> None:
+        from worldmodel_ros.engine.open_world.worker import WorldWorker  # only now: torch is heavy
+        self._node, self._parts, self._world, self._settings = node, parts, world, settings
+        self.executed, self._refusals = executed, refusals
+        self.intake = Intake(world.spec, IntakeSettings.of(settings), executed.actions,
+                             lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
+        self.worker = WorldWorker(world, self.predicted, self.failed, settings['world_observes'], settings['world_chunks'])
+        self.statistics = Statistics()  # of ticks, of which there are none
+        self._pose = np.zeros(3)  # x, y, yaw, by executed actions where no odometry is heard
+        self._stamp, self._odometry = 0, False
+        self._counting = threading.Lock()
+        self._images = self._predictions = self._failures = 0
+        self._took, self._failure, self._newest = 0.0, '', -math.inf
+
+    def start(self) -> None:
+        """Begin to predict."""
+        self.worker.start()
+
+    def stop(self) -> None:
+        """End the worker's thread, after the chunk that it is at."""
+        self.worker.stop()
+
+    def take(self, message: Image | CompressedImage) -> None:
+        """Have an image seen, if it is one of the video's."""
+        from worldmodel_ros.engine.open_world.calibration import base_pose
+        from worldmodel_ros.engine.open_world.worker import Seen
+        _, observation = self.intake.take(message)
+        if observation is None:
+            return
+        self._images += 1
+        self._newest = time.monotonic()
+        base = self._base(observation.stamp)
+        if self._parts.intrinsics is None:
+            self._refusals.count('image: camera not calibrated')
+            self._node.get_logger().warning(
+                'nothing is predicted: camera/camera_info has not been heard, and world.json has no intrinsics',
+                throttle_duration_sec=_LOG_INTERVAL)
+            return
+        twist = self.executed.actions.mean(None, observation.stamp)
+        self.worker.submit(Seen(observation.image, observation.stamp, observation.received, base_pose(base), twist,
+                                self._parts.intrinsics, observation.episode, observation.sequence))
+
+    def set_goal(self, goal: str, task: Any) -> None:
+        """Do nothing: there is no policy, and no goal that a node with such a model would take."""
+
+    def settings_changed(self) -> None:
+        """Go on by the parameters as they are now."""
+        self.intake.settings = IntakeSettings.of(self._settings)
+
+    def predicted(self, seen: 'Seen', future: 'VideoFuture', seconds: float) -> None:
+        """Publish a predicted video."""
+        with self._counting:
+            self._predictions, self._took, self._failure = self._predictions + 1, seconds, ''
+        camera, base_frame = self.intake.camera_frame, self._settings['base_frame']
+        period = self._world.spec.step_period
+        self._parts.future.publish(PredictedFuture(
+            header=header(seen.stamp, camera), episode_id=seen.episode, sequence=seen.sequence,
+            tier=ActionChunk.TIER_NONE, command_tier=ActionChunk.TIER_NONE, age=time.monotonic() - seen.received,
+            step_period=period, frames=frames(future.frames, seen.stamp, period, camera),
+            actions=ActionChunk(header=header(seen.stamp, base_frame), episode_id=seen.episode, sequence=seen.sequence,
+                                step_period=period, names=list(self._world.spec.action_names),
+                                values=float32s(future.actions)),
+            progress=math.nan, timings=Timings()))
+        self._parts.path.publish(predicted_path(future, seen.stamp, period, base_frame))
+        if self._parts.image.get_subscription_count():
+            shown = np.hstack([seen.image, *future.frames[_SHOWN - 1::_SHOWN]])
+            self._parts.image.publish(to_jpeg(shown, time_message(seen.stamp), camera))
+
+    def failed(self, error: Exception) -> None:
+        """Report a failure, which ended the session. Does not return where the GPU is lost."""
+        end_if_lost(error)
+        with self._counting:
+            self._failures, self._failure = self._failures + 1, f'{type(error).__name__}: {error}'
+        self._refusals.count(f'engine: {type(error).__name__}')
+        self._node.get_logger().error(f'the model failed, and begins again with the next image:\n'
+                                      f'{"".join(traceback.format_exception(error))}', throttle_duration_sec=_LOG_INTERVAL)
+
+    def judge(self) -> tuple[bytes, str]:
+        """Return level and message of a report."""
+        silent = time.monotonic() - self._newest
+        if self._parts.intrinsics is None:
+            return diagnostics.ERROR, 'camera/camera_info has not been heard, and world.json has no intrinsics'
+        if silent > self._settings['camera_timeout_s']:
+            return diagnostics.ERROR, 'no image that can be used has come' + (f' for {silent:.1f} s' if self._images else '')
+        with self._counting:
+            failure = self._failure
+        return (diagnostics.ERROR, failure) if failure else (diagnostics.OK, 'predicting; commands nothing')
+
+    def values(self) -> dict[str, Any]:
+        """Return key-value pairs of a report."""
+        with self._counting:
+            return {'images': self._images, 'predictions': self._predictions, 'prediction_s': self._took,
+                    'failures': self._failures,
+                    'odometry': 'measured' if self._odometry else 'not heard: executed commands stand in'}
+
+    def _base(self, stamp: int) -> np.ndarray:
+        """The base's pose x, y, yaw at an image's stamp, as measured or else by executed actions."""
+        measured = self._parts.odometry.readings.at(stamp)
+        if (measured is not None) != self._odometry:
+            self._odometry = measured is not None
+            self.intake.begin_episode()  # poses of two origins do not go together
+        if measured is not None:
+            self._pose = measured[0]
+        elif self._stamp and stamp > self._stamp:
+            seconds = (stamp - self._stamp) * 1e-9
+            x, y, yaw = path(self.executed.actions.mean(self._stamp, stamp)[None], seconds)[0]
+            c, s = math.cos(self._pose[2]), math.sin(self._pose[2])
+            self._pose = self._pose + [c * x - s * y, s * x + c * y, yaw]
+        self._stamp = stamp
+        return self._pose
+
