@@ -26,8 +26,8 @@ def leave_out_other_interfaces(source):
     """Have a copy of the source declare and hold no more than INTERFACES."""
     file = source / 'CMakeLists.txt'
     text = file.read_text()
-    declared = set(re.findall(r'^  "((?:msg|srv)/\w+\.(?:msg|srv))"\n', text, re.MULTILINE))
-    there = {str(path.relative_to(source)) for folder in ('msg', 'srv') for path in (source / folder).iterdir()}
+    declared = set(re.findall(r'^  "((?:msg|srv|action)/\w+\.\w+)"\n', text, re.MULTILINE))
+    there = {str(path.relative_to(source)) for folder in ('msg', 'srv', 'action') for path in (source / folder).iterdir()}
     assert declared == there and declared > INTERFACES
     for name in declared - INTERFACES:
         text = text.replace(f'  "{name}"\n', '')
