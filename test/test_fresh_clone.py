@@ -39,8 +39,8 @@ def set_up(tmp_path_factory):
     clone = tmp_path_factory.mktemp('fresh') / 'clone'
     run(['git', 'clone', '-q', '--no-hardlinks', ROOT, clone])
     run([sys.executable, '-m', 'venv', '--without-pip', '--symlinks', clone / '.venv'])
-    (clone / 'worldmodel_ros' / 'msg').mkdir()
-    (clone / 'worldmodel_ros' / 'msg' / '__init__.py').touch()
+    (clone / 'worldmodel_ros' / 'action').mkdir()
+    (clone / 'worldmodel_ros' / 'action' / '__init__.py').touch()
     (clone / '.venv' / 'worldmodel_ros.stamp').write_text(fingerprint(clone))
     # A parent ``make test`` must not tell this one how to run; and there is no network.
     environment = clean_environment(PIP_NO_INDEX='1', PIP_FIND_LINKS='', PIP_CONFIG_FILE=os.devnull)
@@ -62,8 +62,9 @@ def test_a_command_in_a_clone_that_is_set_up_asks_neither_apt_nor_the_network(se
     assert after.children_user + after.children_system - before.children_user - before.children_system < 3.0  # s
 
 
-@pytest.mark.parametrize('name', ['msg/Timings.msg', 'srv/WhatIf.srv', 'setup.py', 'pyproject.toml', 'package.xml',
-                                  'CMakeLists.txt', 'constraints.txt', 'scripts/command_gate', 'tools/setup.sh'])
+@pytest.mark.parametrize('name', ['msg/Timings.msg', 'srv/WhatIf.srv', 'action/DriveTo.action', 'setup.py', 'pyproject.toml',
+                                  'package.xml', 'CMakeLists.txt', 'constraints.txt', 'scripts/command_gate',
+                                  'tools/setup.sh'])
 def test_a_command_notices_what_is_to_be_installed_anew(set_up, name):
     clone, environment = set_up
     stamp, file = clone / '.venv' / 'worldmodel_ros.stamp', clone / name

@@ -20,8 +20,9 @@ class _Node:
     """As much of the node as goals have to do with."""
 
     _engine, _activation, _goal, _task, _deciding = SimpleNamespace(spec=SPEC), None, '', Task(), True
-    refusals = Refusals()
-    hear, _goal_refusal, _set_goal = WorldModelNode._on_goal, WorldModelNode._goal_refusal, WorldModelNode._set_goal
+    goals_set, refusals = 0, Refusals()
+    hear, _goal_refusal = WorldModelNode._on_goal, WorldModelNode._goal_refusal
+    _set_goal, _take = WorldModelNode._set_goal, WorldModelNode._take
 
     def get_logger(self) -> SimpleNamespace:
         return SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
