@@ -93,7 +93,7 @@ def vetoes(rows: list[dict]) -> dict[str, float]:
     later = np.array([row['touched'][:, -1] for row in rows])
     return {'candidates': int(vetoed.size), 'vetoed': int(vetoed.sum()), 'false': int((vetoed & ~touched).sum()),
             'false_share_of_candidates': round(float((vetoed & ~touched).mean()), 4),
-            'false_even_1.6_s': int((vetoed & ~later).sum()), 'contacts': int(touched.sum()),
+            'false_even_in_1_6_s': int((vetoed & ~later).sum()), 'contacts': int(touched.sum()),
             'contacts_not_vetoed': int((touched & ~vetoed).sum())}
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     found = {}
     for task in (*chosen.tasks, 'all'):
         of = rows[task] if task != 'all' else [row for name in chosen.tasks for row in rows[name]]
-        auc = {f'auc_{horizon} s': dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True)) for horizon in HORIZONS}
+        auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True)) for horizon in HORIZONS}
         found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
     report = {'command': shlex.join(['python', 'benchmarks/foreseen_contacts.py', *sys.argv[1:]]), 'machine': machine(),
               'versions': versions(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
