@@ -112,7 +112,8 @@ def main() -> None:
     found = {}
     for task in (*chosen.tasks, 'all'):
         of = rows[task] if task != 'all' else [row for name in chosen.tasks for row in rows[name]]
-        auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True)) for horizon in HORIZONS}
+        auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True))
+               for horizon in HORIZONS}
         found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
     report = {'command': shlex.join(['python', 'benchmarks/foreseen_contacts.py', *sys.argv[1:]]), 'machine': machine(),
               'versions': versions(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
