@@ -104,6 +104,20 @@ def test_moments_that_are_shown_are_those_that_went_most_against_the_policy():
     assert told[0] == ('right 0.8 s', '-0.75', 'chosen') and ('policy', '-12.50', 'vetoed: contact with mover') in told
 
 
+def test_two_moments_are_not_of_the_same_second(monkeypatch):
+    monkeypatch.setattr(futures, 'APART', 1.0)
+    recording, apart = task_drive(), 1_000_000_000
+    border = len(recording.choices) // futures.MOMENTS  # of the first part
+    for number in (border - 1, border):  # neighbours in different parts, which go most against the policy
+        choice = recording.choices[number]
+        recording.choices[number] = replace(choice, options=tuple(
+            replace(option, score=option.score - 10.0 * (option.name == 'policy')) for option in choice.options))
+    stamps = [choice.stamp for choice in recording.choices]
+    assert stamps[2 * border - 1] - stamps[border - 1] >= apart  # the second part has others
+    first, second, _ = futures.moments(recording, 0.03)
+    assert first is recording.choices[border - 1] and second.stamp - first.stamp >= apart
+
+
 def test_what_was_imagined_is_animated_in_real_time(tmp_path):
     recording = task_drive()
     futures.draw_animation(tmp_path / 'futures.gif', recording, 0.03)

@@ -17,6 +17,7 @@ from worldmodel_ros.demo.images import enlarge
 from worldmodel_ros.demo.recording import NS, Choice, Option, Pose, Recording, Sighting
 
 MOMENTS = 3
+APART = 2.0             # between two moments, where a run is long enough [s]
 SHOWN = 8               # options of a moment that are told in words
 AHEAD, BEHIND, ASIDE = 3.6, 0.9, 2.25   # of the robot that is drawn [m]
 AT = (0.0, 0.4, 0.8, 1.2, 1.6)          # of a forecast that is drawn [s]
@@ -119,7 +120,7 @@ class _Sheet:
 
 def moments(recording: Recording, tolerance: float, count: int = MOMENTS) -> list[Choice]:
     """From each of ``count`` equal parts of the run, the choice that goes most against the policy: first of all where that was
-    vetoed. How right the forecast was has no part in it."""
+    vetoed; APART from the one before, if the part has such. How right the forecast was has no part in it."""
     shown = [choice for choice in recording.choices
              if choice.option(choice.chosen) and recording.image_at(choice.stamp, tolerance) is not None]
 
@@ -127,7 +128,12 @@ def moments(recording: Recording, tolerance: float, count: int = MOMENTS) -> lis
         policy, best = choice.option('policy'), choice.option(choice.chosen)
         return (bool(policy.contact), best.score - policy.score) if policy else (False, 0.0)
     parts = [part for part in np.array_split(np.arange(len(shown)), count) if len(part)]
-    return [max((shown[int(i)] for i in part), key=against) for part in parts]
+    found: list[Choice] = []
+    for part in parts:
+        choices = [shown[int(i)] for i in part]
+        later = [choice for choice in choices if not found or choice.stamp - found[-1].stamp >= APART * NS]
+        found.append(max(later or choices, key=against))
+    return found
 
 
 def words(choice: Choice) -> list[tuple[str, str, str]]:
