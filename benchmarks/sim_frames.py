@@ -1,14 +1,11 @@
 """How long the simulator takes for one frame, 0.1 s of physics and a picture of 64x64, in each kind of scene."""
 import argparse
-import json
-import shlex
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.task_scenes import SCENES, Variant, task_scene
 from worldmodel_ros.sim.world import World
 
@@ -41,12 +38,7 @@ def main() -> None:
                 continue
             world.load(task_scene(kind, chosen.seed, variant))
             rows[name] = measure(world, chosen.frames)
-    report = {'command': shlex.join(['python', 'benchmarks/sim_frames.py', *sys.argv[1:]]), 'machine': machine(),
-              'versions': versions(('mujoco', 'numpy')), 'scenes': rows}
-    text = json.dumps(report, indent=1)
-    print(text)
-    if chosen.json:
-        chosen.json.write_text(text + '\n')
+    write_result({**provenance(('mujoco', 'numpy')), 'scenes': rows}, chosen.json, show=True)
 
 
 if __name__ == '__main__':

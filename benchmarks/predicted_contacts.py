@@ -1,20 +1,18 @@
-"""Whether contacts that the planner foresees come true: what each candidate's imagined future says, and what the simulator does
+"""Whether contacts that the planner predicts come true: what each candidate's imagined future says, and what the simulator does
 when it is really driven.
 
-    python benchmarks/foreseen_contacts.py --seeds 3000000:3000040 --json foreseen_contacts.json
+    python benchmarks/predicted_contacts.py --seeds 3000000:3000040 --json predicted_contacts.json
 
 While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked
-by their least foreseen gap: the AUC is the share of pairs of one with a contact and one without that are in the right order,
+by their least predicted gap: the AUC is the share of pairs of one with a contact and one without that are in the right order,
 ties half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
 """
 import argparse
-import json
-import shlex
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from result_file import provenance, write_result
 
 from worldmodel_ros.control import reactive_policy
 from worldmodel_ros.control.deliberation import CANDIDATES, Veto, imagine
@@ -25,11 +23,11 @@ from worldmodel_ros.evaluate.control.episode import drive, rung_seconds
 from worldmodel_ros.evaluate.control.learned import Learned
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-from worldmodel_ros.machine import machine, versions
 from worldmodel_ros.sim.world import TIMESTEP, World
 
 HORIZONS = (0.8, 1.6)  # s from when the command takes effect
 EVERY = 4  # ticks
+VETO = Veto()
 
 
 class Watched:
@@ -58,9 +56,8 @@ class Watched:
         names = [name for name in view.things if name != aim.target or aim.apart]
         gap = np.minimum.reduce([outcome.wall_gap(), *(outcome.gap(name) for name in names)])[:, 1:]
         touched = np.array([_touched(world, sent, driven, aim) for driven in commands])  # (C, steps - 1)
-        veto = Veto()
         return {'gap': np.minimum.accumulate(gap, 1), 'touched': np.maximum.accumulate(touched, 1),
-                'vetoed': [name != '' for name in veto.of(terms, outcome)], 'within': round(veto.within / PERIOD)}
+                'vetoed': [name != '' for name in VETO.of(terms, outcome)]}
 
 
 def _touched(world: World, sent, commands: np.ndarray, aim) -> list[bool]:
@@ -89,7 +86,7 @@ def ranked(rows: list[dict], horizon: float) -> tuple[float, int]:
 def vetoes(rows: list[dict]) -> dict[str, float]:
     """How many candidates were vetoed, and touched something or not; and contacts that no veto forbade."""
     vetoed = np.array([row['vetoed'] for row in rows])
-    touched = np.array([row['touched'][:, row['within'] - 1] for row in rows])
+    touched = np.array([row['touched'][:, round(VETO.within / PERIOD) - 1] for row in rows])
     later = np.array([row['touched'][:, -1] for row in rows])
     return {'candidates': int(vetoed.size), 'vetoed': int(vetoed.sum()), 'false': int((vetoed & ~touched).sum()),
             'false_share_of_candidates': round(float((vetoed & ~touched).mean()), 4),
@@ -115,14 +112,10 @@ def main() -> None:
         auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True))
                for horizon in HORIZONS}
         found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
-    report = {'command': shlex.join(['python', 'benchmarks/foreseen_contacts.py', *sys.argv[1:]]), 'machine': machine(),
-              'versions': versions(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
-              'spread_of_a_mover_over_candidates_m': 0.0,
-              'note': 'The spread is 0 by construction: one forecast, which sees no candidate, serves all of them.'}
-    text = json.dumps(report, indent=1)
-    print(text)
-    if chosen.json:
-        chosen.json.write_text(text + '\n')
+    write_result({**provenance(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
+                  'spread_of_a_mover_over_candidates_m': 0.0,
+                  'note': 'The spread is 0 by construction: one forecast, which sees no candidate, serves all of them.'},
+                 chosen.json, show=True)
 
 
 if __name__ == '__main__':
