@@ -29,10 +29,9 @@ import wan_tiny as tiny
 from worldmodel_ros.evaluate.drive.pictures import ssim
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.wan import camera
-from worldmodel_ros.model.wan.checkpoint import build, load
+from worldmodel_ros.model.wan.checkpoint import build
 from worldmodel_ros.model.wan.dense import DenseSequence
 from worldmodel_ros.model.wan.precision import to_fp8
-from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 from worldmodel_ros.model.wan.vae import WanVae
 
 CHUNKS = 6  # of the comparison of precisions: sinks have moved in the last ones
@@ -75,18 +74,9 @@ def published(vae: WanVae) -> Iterator[Row]:
 
 def diffusers(vae: WanVae) -> Iterator[Row]:
     """Against diffusers: the transformer's first chunk by its own checkpoint, the VAE streamed and whole."""
-    from diffusers import WanTransformer3DModel
-    peer = peers.randomise(WanTransformer3DModel(**peers.SIZES))
     with tempfile.TemporaryDirectory() as folder:
-        peer.save_pretrained(folder, max_shard_size='5MB')
-        dit = load(Path(folder), layers=torch.float32)
-    latents, text = tiny.draw('latents', 36, 3, *tiny.LATENT), tiny.text()
-    padded = torch.cat([text, torch.zeros(512 - len(text), tiny.TEXT_WIDTH)])
-    wanted, = peer(latents[None], torch.tensor([825]), padded[None], return_dict=False)
-    pages = PagedSequences(dit.config, Window(6, 3, 3), tiny.GRID, Precision.FP32, page_tokens=16)
-    with pages.open().chunk(3) as attention:
-        found = dit(latents, dit.modulation(825.0), dit.prompt(text), None, attention)
-    yield 'diffusers', 'first pass of its checkpoint, float32', 'difference', own.difference(found, wanted[0]), 1e-5
+        found, wanted = peers.first_chunk(Path(folder))
+    yield 'diffusers', 'first pass of its checkpoint, float32', 'difference', own.difference(found, wanted), 1e-5
     z = tiny.draw('z', 16, 5, 4, 6)
     plain = WanVae(vae.model, fused=False)
     whole = vae.model.decode(z[None] * plain._std + plain._mean, return_dict=False)[0][0]

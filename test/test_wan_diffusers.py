@@ -31,14 +31,12 @@ def randomise(module):
     return module.eval()
 
 
-@needs_diffusers
-@torch.inference_mode()
-def test_the_first_chunk_is_that_of_the_transformer_whose_checkpoint_it_wrote(tmp_path):
+def first_chunk(folder):
+    """The first chunk by a checkpoint that diffusers' transformer writes into ``folder``, and by that transformer."""
     from diffusers import WanTransformer3DModel
     peer = randomise(WanTransformer3DModel(**SIZES))
-    peer.save_pretrained(tmp_path / 'transformer', max_shard_size='5MB')
-    assert len(list((tmp_path / 'transformer').glob('*.safetensors'))) > 2
-    dit = load(tmp_path / 'transformer', layers=torch.float32)
+    peer.save_pretrained(folder, max_shard_size='5MB')
+    dit = load(folder, layers=torch.float32)
     latents, text = tiny.draw('latents', 36, 3, *tiny.LATENT), tiny.text()
     # Padding counts there, too, if it is handed in.
     padded = torch.cat([text, torch.zeros(512 - len(text), tiny.TEXT_WIDTH)])
@@ -46,7 +44,15 @@ def test_the_first_chunk_is_that_of_the_transformer_whose_checkpoint_it_wrote(tm
     pages = PagedSequences(dit.config, Window(6, 3, 3), tiny.GRID, Precision.FP32, page_tokens=16)
     with pages.open().chunk(3) as attention:
         found = dit(latents, dit.modulation(825.0), dit.prompt(text), None, attention)
-    assert float((found - wanted[0]).norm() / wanted.norm()) <= 1e-5
+    return found, wanted[0]
+
+
+@needs_diffusers
+@torch.inference_mode()
+def test_the_first_chunk_is_that_of_the_transformer_whose_checkpoint_it_wrote(tmp_path):
+    found, wanted = first_chunk(tmp_path / 'transformer')
+    assert len(list((tmp_path / 'transformer').glob('*.safetensors'))) > 2
+    assert float((found - wanted).norm() / wanted.norm()) <= 1e-5
 
 
 @pytest.fixture(scope='module')
