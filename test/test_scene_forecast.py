@@ -129,6 +129,23 @@ def test_a_mirrored_clip_has_left_and_right_exchanged(store, episodes):
     torch.testing.assert_close(mirrored.walls[..., [1, 3, 5]], plain.walls[..., [1, 5, 3]] * torch.tensor([-1.0, 1.0, 1.0]))
 
 
+def test_new_episodes_replace_the_oldest_but_not_those_that_judge(episodes):
+    store = Store(4, 'cpu', kept=1)
+    for number in range(9):
+        store.add([{**episodes[0], 'pose': np.full((FRAMES, 3), number, np.float32)}])
+        assert (store.count, store.added) == (min(number + 1, 4), number + 1)
+    assert store.arrays['pose'][:, 0, 0].tolist() == [0.0, 7.0, 8.0, 6.0]
+
+
+def test_the_light_of_a_clip_changes_its_images_alone(store):
+    plain, varied = (training.clips(store, 6, range(3), torch.Generator().manual_seed(1), flag) for flag in (False, True))
+    torch.testing.assert_close(varied.measured, plain.measured)
+    torch.testing.assert_close(varied.target.now, plain.target.now)
+    apart = (varied.images - plain.images).abs()
+    assert varied.images.abs().max() <= 1.0 and 0.01 < apart.mean() < 0.3
+    assert len({round(float(each.mean()), 3) for each in apart}) == 6  # each clip has its own
+
+
 def test_shuttles_are_compared_in_the_order_that_fits(store):
     target = truth(store.arrays, torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]), 8)
     shuffled = torch.cat([torch.arange(SHUTTLES), SHUTTLES + torch.tensor([2, 0, 4, 1, 3])])

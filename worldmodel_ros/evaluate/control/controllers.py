@@ -27,6 +27,9 @@ Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a
 PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
+ANOTHER = 'another_future'
+
+
 class Controller(Protocol):
     """Decides once a tick; one for each episode."""
 
@@ -135,7 +138,7 @@ def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = N
         from .learned import AnotherFuture, Learned, MotionUnseen
         if name == 'motion_unseen':
             stream = MotionUnseen(forecast.open)
-        elif name == 'another_future':
+        elif name == ANOTHER:
             stream = AnotherFuture(forecast.open(), forecast.open(), another, forecast.image_size)
         else:
             stream = forecast.open()

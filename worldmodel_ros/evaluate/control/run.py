@@ -150,7 +150,7 @@ def _drive(question: Question, job: Job) -> Episode:
     engine = _engine(question.model, question.backend) if job.controller == controllers.SHIPPED else None
     variant = VARIANTS.get(job.variant, Variant())
     setup = TASKS[job.task].setup(job.seed, variant)
-    another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene
+    another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene if job.controller == controllers.ANOTHER else None
     forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
     look = CAMERAS[job.variant].look if job.variant in CAMERAS else World.render
     return drive(setup, controllers.make(job.controller, engine, forecast, another, look), question.delay(job), _world())
