@@ -3,7 +3,8 @@ import cv2
 import numpy as np
 
 from worldmodel_ros.demo.recording import (
-    NS, Branch, Choice, Command, Foreseen, Future, GoalAttempt, Option, Pose, Recording, Room, Sighting, Thing, Tick, WhatIf)
+    NS, Branch, Choice, Command, Future, GoalAttempt, Option, Pose, PredictedThing, Recording, Room, Sighting, Thing, Tick,
+    WhatIf)
 
 STEP = 0.1
 START = 1_700_000_000 * NS
@@ -74,7 +75,7 @@ def choice(stamp: int, pose: Pose, mover: tuple[float, float], off: float = 0.0)
         return Option(name, sum(terms), terms, contact, way)
     options = (option('policy', 0.0, (-0.5, -2.0), 'mover'), option('right 0.8 s', -0.3, (-0.75, 0.0)),
                option('stop 0.8 s', 0.0, (-1.25, 0.0)), option('left 0.8 s', 0.3, (-0.75, -1.0)))
-    things = (Foreseen('red', 'red', 0.16, np.array([[2.0, 0.0]])), Foreseen('mover', 'violet', 0.135, path))
+    things = (PredictedThing('red', 'red', 0.16, np.array([[2.0, 0.0]])), PredictedThing('mover', 'violet', 0.135, path))
     walls = np.array([[1.0, 0.0, 3.0], [0.0, 1.0, 2.0], [-1.0, 0.0, 1.0], [0.0, -1.0, 2.0]])
     return Choice(stamp, 'right 0.8 s', options, 1, TERMS, TIMES, things, walls, 0.012, 0.004)
 

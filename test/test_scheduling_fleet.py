@@ -141,6 +141,6 @@ def test_while_the_router_is_away_robots_find_a_server_by_themselves():
 
 
 def test_without_the_store_sessions_begin_anew():
-    anew = month(200, **{**NEVER, 'process_fails': 40_000.0, 'store_fails': 1.0, 'store_back': 1e9})
-    shares = anew.run()
-    assert anew.counts['begun again'] > 50 and shares['server, with the session as it was'] < shares[SERVER]
+    again = month(200, **{**NEVER, 'process_fails': 40_000.0, 'store_fails': 1.0, 'store_back': 1e9})
+    shares = again.run()
+    assert again.counts['begun again'] > 50 and shares['server, with the session as it was'] < shares[SERVER]

@@ -80,7 +80,7 @@ class Future:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PredictedThing:
     """A thing that the robot took to be there, and where it was forecast to be at a choice's times."""
 
     name: str
@@ -112,7 +112,7 @@ class Choice:
     passes: int = 1             # of the forecast
     terms: tuple[str, ...] = ()  # of the task, in words, in the order of Option.terms
     times: np.ndarray = field(default_factory=lambda: np.zeros(0))      # of the paths, from the observation on [s]
-    things: tuple[Foreseen, ...] = ()
+    things: tuple[PredictedThing, ...] = ()
     walls: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # rows of normal and offset, in base_link
     forecast_time: float = 0.0  # [s]
     decision_time: float = 0.0  # [s]

@@ -91,7 +91,7 @@ class WorldSession:
         """Commit real images, uint8 (images_of_chunk, H, W, 3), as the next chunk, with the poses as of ``imagine``, without
         denoising. Raises ValueError for another number, and after anything was imagined; OutOfPages.
 
-        Self-Forcing extends videos so; nobody has validated it for LingBot-World.
+        Self-Forcing extends videos so; for LingBot-World it is not validated.
         """
         if self._imagined:
             raise ValueError('what follows an imagined chunk is no observation: fork before imagining')

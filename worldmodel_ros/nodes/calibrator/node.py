@@ -70,7 +70,7 @@ class Calibrator(Node):
         """Return what is missing before anything may drive; '' if nothing is."""
         others = self.count_publishers(self._publisher.topic_name) - 1
         if others > 0:
-            return f'nobody else to command {self._publisher.topic_name}, where {others} others publish: end the gate'
+            return f'no other publisher on {self._publisher.topic_name}, where there are {others}: end the gate'
         if not self._publisher.get_subscription_count():
             return f'a base that listens to {self._publisher.topic_name}'
         if not self.readings:

@@ -22,7 +22,7 @@ from std_msgs.msg import String
 from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.demo.recording import (
-    Choice, Command, Foreseen, Future, Option, Pose, Recording, Room, Sighting, Thing, Tick)
+    Choice, Command, Future, Option, Pose, PredictedThing, Recording, Room, Sighting, Thing, Tick)
 from worldmodel_ros.msg import DeadlineStatus, Decision, PredictedFuture, Task
 from worldmodel_ros.nodes.common.messages import nanoseconds
 from worldmodel_ros.nodes.common.qos import JUDGEMENTS, LATCHED, STATUS
@@ -128,7 +128,7 @@ class DemoObserver(Node):
                 tuple(Option(each.name, each.score, tuple(each.terms), each.contact, np.column_stack([each.x, each.y]))
                       for each in message.candidates),
                 message.passes, tuple(message.terms), np.array(message.times),
-                tuple(Foreseen(each.name, each.colour, each.radius, np.column_stack([each.x, each.y]))
+                tuple(PredictedThing(each.name, each.colour, each.radius, np.column_stack([each.x, each.y]))
                       for each in message.things),
                 np.reshape(message.walls, (-1, 3)), message.forecast_time, message.decision_time))
 

@@ -155,7 +155,7 @@ class EngineSession:
                 future for future, _ in self._questions.values()]:
             if not future.done():
                 future.set_exception(EngineAway(reason))
-                future.exception()  # it may be waited for by nobody
+                future.exception()  # nothing may be waiting for it
         self._ticks.clear()
         self._questions.clear()
         if self.ended:

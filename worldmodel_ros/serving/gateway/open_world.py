@@ -104,7 +104,7 @@ class Dialect(camera.Dialect):
         world = session.world
         intrinsics = poses.fitted(request.intrinsics, world.size, spec.image_size)
         observed, path = time.monotonic(), request.poses[1:] if begins else request.poses
-        session.world = None  # if this fails, nobody knows where it ends
+        session.world = None  # if this fails, it is not known where it ends
         frames = [image[None]] if begins else []
         frames += await self._follow(world, path, intrinsics[-len(path):])
         session.world, now = world, time.monotonic()

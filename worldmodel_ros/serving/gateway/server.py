@@ -99,7 +99,7 @@ class Gateway:
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
                  origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: OpenWorld | None = None) -> None:
-        """``socket``: the engine's. Without ``accounts`` nobody is asked who they are. ``origins``: of browsers' pages.
+        """``socket``: the engine's. Without ``accounts`` no client is asked who it is. ``origins``: of browsers' pages.
         ``world``: what answers the camera dialect, in the engine's place."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
