@@ -56,6 +56,8 @@ def pytest_configure(config):
         'ROS_LOG_DIR': str(_state_directory / 'ros' / 'log'),
         'FASTRTPS_DEFAULT_PROFILES_FILE': str(ROOT / 'config' / 'fastdds_large_images.xml'),
         'MPLBACKEND': 'agg',
+        # What takes long to make, and that several phases and processes want: tools/run_tests.py has a folder for all of them.
+        'WORLDMODEL_TEST_SHARED': os.environ.get('WORLDMODEL_TEST_SHARED') or str(_state_directory / 'shared'),
         # Triton decides when it is imported: its kernels are tested on the CPU, except where only a GPU's tests run.
         'TRITON_INTERPRET': str(int(not _for_gpu(config))),
     })
