@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -108,9 +109,14 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
-        # Those that wait for processes next: a file that takes long must not be the last one.
-        slow, waiting = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
-        kept.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
+        # A file that takes long must not be the last one; and files that wait for processes take turns with those that compute,
+        # or at first all workers would wait, and later none.
+        slow, waits = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
+        paths = dict.fromkeys(item.path for item in kept)
+        turns = zip_longest(*([path for path in paths if path not in slow and (path in waits) is wait] for wait in (True, False)))
+        long = [path for path in paths if path in slow]  # in an order that all workers agree on
+        order = {path: k for k, path in enumerate([*long, *(path for pair in turns for path in pair)])}
+        kept.sort(key=lambda item: order[item.path])
     if PHASE == 'waiting':
         # The files with most tests first.
         tests = Counter(item.path for item in kept)

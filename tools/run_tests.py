@@ -234,9 +234,9 @@ def main(arguments: list[str]) -> int:
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = []
     for name, options, changes in (
-            # A core more is wanted than there is: many of these tests wait for processes to start and end.
-            ('parallel', [*parallel, str(workers + 1)], one_thread),
-            ('waiting', [*parallel, str(workers)], one_thread),
+            # More of them than there are cores: many of these tests wait for processes to start and end.
+            ('parallel', [*parallel, str(workers + 2)], one_thread),
+            ('waiting', [*parallel, str(workers + 1)], one_thread),
             ('real time', [], {})):
         known = phases[0].files if phases else None
         if known is not None and not known[name]:
