@@ -77,8 +77,9 @@ def run(where, tests, *arguments, folder=False):
     environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'test'), str(ROOT), environment.get('PYTHONPATH', '')])
     environment['WORLDMODEL_TEST_SPEED'] = json.dumps(SPEED)
     plugins = ('-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest')
+    core = min(os.sched_getaffinity(0))  # fewer cores, fewer processes to start
     done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(where if folder else file), *arguments],
-                          env=environment, capture_output=True, text=True)
+                          env=environment, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     assert 'summary of all phases' in done.stdout, done.stdout + done.stderr
     return done.returncode, done.stdout.partition('summary of all phases')[2].splitlines()[1:]
 
