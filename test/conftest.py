@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -49,6 +50,9 @@ def pytest_configure(config):
         return
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _state_directory = Path(tempfile.mkdtemp(prefix='worldmodel_ros_test_'))
     os.environ.update({
         'ROS_DOMAIN_ID': str(_unused_domain()),
