@@ -117,8 +117,9 @@ def pytest_collection_modifyitems(config, items):
         # or at first all workers would wait, and later none.
         slow, waits = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
         paths = dict.fromkeys(item.path for item in kept)
-        turns = zip_longest(*([path for path in paths if path not in slow and (path in waits) is wait] for wait in (True, False)))
         long = [path for path in paths if path in slow]  # in an order that all workers agree on
+        rest = [path for path in paths if path not in slow]
+        turns = zip_longest([path for path in rest if path in waits], [path for path in rest if path not in waits])
         order = {path: k for k, path in enumerate([*long, *(path for pair in turns for path in pair)])}
         kept.sort(key=lambda item: order[item.path])
     if PHASE == 'waiting':

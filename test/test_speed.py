@@ -38,7 +38,8 @@ def test_what_other_programs_take_is_seen_and_what_needs_all_cores_says_so_befor
     used, total = speed._core_times()
     assert 0 < used < total
     one_robot, server = SYSTEMS[0], SYSTEMS[-1]
-    for busy, words in ((0.2, ''), (0.3, 'needs all cores, of which other programs may take 25% before it starts; here they take 30%')):
+    needs = 'needs all cores, of which other programs may take 25% before it starts; here they take 30%'
+    for busy, words in ((0.2, ''), (0.3, needs)):
         monkeypatch.setattr(speed, 'measured', lambda busy=busy: Speed(0.02, 0.001, busy))
         assert words in server.lacks() and bool(server.lacks()) is bool(words) and not one_robot.lacks()
 

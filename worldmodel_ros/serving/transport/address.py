@@ -110,8 +110,8 @@ class ListeningSocket:
             return True
         _refuse_listener(self.path)
         if os.pread(self._lock, 2 * len(_record(os.lstat(self.path))), 0) != _record(os.lstat(self.path)):
-            raise AddressError(f'the socket {self.path} was made by no server of this package, and is left as it is: give another '
-                               '--socket, or remove it if no process uses it')
+            raise AddressError(f'the socket {self.path} was made by no server of this package, and is left as it is: give '
+                               'another --socket, or remove it if no process uses it')
         return False
 
     def fileno(self) -> int:
