@@ -18,7 +18,7 @@ from worldmodel_ros.evaluate.quality.horizons import finish
 
 pytestmark = pytest.mark.waiting
 
-DEADLINE = 1.0  # s; the machine may be busy
+DEADLINE = 3.0  # s; other tests run next to these
 
 
 class Driver:
