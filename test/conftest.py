@@ -9,11 +9,13 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,9 @@ def pytest_configure(config):
         return
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _state_directory = Path(tempfile.mkdtemp(prefix='worldmodel_ros_test_'))
     os.environ.update({
         'ROS_DOMAIN_ID': str(_unused_domain()),
@@ -56,6 +61,8 @@ def pytest_configure(config):
         'ROS_LOG_DIR': str(_state_directory / 'ros' / 'log'),
         'FASTRTPS_DEFAULT_PROFILES_FILE': str(ROOT / 'config' / 'fastdds_large_images.xml'),
         'MPLBACKEND': 'agg',
+        # What takes long to make, and that several phases and processes want: tools/run_tests.py has a folder for all of them.
+        'WORLDMODEL_TEST_SHARED': os.environ.get('WORLDMODEL_TEST_SHARED') or str(_state_directory / 'shared'),
         # Triton decides when it is imported: its kernels are tested on the CPU, except where only a GPU's tests run.
         'TRITON_INTERPRET': str(int(not _for_gpu(config))),
     })
@@ -106,9 +113,15 @@ def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     if PHASE == 'parallel':
-        # Those that wait for processes next: a file that takes long must not be the last one.
-        slow, waiting = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
-        kept.sort(key=lambda item: (item.path not in slow, item.path not in waiting))
+        # A file that takes long must not be the last one; and files that wait for processes take turns with those that compute,
+        # or at first all workers would wait, and later none.
+        slow, waits = ({item.path for item in kept if item.get_closest_marker(mark)} for mark in ('slow', 'untimed'))
+        paths = dict.fromkeys(item.path for item in kept)
+        long = [path for path in paths if path in slow]  # in an order that all workers agree on
+        rest = [path for path in paths if path not in slow]
+        turns = zip_longest([path for path in rest if path in waits], [path for path in rest if path not in waits])
+        order = {path: k for k, path in enumerate([*long, *(path for pair in turns for path in pair)])}
+        kept.sort(key=lambda item: order[item.path])
     if PHASE == 'waiting':
         # The files with most tests first.
         tests = Counter(item.path for item in kept)

@@ -285,6 +285,7 @@ def run_of(**options):
 
 
 @pytest.mark.ros
+@pytest.mark.waiting
 def test_a_robot_is_driven_and_calibrated_over_ros(robot):
     base = robot(deadman=Joy)
     found = calibrate(drive(run_of(button=1)))
@@ -297,6 +298,7 @@ def test_a_robot_is_driven_and_calibrated_over_ros(robot):
 
 
 @pytest.mark.ros
+@pytest.mark.waiting
 def test_a_deadman_that_is_let_go_stops_the_robot_and_nothing_is_told(robot):
     base = robot()
     timer = threading.Timer(3.0, lambda: setattr(base, 'held', False))

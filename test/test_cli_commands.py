@@ -41,6 +41,7 @@ def test_sim_refuses_a_size_that_cannot_be_drawn(tmp_path):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 def test_what_if_without_a_system_says_what_to_look_at(tmp_path):
     done = run('what-if', '--timeout', '1', '--out', str(tmp_path), timeout=60)
     assert done.returncode == 1
@@ -48,6 +49,7 @@ def test_what_if_without_a_system_says_what_to_look_at(tmp_path):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 @pytest.mark.parametrize('kind', [Image, CompressedImage])
 def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_path, kind):
     context = rclpy.Context()
@@ -107,6 +109,7 @@ def test_demo_drives_judges_and_draws(tmp_path):
 
 
 @pytest.mark.ros
+@pytest.mark.waiting
 @pytest.mark.slow
 def test_system_that_is_up_can_be_asked_and_goes_down_without_leaving_a_process(tmp_path):
     up = subprocess.Popen([*WORLDMODEL, 'up', '--namespace', 'left', '--logs', str(tmp_path / 'log')],

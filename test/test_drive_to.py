@@ -21,7 +21,7 @@ from worldmodel_ros.msg import ActionChunk, Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
 
-pytestmark = pytest.mark.ros
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 PLACES = {}  # in base_link, by name, as Forecast sees them now
 
 

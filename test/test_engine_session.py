@@ -178,24 +178,6 @@ def test_reset_recovers_from_nan_that_was_committed(engine, monkeypatch):
     assert np.isfinite(session.plan('red')).all()
 
 
-def test_onnx_runtime_gives_pytorchs_answers(engine, tmp_path, monkeypatch):
-    monkeypatch.setenv('WORLDMODEL_CACHE', str(tmp_path))
-    onnx = load(str(engine.folder), 'onnx')
-    a, b = driven(engine), driven(onnx)
-    np.testing.assert_allclose(a.plan('red'), b.plan('red'), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(a.imagine(ACTIONS).latents, b.imagine(ACTIONS).latents, rtol=1e-3, atol=1e-4)
-    long = np.repeat(ACTIONS, 2, 0)
-    ours, theirs = (finish(s.what_if(long))[0] for s in (a, b))
-    np.testing.assert_allclose(ours.latents, theirs.latents, rtol=1e-3, atol=1e-3)
-    # Wherever the pages lie in the pool: those of two sessions in turn, none beside another of its own.
-    interleaved, other = onnx.open_session(), onnx.open_session()
-    for frame, noise in zip(frames(8), frames(8, seed=7)):
-        other.observe(noise, np.array([0.2, 0.4]))
-        interleaved.observe(frame, np.array([0.2, 0.4]))
-    np.testing.assert_array_equal(interleaved.plan('red'), b.plan('red'))
-    np.testing.assert_array_equal(interleaved.imagine(ACTIONS).latents, b.imagine(ACTIONS).latents)
-
-
 def test_warm_up_measures_what_a_tick_takes(engine):
     engine.warm_up(4)
     assert 0 < engine.step_times.predict(1) < engine.step_times.predict(2)

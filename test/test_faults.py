@@ -24,7 +24,7 @@ from scenarios.observer import Received
 from scenarios.stalls import Missed
 
 DOCUMENT = Path(__file__).resolve().parents[1] / 'docs' / 'faults.md'
-PLAYED = ('model_sigstop', 'gate_sigstop', 'driver_sigterm', 'recorder_sigkill', 'recorder_disk_full', 'session_bit_flip',
+PLAYED = ('model_sigstop', 'gate_sigstop', 'driver_sigterm', 'weights_bit_flip', 'recorder_disk_full', 'session_bit_flip',
           'camera_encoding', 'stopped_subscriber')
 
 

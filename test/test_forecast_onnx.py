@@ -1,10 +1,14 @@
 """The scene forecast through ONNX Runtime: what PyTorch gives, frame by frame, also when rungs change between frames."""
+import os
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from worldmodel_ros.engine.backends.export import export_graph
+from worldmodel_ros.engine.forecast import export
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
@@ -18,23 +22,35 @@ PRESET = replace(PRESETS['tiny'], name='narrow', width=64, depth=2, heads=2, vae
 FRAMES = 12  # three windows
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
+def narrow_forecast(folder):
+    """Save a forecast with random weights, the same ones each time, so that its graphs are exported once for all tests."""
     torch.manual_seed(0)
     net = SceneForecast.from_world_model(WorldModel(PRESET))
     for parameter in net.parameters():  # what begins at zero would hide what it multiplies
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.05)
-    target = tmp_path_factory.mktemp('models') / 'narrow'
-    checkpoint.save(net, target, {}, torch.float32)
-    return target
+    checkpoint.save(net, folder / 'narrow', {}, torch.float32)
+    return folder / 'narrow'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return narrow_forecast(tmp_path_factory.mktemp('models'))
 
 
 @pytest.fixture(scope='module')
 def forecasts(folder, tmp_path_factory):
-    """Forecasts by back end; graphs are exported once."""
+    """Forecasts by back end. Those in int8 are quantised from the graphs that those in float32 have been exported to."""
+    made = tmp_path_factory.mktemp('graphs')
+
+    def export_once(module, inputs, file, shapes):
+        if not (made / file.name).exists():
+            export_graph(module, inputs, file, shapes)
+            shutil.copy(file, made)
+        shutil.copy(made / file.name, file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('WORLDMODEL_CACHE', str(tmp_path_factory.mktemp('cache')))
+        patch.setenv('WORLDMODEL_CACHE', os.environ['WORLDMODEL_TEST_SHARED'])
+        patch.setattr(export, 'export_graph', export_once)
         return {backend: load_forecast(str(folder), backend) for backend in ('torch', 'onnx', 'onnx-int8')}
 
 

@@ -145,10 +145,16 @@ def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path
         action = ros_launch._shared_action(node, {})
         service.include_launch_description(launch.LaunchDescription([
             ros_launch._give_up_when_refused(node, action), action]))
+    started = []
+
+    def end_after_three(event, context):
+        started.append(event.process_name.rpartition('-')[0])
+        return [launch.actions.Shutdown()] if started.count('crashing') > 2 else None
     service.include_launch_description(launch.LaunchDescription([
-        launch.actions.TimerAction(period=2.0, actions=[launch.actions.Shutdown()])]))
+        launch.actions.RegisterEventHandler(launch.event_handlers.OnProcessStart(on_start=end_after_three)),
+        launch.actions.TimerAction(period=60.0, actions=[launch.actions.Shutdown()])]))
     assert service.run() == 0
-    assert runs.read_text().count('refusing') == 1 and runs.read_text().count('crashing') > 2
+    assert started.count('crashing') == 3 and started.count('refusing') == 1 == runs.read_text().count('refusing')
 
 
 def test_the_server_runs_in_the_environment_that_is_activated_not_in_that_of_launch(tmp_path, monkeypatch):

@@ -1,38 +1,21 @@
 """
 Builds the package by colcon in a workspace of its own, and runs what was installed.
 
-With three of the interfaces, which takes a third of the time: that all of them can be generated and compiled is seen where the
-same CMakeLists.txt is built by pip (test_packaging_builds.py). Here, how colcon builds and installs the package.
+With three of the interfaces, as in test_packaging_builds.py. Here, how colcon builds and installs the package.
 """
 import os
-import re
 import sys
 
 import pytest
 from environments import clean_environment, run
-from test_packaging_builds import PROBE, PROJECT, QUICKLY, RUN_TIME, copy_source, expected_of, pip
+from test_packaging_builds import (
+    PROBE, PROJECT, QUICKLY, RUN_TIME, copy_source, expected_of, leave_out_other_interfaces, pip)
 
 
 @pytest.mark.slow
 @pytest.mark.build
 def test_an_installation_by_colcon_gives_nodes_that_talk(tmp_path):
     assert 'works on' in build_by_colcon(tmp_path)
-
-
-INTERFACES = {'msg/ActionChunk.msg', 'msg/WhatIfBranch.msg', 'srv/WhatIf.srv'}  # what the probe uses, and what that consists of
-
-
-def leave_out_other_interfaces(source):
-    """Have a copy of the source declare and hold no more than INTERFACES."""
-    file = source / 'CMakeLists.txt'
-    text = file.read_text()
-    declared = set(re.findall(r'^  "((?:msg|srv|action)/\w+\.\w+)"\n', text, re.MULTILINE))
-    there = {str(path.relative_to(source)) for folder in ('msg', 'srv', 'action') for path in (source / folder).iterdir()}
-    assert declared == there and declared > INTERFACES
-    for name in declared - INTERFACES:
-        text = text.replace(f'  "{name}"\n', '')
-        (source / name).unlink()
-    file.write_text(text)
 
 
 def build_by_colcon(folder):

@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -77,8 +78,9 @@ def run(where, tests, *arguments, folder=False):
     environment['PYTHONPATH'] = os.pathsep.join([str(ROOT / 'test'), str(ROOT), environment.get('PYTHONPATH', '')])
     environment['WORLDMODEL_TEST_SPEED'] = json.dumps(SPEED)
     plugins = ('-p', 'conftest', '-p', 'no:cacheprovider', '-p', 'no:hypothesispytest')
+    core = min(os.sched_getaffinity(0))  # fewer cores, fewer processes to start
     done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(where if folder else file), *arguments],
-                          env=environment, capture_output=True, text=True)
+                          env=environment, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     assert 'summary of all phases' in done.stdout, done.stdout + done.stderr
     return done.returncode, done.stdout.partition('summary of all phases')[2].splitlines()[1:]
 
@@ -100,6 +102,18 @@ def test_the_table_names_what_was_skipped_and_played_again_with_reasons_and_the_
     assert 'test_in_time: missed by 3 ms, in a stall of the machine of 9 ms' in text
     assert 'tick of the shipped model 21.5 ms; product of 384x384 float32 matrices by one thread 1.08 ms' in text
     assert ' 3 passed, 0 failed, 0 errors, 1 skipped in ' in lines[-1]
+
+
+def test_in_the_background_of_a_shell_which_has_it_ignore_interrupts_what_tests_start_can_be_interrupted(tmp_path):
+    (tmp_path / 'test_some.py').write_text(
+        'import signal, subprocess, sys\n\ndef test_child():\n'
+        '    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"\n'
+        '    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True\\n"\n')
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'conftest', '-p', 'no:cacheprovider', tmp_path / 'test_some.py'],
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'test'), str(ROOT)])}, capture_output=True, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_later_phases_read_only_the_files_that_have_something_for_them_and_do_not_begin_without(tmp_path):

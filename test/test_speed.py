@@ -4,6 +4,7 @@ import json
 
 import pytest
 from scenarios import speed
+from scenarios.catalogue import SYSTEMS
 from scenarios.speed import (
     OWN, STRETCH, USUAL_PRODUCT, USUAL_TICK, VARIABLE, Budget, Speed, budget, budget_for, measure_again, measured,
     question_time)
@@ -16,6 +17,7 @@ ENGINE_IS_SLOW = 2.0 * USUAL_TICK / USUAL_PRODUCT
 def unasked(monkeypatch):
     """Nobody has asked for the speed in this process."""
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(speed, 'busy_share', lambda: 0.0)
     measured.cache_clear()
     yield
     measured.cache_clear()
@@ -26,6 +28,20 @@ def test_a_tick_takes_as_long_as_it_should_on_a_machine_of_this_speed():
     """What gets more time on a slow machine must not hide an engine that has become slow."""
     now = measured()
     assert now.tick_s <= ENGINE_IS_SLOW * now.product_s, str(now)
+
+
+def test_what_other_programs_take_is_seen_and_what_needs_all_cores_says_so_beforehand(monkeypatch):
+    times = iter([(100, 1000), (160, 1200)])  # ticks of the kernel
+    monkeypatch.setattr(speed, '_core_times', lambda: next(times))
+    assert speed.busy_share(0.0) == pytest.approx(0.3)
+    monkeypatch.undo()
+    used, total = speed._core_times()
+    assert 0 < used < total
+    one_robot, server = SYSTEMS[0], SYSTEMS[-1]
+    needs = 'needs all cores, of which other programs may take 25% before it starts; here they take 30%'
+    for busy, words in ((0.2, ''), (0.3, needs)):
+        monkeypatch.setattr(speed, 'measured', lambda busy=busy: Speed(0.02, 0.001, busy))
+        assert words in server.lacks() and bool(server.lacks()) is bool(words) and not one_robot.lacks()
 
 
 def test_it_is_measured_once_and_known_to_the_processes_of_a_run(unasked, monkeypatch):

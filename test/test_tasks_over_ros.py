@@ -1,25 +1,20 @@
 """Tasks over real topics: the simulated robot plays and judges them, and the robot decides on a forecast of its own."""
 import json
-import shutil
+import os
 import threading
 
 import pytest
-import torch
-from test_forecast_onnx import PRESET
+from test_forecast_onnx import PRESET, narrow_forecast
 
 from worldmodel_ros import cli
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import Task
 from worldmodel_ros.evaluate.control.tasks import TASKS
-from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.scene_forecast import SceneForecast
-from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.nodes.common.tasks import read_task, task_message
 from worldmodel_ros.nodes.sim_robot.messages import markers
 from worldmodel_ros.nodes.sim_robot.tasks import Episodes
 from worldmodel_ros.parameters import sim_robot, world_model_node
-from worldmodel_ros.paths import cache_folder
 from worldmodel_ros.sim.task_scenes import SCENES
 from worldmodel_ros.sim.world import World
 
@@ -88,11 +83,11 @@ def test_the_simulated_robot_plays_every_task_and_decisions_are_as_far_apart_as_
 
 
 @pytest.mark.ros
+@pytest.mark.waiting
 def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys, monkeypatch):
     """With random weights: what is shown is that it runs, is told its tasks, decides in time and is judged."""
-    torch.manual_seed(0)
-    folder, result = tmp_path / 'forecast_of_a_test', tmp_path / 'control.json'
-    checkpoint.save(SceneForecast.from_world_model(WorldModel(PRESET)), folder, {})
+    monkeypatch.setenv('WORLDMODEL_CACHE', os.environ['WORLDMODEL_TEST_SHARED'])
+    folder, result = narrow_forecast(tmp_path), tmp_path / 'control.json'
     threads = threading.active_count()
     assert cli.main(['evaluate', 'control', '--ros', '--seeds', f'{SEED}:{SEED + 2}', '--tasks', 'intercept', '--forecast',
                      str(folder), '--backend', 'onnx', '--log', str(tmp_path / 'log'), '--json', str(result)]) == 0
@@ -103,5 +98,3 @@ def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys, monkeypa
     assert 20 <= sum(served['chosen'].values()) and served['camera_to_command_ms']['n'] >= 20
     assert served['ticks'].keys() <= {'two_step', 'one_step', 'plan_only', 'last_plan', 'stop'}
     assert threading.active_count() <= threads + 1
-    for exported in cache_folder().glob(f'{folder.name}-*'):  # of weights that are not needed again
-        shutil.rmtree(exported)

@@ -11,8 +11,10 @@ from worldmodel_ros.serving.transport.address import AddressError, ListeningSock
 
 def dead_socket(path):
     """Leave a socket's file behind, as a server does that was killed."""
-    subprocess.run([sys.executable, '-c', 'import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); '
-                    's.bind(sys.argv[1]); s.listen()', str(path)], check=True)
+    subprocess.run([sys.executable, '-c', 'import os, sys; from pathlib import Path; '
+                    'from worldmodel_ros.serving.transport.address import ListeningSocket; '
+                    's = ListeningSocket(Path(sys.argv[1])); s.listen(); os._exit(9)', str(path)], check=False)
+    assert path.is_socket()
 
 
 def make_link(path):
@@ -43,6 +45,30 @@ def test_a_socket_with_a_listener_is_refused_and_goes_on(tmp_path, kind):
         with pytest.raises(AddressError, match='another process listens at .*docker.sock: stop it'):
             ListeningSocket(path)
         client.connect(str(path))
+
+
+@pytest.mark.parametrize('kind, is_left', [
+    (socket.SOCK_STREAM, True), (socket.SOCK_SEQPACKET, True), (socket.SOCK_DGRAM, True), (socket.SOCK_STREAM, False),
+    (socket.SOCK_SEQPACKET, False)])  # left by a program that has ended, or of one that will listen later
+def test_a_socket_of_another_program_is_refused_also_where_nobody_listens(tmp_path, kind, is_left):
+    path = tmp_path / 'docker.sock'
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        if is_left:
+            other.close()
+        before = os.lstat(path)
+        with pytest.raises(AddressError, match='docker.sock was made by no server of this package, and is left as it is'):
+            ListeningSocket(path)
+        assert os.lstat(path).st_ino == before.st_ino
+    path.unlink()
+    listening = ListeningSocket(path)  # nor one that comes while the models load
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        with pytest.raises(AddressError, match='was made by no server|another process listens'):
+            listening.listen()
+        assert path.exists()
+    listening.close()
+    assert path.exists()
 
 
 def test_a_socket_of_another_user_is_refused(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.evaluate.quality.horizons import finish
 
-pytestmark = pytest.mark.realtime
+pytestmark = pytest.mark.waiting
 
-DEADLINE = 1.0  # s; the machine may be busy
+DEADLINE = 3.0  # s; other tests run next to these
 
 
 class Driver:

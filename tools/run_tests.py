@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SPEED, PHASE, REPORT, ONLY, FILES = (f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY', 'FILES'))
+SPEED, PHASE, REPORT, ONLY, FILES, SHARED = (
+    f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY', 'FILES', 'SHARED'))
 MOST_WORKERS = 8
 NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
@@ -233,9 +234,9 @@ def main(arguments: list[str]) -> int:
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = []
     for name, options, changes in (
-            # A core more is wanted than there is: many of these tests wait for processes to start and end.
-            ('parallel', [*parallel, str(workers + 1)], one_thread),
-            ('waiting', [*parallel, str(workers)], one_thread),
+            # More of them than there are cores: many of these tests wait for processes to start and end.
+            ('parallel', [*parallel, str(workers + 2)], one_thread),
+            ('waiting', [*parallel, str(workers + 1)], one_thread),
             ('real time', [], {})):
         known = phases[0].files if phases else None
         if known is not None and not known[name]:
@@ -253,4 +254,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == '__main__':
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main(sys.argv[1:]))
+    with tempfile.TemporaryDirectory() as os.environ[SHARED]:  # what one phase has made, such as exported graphs, others take
+        code = main(sys.argv[1:])
+    sys.exit(code)

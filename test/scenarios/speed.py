@@ -37,14 +37,16 @@ WORK_OF_QUESTIONS = 2.0  # ticks between two images, which is what a usual machi
 
 
 class Speed(NamedTuple):
-    """Medians on a machine with nothing else to do [s]: of a tick of two steps, and of a product of matrices."""
+    """Medians [s] of a tick of two steps, and of a product of matrices; and the share of the cores that other programs took
+    before that. As the nodes do, both go before other programs, so that their times alone say nothing of a busy machine."""
 
     tick_s: float
     product_s: float
+    busy: float = 0.0
 
     def __str__(self) -> str:
         return (f'a tick of the shipped model takes {self.tick_s * 1e3:.1f} ms, a product of 384x384 float32 matrices by '
-                f'one thread {self.product_s * 1e3:.2f} ms')
+                f'one thread {self.product_s * 1e3:.2f} ms, and other programs take {self.busy:.0%} of the cores')
 
 
 class Budget(NamedTuple):
@@ -60,8 +62,9 @@ class Budget(NamedTuple):
 def measured() -> Speed:
     """Return this machine's speed, measured at the first call of a run: no node should run then."""
     if VARIABLE not in os.environ:
+        busy = busy_share()
         with as_the_nodes_run():
-            speed = Speed(tick_seconds(), product_seconds())
+            speed = Speed(tick_seconds(), product_seconds(), busy)
         os.environ[VARIABLE] = json.dumps(speed._asdict())  # for the processes that this one starts
     return Speed(**json.loads(os.environ[VARIABLE]))
 
@@ -118,10 +121,7 @@ def tick_seconds() -> float:
     """Return the median of ticks of two steps [s]."""
     import numpy as np
 
-    from worldmodel_ros.engine import load
-
-    engine = load(model='tiny', backend='onnx-int8', threads=1)
-    engine.warm_up(ticks=5)
+    engine = _engine()
     session, frame = engine.open_session(), np.zeros((*engine.spec.image_size, 3), np.uint8)
     took = []
     for _ in range(engine.spec.window_frames + TICKS):
@@ -131,6 +131,36 @@ def tick_seconds() -> float:
         took.append(time.perf_counter() - start)
         time.sleep(REST * took[-1])
     return float(np.median(took[-TICKS:]))
+
+
+@functools.cache
+def _engine():
+    """The shipped model, warm: it is measured again and again."""
+    from worldmodel_ros.engine import load
+
+    engine = load(model='tiny', backend='onnx-int8', threads=1)
+    engine.warm_up(ticks=5)
+    return engine
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Return the share of the cores that this process may use which others take while it sleeps; 0 where no kernel tells."""
+    before = _core_times()
+    time.sleep(seconds)
+    used, total = (now - then for now, then in zip(_core_times(), before))
+    return used / total if total else 0.0
+
+
+def _core_times() -> tuple[int, int]:
+    """Time in use, and all time, of the cores of this process [ticks of the kernel]."""
+    try:
+        rows = [line.split() for line in open('/proc/stat') if line.startswith('cpu')]
+    except OSError:
+        return 0, 0
+    mine = [[int(word) for word in row[1:9]] for row in rows if row[0][3:] and int(row[0][3:]) in os.sched_getaffinity(0)]
+    idle = sum(times[3] + times[4] for times in mine)  # waiting for a disk, too
+    total = sum(map(sum, mine))
+    return total - idle, total
 
 
 def product_seconds() -> float:

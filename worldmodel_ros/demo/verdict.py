@@ -96,8 +96,9 @@ def conclusion(checks: list[Check], summary: dict) -> str:
              f'and {budget:.0f} ms are allowed from the camera to the robot, transport included; predictions could come at '
              f'{model["predictions_possible_hz"]:.1f} Hz, after the command. ' if two and one else '')
     why = next((f'Mostly because {reason}. ' for reason in summary['not_imagined_because'] if reason), '').replace('#', 'some')
-    drove = ('by the policy, by old plans or not at all, and not by what it imagined' if summary['task']
-             else 'by plans whose future had not been imagined in time')
+    drove = ('by plans whose future had not been imagined in time' if not summary['task']
+             else 'by the policy, by old plans or not at all, and not by what it imagined'
+             if _share(summary, MODEL_TIERS) < MODEL_SHARE else 'by what it imagined, and not one image of that came in time')
     return (f'The robot was safe, but the model is too slow on this machine: it drove {drove}. {why}{could}Free the cores of '
             'other programs, permit real-time priority (docs/installing.md), or take a faster machine or a GPU.')
 
@@ -117,10 +118,10 @@ def _speed(summary: dict, served: int) -> list[Check]:
     return [
         Check(f'{by_model:.1%} of the ticks were {imagined} (wanted: {MODEL_SHARE:.0%})', by_model >= MODEL_SHARE,
               Weight.SPEED),
-        # The commands of a task need no images: those come where the time between two ticks suffices.
+        # The commands of a task need no images: those come where the time between two ticks suffices. But some must come.
         Check(f'{published} predictions were published, {in_time} before the time that they show: of {share:.1%} of '
               f'the ticks (wanted: {PREDICTED_SHARE:.0%}); age p50 {_number(age["p50"])} ms, p99 {_number(age["p99"])} ms',
-              share >= PREDICTED_SHARE, Weight.WANTED if summary['task'] else Weight.SPEED)]
+              share >= PREDICTED_SHARE, Weight.WANTED if summary['task'] and in_time else Weight.SPEED)]
 
 
 def _goals(summary: dict) -> Check:

@@ -53,7 +53,12 @@ def is_loopback(host: str) -> bool:
 
 
 class ListeningSocket:
-    """The server's end: only this user can connect, and only one server has it at a time."""
+    """
+    The server's end: only this user can connect, and only one server has it at a time.
+
+    The lock next to it holds which socket its holder has made. So what a server leaves that was killed is told from what
+    another program has put there, or is about to listen at.
+    """
 
     def __init__(self, path: Path) -> None:
         """
@@ -75,7 +80,7 @@ class ListeningSocket:
             os.close(self._lock)
             raise AddressError(f'another server has {path}: stop it, or give another --socket') from error
         try:
-            _refuse_listener(path)
+            self._is_free()
         except AddressError:
             os.close(self._lock)
             raise
@@ -84,8 +89,7 @@ class ListeningSocket:
 
     def listen(self) -> None:
         """Let front ends connect. Raises AddressError where something came to the path that is not this server's."""
-        if _refuse_foreign(self.path):
-            _refuse_listener(self.path)
+        if not self._is_free():
             self.path.unlink(missing_ok=True)
         before = os.umask(0o177)  # mode 0600 from the start: the folder may be one that others can enter
         try:
@@ -96,7 +100,19 @@ class ListeningSocket:
             os.umask(before)
         made = os.lstat(self.path)
         self._made = made.st_dev, made.st_ino
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, _record(made), 0)
         self._socket.listen(_BACKLOG)
+
+    def _is_free(self) -> bool:
+        """Return True where nothing is at the path, False for a dead server's socket. Raises AddressError for all else."""
+        if not _refuse_foreign(self.path):
+            return True
+        _refuse_listener(self.path)
+        if os.pread(self._lock, 2 * len(_record(os.lstat(self.path))), 0) != _record(os.lstat(self.path)):
+            raise AddressError(f'the socket {self.path} was made by no server of this package, and is left as it is: give '
+                               'another --socket, or remove it if no process uses it')
+        return False
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -169,6 +185,11 @@ def _refuse_foreign(path: Path) -> bool:
     if about.st_uid != os.getuid():
         raise AddressError(f'the socket {path} is of user {about.st_uid}, and is left as it is: give another --socket')
     return True
+
+
+def _record(about: os.stat_result) -> bytes:
+    """What tells a socket from a later one at the same path."""
+    return f'{about.st_dev} {about.st_ino} {about.st_mtime_ns}'.encode()
 
 
 def _refuse_listener(path: Path) -> None:
