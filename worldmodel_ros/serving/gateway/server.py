@@ -5,6 +5,7 @@ import asyncio
 import http
 import json
 import logging
+import math
 import ssl
 import time
 from collections import Counter
@@ -63,16 +64,21 @@ class Client:
         self.address = (connection.remote_address or ('?',))[0]
         self.dialect: Dialect = connection.dialect
         self.extensions: Any = None  # of the dialect, as the client has asked for them
+        self.given_up = False        # it was silent, or did not read
+        self._silent_since = math.inf    # steady time [s]; infinite: no message is waited for
+        self._sending: list[float] = []  # since when messages are on their way out
 
     async def receive(self) -> bytes | str:
         """
         Return the next message that may be looked at. Those that come too fast are refused unread, and what follows them waits
         in the sender's own buffers.
 
-        Raises ConnectionClosed, TimeoutError after the idle time.
+        Raises ConnectionClosed.
         """
         while True:
-            message = await asyncio.wait_for(self.connection.recv(), self.gateway.limits.idle)
+            self._silent_since = time.monotonic()
+            message = await self.connection.recv()
+            self._silent_since = math.inf
             wait = self.gateway.wait(self.account, len(message))
             if not wait:
                 return message
@@ -81,8 +87,20 @@ class Client:
                 await asyncio.sleep(wait)
 
     async def send(self, message: bytes | str) -> None:
-        """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
-        await asyncio.wait_for(self.connection.send(message), _SEND)
+        """Send a message; raises ConnectionClosed."""
+        begun = time.monotonic()
+        self._sending.append(begun)
+        try:
+            await self.connection.send(message)
+        finally:
+            self._sending.remove(begun)
+
+    def look(self, now: float) -> None:
+        """Give the connection up if nothing has come over it for too long, or nothing goes out. Called now and then: a timer for
+        each message would be half of the gateway's own work on it."""
+        if now - min(self._sending, default=now) > _SEND or now - self._silent_since > self.gateway.limits.idle:
+            self.given_up = True
+            self.connection.transport.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
         """Say that something is not done."""
@@ -277,9 +295,8 @@ class Gateway:
         try:
             await (node.Bridge(client).run() if client.dialect.name == node.NAME else self._converse(client))
         except ConnectionClosed:
-            pass
-        except (asyncio.TimeoutError, TimeoutError):
-            reason = 'it was silent, or did not read'
+            if client.given_up:
+                reason = 'it was silent, or did not read'
         except Refusal as refusal:
             reason = str(refusal)
             await self._refused_for_good(client, refusal)
@@ -299,7 +316,7 @@ class Gateway:
         try:
             await client.refuse(refusal)
             await client.connection.close(_POLICY, 'refused')
-        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+        except ConnectionClosed:
             pass
 
     async def _end(self, client: Client, text: str) -> None:
@@ -307,7 +324,7 @@ class Gateway:
         try:
             await client.send(text)
             await client.connection.close(_PROTOCOL_ERROR, text.partition(':')[0])
-        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+        except ConnectionClosed:
             pass
 
     async def _converse(self, client: Client) -> None:
@@ -352,6 +369,9 @@ class Gateway:
         while True:
             await asyncio.sleep(_EXPIRE)
             self.sessions.expire()
+            now = time.monotonic()
+            for client in list(self._clients.values()):
+                client.look(now)
 
 
 def _json(connection: ServerConnection, value: Any) -> Response:
