@@ -96,8 +96,8 @@ class Client:
             self._sending.remove(begun)
 
     def look(self, now: float) -> None:
-        """Give the connection up if nothing has come over it for too long, or nothing goes out. Called now and then: a timer for
-        each message would be half of the gateway's own work on it."""
+        """Give the connection up if nothing has come over it, or goes out, for too long. Called each second, in place of a
+        timeout for each message, which costs a task and two turns of the loop."""
         if now - min(self._sending, default=now) > _SEND or now - self._silent_since > self.gateway.limits.idle:
             self.given_up = True
             self.connection.transport.abort()
