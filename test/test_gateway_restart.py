@@ -162,7 +162,7 @@ def test_another_account_does_not_reach_what_waits(served, gateways):
         first.stop()
     second = gateways()
     session = second.call(second.gateway.sessions.claim, other(), 'arm', 'openpi', object())
-    assert session._key != second.call(second.gateway.sessions.claim, other('local'), 'arm', 'openpi', object())._key
+    assert session.key != second.call(second.gateway.sessions.claim, other('local'), 'arm', 'openpi', object()).key
 
 
 def other(name='other'):

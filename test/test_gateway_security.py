@@ -7,18 +7,24 @@ import socket
 import ssl
 import time
 
+import numpy as np
 import pytest
 import trustme
+from camera_paths import INTRINSICS, mounted
 from fake_service import FakeService, wait_for
 from gateway_rig import TIMEOUT, client, gateway, get, heard, infer, robot, say
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from worldmodel_ros.serving.gateway.accounts import AccountError, Account, Accounts, digest, new_token
+from worldmodel_ros.serving.gateway import server
+from worldmodel_ros.serving.gateway.camera import PATH
+from worldmodel_ros.serving.gateway.msgpack import encode
 from worldmodel_ros.serving.gateway.process import GatewayError, Options
 from worldmodel_ros.serving.gateway.security import AuditLog, server_context
 from worldmodel_ros.serving.transport.address import is_loopback
 from worldmodel_ros.serving.gateway.server import Limits
 
+SMALL = np.zeros((8, 8, 3), np.uint8)
 ARM, BASE, CERTIFIED = (new_token() for _ in range(3))
 ACCOUNTS = Accounts((
     Account('arm', digest(ARM), sessions=2), Account('base', digest(BASE), messages=2.0, openings=0.5),
@@ -114,11 +120,12 @@ def test_an_account_has_so_many_sessions_messages_and_openings(running):
 
 def test_a_flood_is_read_no_faster_than_its_account_may_send_however_many_connections_it_comes_over(running):
     with contextlib.ExitStack() as stack:
-        flooding = [stack.enter_context(robot(running, token=BASE)) for _ in range(4)]
+        # What they say last is not read soon: they do not wait for it.
+        flooding = [stack.enter_context(robot(running, token=BASE, close_timeout=0.2)) for _ in range(4)]
         before = running.gateway._refusals['rate']
         for connection in flooding:
             for _ in range(50):
-                say(connection, session_id='flood')
+                say(connection, session_id='flood', **{'observation/image': SMALL})  # all fit into the buffers on the way
         time.sleep(2.0)
         assert running.gateway._refusals['rate'] - before < 4 + 2.0 * 2.0 + 4, 'each of the connections once, then two a second'
         with robot(running, token=ARM) as connection:
@@ -193,6 +200,26 @@ def trusting(authority, *pair):
     if pair:
         context.load_cert_chain(*pair)
     return context
+
+
+def test_a_connection_over_which_nothing_comes_or_nothing_goes_out_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, '_SEND', 1.0)
+    still = {'poses': np.tile(mounted(), (64, 1, 1)), 'intrinsics': INTRINSICS}
+    with gateway(tmp_path, FakeService(sessions=4), limits=Limits(idle=2.0)) as running:
+        begun = time.monotonic()
+        with client(running, ping_interval=None) as silent:
+            heard(silent)
+            with pytest.raises(ConnectionClosed):
+                silent.recv(TIMEOUT)
+        assert time.monotonic() - begun > 2.0
+        # It asks for much and reads nothing: ten times 64 frames as float32 are 31 MB, more than the buffers on the way hold.
+        with client(running, PATH, ping_interval=None, max_queue=1) as greedy:
+            greedy.recv(TIMEOUT)
+            for image in ({'image': np.zeros((64, 64, 3), np.uint8)}, *[{}] * 9):
+                greedy.send(encode({'prompt': '', 'camera': still, **image}))
+            wait_for(lambda: 'worldmodel_gateway_connections 0' in get(running, '/metrics')[2], TIMEOUT)
+        with robot(running) as connection:
+            assert 'actions' in infer(connection)
 
 
 def test_tls_is_of_version_1_3_and_a_stranger_certificate_is_refused_by_clients(tmp_path, authority):

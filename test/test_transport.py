@@ -31,7 +31,9 @@ EXAMPLES = [
     messages.Planned(7, 1, 1.0, 2.0, '', np.ones((4, 2)), 0.25), messages.Refused(7, 1.0, 'no time'),
     messages.Failed(7, 'NaN'), messages.Imagined(7, 1, np.ones((4, 2)), np.ones(4), np.ones(4), np.ones(8)),
     messages.ImaginedBranch(9, 'left', np.ones((3, 2)), np.ones(3), np.ones(4)), messages.Answered(9, 5, True, ''),
-    messages.Done(1, ''), messages.Status('{}'), messages.Goodbye(), messages.Note('{}')]
+    messages.Done(1, ''), messages.Status('{}'), messages.Goodbye(), messages.Note('{}'), messages.WorldHello('s', 1.0),
+    messages.Walk(3, 'e', np.linspace(0, 1, 32).reshape(2, 4, 4), np.ones((2, 4)) / 3, 'n'), messages.Forget(4),
+    messages.WorldWelcome(True, 'n', '{}'), messages.Walked(3, 9, 8, 0.1, 0.2, 0.3, True, 'session', 'no world')]
 
 
 def same(one, other):

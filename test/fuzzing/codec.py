@@ -32,7 +32,10 @@ def seeds() -> list[bytes]:
         messages.Rejected('full'), messages.Planned(7, 1, 1.0, 2.0, '', rows), messages.Refused(7, 1.0, 'no time'),
         messages.Failed(7, 'NaN'), messages.Imagined(7, 1, rows, rows[:, 0], rows[:, 0], np.ones(8)),
         messages.ImaginedBranch(9, 'left', rows, rows[:, 0], np.ones(4)), messages.Answered(9, 5, True, ''),
-        messages.Done(1, 'no such file'), messages.Status('{"pid": 1}')]
+        messages.Done(1, 'no such file'), messages.Status('{"pid": 1}'),
+        messages.WorldHello('gateway-1f', 30.0), messages.WorldWelcome(True, '[64, 96]', '{"name": "tiny_world"}'),
+        messages.Walk(3, 'event', np.tile(np.eye(4), (2, 1, 1)), np.full((2, 4), 30.0), '[64, 96]'), messages.Forget(4),
+        messages.Walked(3, 9, 8, 0.1, 0.2, 0.3), messages.Walked(4, kind='session', refusal='no world')]
     return [pack(message) for message in found]
 
 

@@ -19,7 +19,7 @@ examples:
   worldmodel gateway --host 0.0.0.0 --accounts accounts.yaml --certificate host.pem --key host.key    other machines, by TLS
   worldmodel gateway --contract FILE               what the keys of your observations mean (see config/gateway.yaml)
 
-It holds no model but that of --world, and may be started before the engine, after it, or again. Exit codes: 0 after
+It holds no model, and may be started before the engine, after it, or again. Exit codes: 0 after
 SIGINT or SIGTERM, 2 for a configuration that is refused, 1 for everything else, such as a port in use.
 """
 _KINDS = {'str': str, 'int': int, 'float': (int, float), 'bool': bool, 'tuple[str, ...]': (list, tuple)}
@@ -64,9 +64,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--linger', type=float, metavar='S',
                         help='a named session waits so long for its client to come back [s] (default: 30)')
     parser.add_argument('--audit', metavar='FILE', help='who did what, as lines of JSON, without payloads')
-    parser.add_argument('--world', metavar='FOLDER', help='of an open world model (world.json), which answers the camera '
-                        'dialect from this process, without an engine')
-    parser.add_argument('--worlds', type=int, metavar='N', help='of it at a time (default: 1)')
+    parser.add_argument('--world', metavar='PATH', help='socket of worldmodel serve with an open world model, which answers '
+                        'the camera dialect in the engine\'s place')
     parser.add_argument('--new-token', default='', metavar='NAME', help='print a token and its entry, and end')
     parser.set_defaults(run=_run)
 

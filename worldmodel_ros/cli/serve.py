@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
@@ -13,6 +14,7 @@ examples:
   worldmodel serve                                 one engine for the robots of this machine, until Ctrl-C
   worldmodel serve --model FOLDER --smaller tiny   a model of your own, and a smaller one where there is no time for it
   worldmodel serve --model FOLDER --gpus 4 --backend torch-fp8    a model that is divided among GPUs
+  worldmodel serve --model FOLDER --socket PATH    an open world model (world.json), for worldmodel gateway --world PATH
   worldmodel serve --status                        what a running server does, as JSON
   worldmodel up --namespace left right --set server:=true     server and two robots together
 
@@ -51,7 +53,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='GPUs that the first model is divided among, if its preset has tiles (default: 1)')
     parser.add_argument('--parallel', default=PARALLEL_KINDS[0], choices=PARALLEL_KINDS,
                         help=f'how it is divided (default: {PARALLEL_KINDS[0]})')
-    parser.add_argument('--sessions', type=int, default=8, metavar='N', help='robots at a time (default: 8)')
+    parser.add_argument('--sessions', type=int, metavar='N', help='robots at a time (default: 8), or worlds of an open world '
+                        'model, each with memory of its own (default: 1)')
     parser.add_argument('--socket', default='auto', metavar='PATH',
                         help='where to listen (default: auto, this user\'s own)')
     parser.add_argument('--threads', type=int, default=1, metavar='N',
@@ -88,7 +91,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
     from worldmodel_ros.model.checkpoint_description import ModelError
     from worldmodel_ros.serving.client.link import Unavailable, ask_status
-    from worldmodel_ros.serving.server.process import Options, serve
+    from worldmodel_ros.serving.server.process import SESSIONS, Options, serve
     from worldmodel_ros.serving.transport.address import AddressError, socket_path
     try:
         path = socket_path(chosen.socket or 'auto')
@@ -98,7 +101,11 @@ def _run(chosen: argparse.Namespace) -> int:
         if chosen.status:
             print(json.dumps(ask_status(path), indent=1))
             return 0
-        return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, chosen.sessions, chosen.threads,
+        from worldmodel_ros.engine.loading import is_world
+        if is_world(chosen.model):
+            return _serve_world(path, chosen)
+        sessions = SESSIONS if chosen.sessions is None else chosen.sessions
+        return serve(path, Options(chosen.model, chosen.smaller, chosen.backend, sessions, chosen.threads,
                                    chosen.gpus, chosen.parallel, chosen.realtime_priority, chosen.ticks,
                                    chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
                                    chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb,
@@ -107,6 +114,17 @@ def _run(chosen: argparse.Namespace) -> int:
         return _refused(error)
     except (AddressError, Unavailable) as error:
         return _refused(error, 1)
+
+
+def _serve_world(path: Path, chosen: argparse.Namespace) -> int:
+    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)] + ['gpus'] * (chosen.gpus > 1)
+    if unfit:
+        raise ValueError(f'{chosen.model} is an open world model, which takes no --{unfit[0]}')
+    worlds = 1 if chosen.sessions is None else chosen.sessions
+    if not 0 < worlds <= 1024:
+        raise ValueError(f'sessions is {worlds}: it must be 1 to 1024')
+    from worldmodel_ros.serving.worlds.process import serve_world
+    return serve_world(path, chosen.model, chosen.backend, chosen.threads, worlds)
 
 
 def _refused(error: Exception, code: int = BAD_CONFIGURATION) -> int:

@@ -53,7 +53,7 @@ class Bridge:
         self._newest = 0       # tick
 
     async def run(self) -> None:
-        """Serve the node until its connection ends. Raises WireError, ConnectionClosed, TimeoutError, Refusal."""
+        """Serve the node until its connection ends. Raises WireError, ConnectionClosed, Refusal."""
         hello, _ = await self._next()
         if not isinstance(hello, messages.Hello):
             raise WireError(f'{type(hello).__name__} before Hello')
@@ -162,8 +162,8 @@ class Bridge:
     async def _contained(self, work: Any) -> None:
         try:
             await work
-        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
-            self._client.connection.transport.abort()  # it does not read: the loop above sees the end
+        except ConnectionClosed:
+            pass  # the loop above sees the end
 
 
 def _due(due: float) -> float:

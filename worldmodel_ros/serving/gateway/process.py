@@ -10,16 +10,12 @@ import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
 from .security import AuditLog, LimitedSocket, server_context
 from .server import Gateway, Limits
-
-if TYPE_CHECKING:
-    from worldmodel_ros.engine.open_world.world import OpenWorld
 
 _log = logging.getLogger(__name__)
 _LOOK = 2.0  # s, between two looks at whether a file has changed
@@ -49,8 +45,7 @@ class Options:
     idle: float = 300.0         # s
     linger: float = 30.0        # s
     audit: str = ''             # file; empty: none
-    world: str = ''             # folder of an open world model; empty: the engine answers the camera dialect
-    worlds: int = 1             # of it at a time
+    world: str = ''             # socket of an open world model's server; empty: the engine answers the camera dialect
 
     def __post_init__(self) -> None:
         """Raise GatewayError for what makes no sense or is not safe."""
@@ -58,8 +53,9 @@ class Options:
         for name, value in {**numbers, 'connects': self.connects, 'linger': self.linger}.items():
             if not 0.0 <= value < math.inf or (name in numbers and not value):
                 raise GatewayError(f'{name} is {value}')
-        if not 0 < self.worlds <= 1024:
-            raise GatewayError(f'worlds is {self.worlds}')
+        if self.world and Path(self.world).expanduser().is_dir():
+            raise GatewayError(f'world is the folder {self.world}: worldmodel serve --model {self.world} --socket PATH serves '
+                               'it, and --world takes that socket')
         if not 0 <= self.port < 65536:
             raise GatewayError(f'port is {self.port}')
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
@@ -89,7 +85,7 @@ def run(options: Options) -> int:
                              Path(options.client_ca) if options.client_ca else None) if options.certificate else None
     except (OSError, ssl.SSLError) as error:
         raise GatewayError(f'the certificate, its key or the client CA cannot be used: {error}') from error
-    world = _world(options)
+    world = socket_path(options.world) if options.world else None
     try:
         listening = LimitedSocket(options.host, options.port, options.connects)
     except OSError as error:
@@ -102,17 +98,6 @@ def run(options: Options) -> int:
     finally:
         audit.close()
     return 0
-
-
-def _world(options: Options) -> OpenWorld | None:
-    if not options.world:
-        return None
-    from worldmodel_ros.engine.loading import load_world
-    from worldmodel_ros.model.checkpoint_description import ModelError
-    try:
-        return load_world(options.world, sessions=options.worlds)
-    except ModelError as error:
-        raise GatewayError(f'world: {error}') from error
 
 
 async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, tls: ssl.SSLContext | None) -> None:

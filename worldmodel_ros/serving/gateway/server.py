@@ -5,6 +5,7 @@ import asyncio
 import http
 import json
 import logging
+import math
 import ssl
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -30,9 +31,6 @@ from .engine import EngineAway
 from .msgpack import WireError
 from .security import AuditLog, LimitedSocket
 from .sessions import Refusal, Session, Sessions
-
-if TYPE_CHECKING:
-    from worldmodel_ros.engine.open_world.world import OpenWorld
 
 _log = logging.getLogger(__name__)
 _CONNECTIONS = 256     # at most
@@ -66,16 +64,21 @@ class Client:
         self.address = (connection.remote_address or ('?',))[0]
         self.dialect: Dialect = connection.dialect
         self.extensions: Any = None  # of the dialect, as the client has asked for them
+        self.given_up = False        # it was silent, or did not read
+        self._silent_since = math.inf    # steady time [s]; infinite: no message is waited for
+        self._sending: list[float] = []  # since when messages are on their way out
 
     async def receive(self) -> bytes | str:
         """
         Return the next message that may be looked at. Those that come too fast are refused unread, and what follows them waits
         in the sender's own buffers.
 
-        Raises ConnectionClosed, TimeoutError after the idle time.
+        Raises ConnectionClosed.
         """
         while True:
-            message = await asyncio.wait_for(self.connection.recv(), self.gateway.limits.idle)
+            self._silent_since = time.monotonic()
+            message = await self.connection.recv()
+            self._silent_since = math.inf
             wait = self.gateway.wait(self.account, len(message))
             if not wait:
                 return message
@@ -84,8 +87,20 @@ class Client:
                 await asyncio.sleep(wait)
 
     async def send(self, message: bytes | str) -> None:
-        """Send a message; raises TimeoutError where the other side does not read, ConnectionClosed."""
-        await asyncio.wait_for(self.connection.send(message), _SEND)
+        """Send a message; raises ConnectionClosed."""
+        begun = time.monotonic()
+        self._sending.append(begun)
+        try:
+            await self.connection.send(message)
+        finally:
+            self._sending.remove(begun)
+
+    def look(self, now: float) -> None:
+        """Give the connection up if nothing has come over it, or goes out, for too long. Called each second, in place of a
+        timeout for each message, which costs a task and two turns of the loop."""
+        if now - min(self._sending, default=now) > _SEND or now - self._silent_since > self.gateway.limits.idle:
+            self.given_up = True
+            self.connection.transport.abort()
 
     async def refuse(self, refusal: Refusal) -> None:
         """Say that something is not done."""
@@ -98,9 +113,9 @@ class Gateway:
 
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
-                 origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: OpenWorld | None = None) -> None:
+                 origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: Path | None = None) -> None:
         """``socket``: the engine's. Without ``accounts`` no client is asked who it is. ``origins``: of browsers' pages.
-        ``world``: what answers the camera dialect, in the engine's place."""
+        ``world``: socket of the server of an open world model, which answers the camera dialect in the engine's place."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
         self._accounts = accounts
@@ -117,7 +132,7 @@ class Gateway:
             **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
             network.PATH: node.Dialect()}
         if world:
-            self._dialects[camera.PATH] = open_world.Dialect(world)
+            self._dialects[camera.PATH] = open_world.Dialect(world, limits.linger)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop`` is set; ``ready`` is called when clients can connect."""
@@ -134,8 +149,6 @@ class Gateway:
             finally:
                 expiring.cancel()
                 self.sessions.close()
-                if isinstance(world := self._dialects[camera.PATH], open_world.Dialect):
-                    await asyncio.to_thread(world.close)
 
     def wait(self, account: Account, size: int) -> float:
         """Return 0 where an account may send a message of so many bytes, else in how many s it may."""
@@ -213,6 +226,8 @@ class Gateway:
             status = await self._status.get()
             if status is None:
                 raise EngineAway('it does not answer')
+            if 'world' in status:
+                raise EngineAway('it has an open world model, which drives no robot: give its socket as --world')
             try:
                 self._about = Preset.from_dict(status['preset']), status['service']['backend']
             except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -221,7 +236,10 @@ class Gateway:
 
     async def _answered_by(self, dialect: Dialect) -> tuple[Any, str]:
         """The model that answers in a dialect, and what runs it. Raises EngineAway."""
-        return dialect.about if isinstance(dialect, open_world.Dialect) else await self.about()
+        if not isinstance(dialect, open_world.Dialect):
+            return await self.about()
+        about = await dialect.about()
+        return about, about.backend
 
     async def _ready(self, connection: ServerConnection, _: Account) -> Response:
         if await self._status.get() is None:
@@ -235,14 +253,21 @@ class Gateway:
         return _typed(connection.respond(http.HTTPStatus.OK, text), 'text/plain; version=0.0.4')
 
     async def _models(self, connection: ServerConnection, _: Account) -> Response:
-        try:
-            spec, backend = await self.about()
-        except EngineAway as error:
-            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
-        return _json(connection, {'object': 'list', 'data': [{
-            'id': spec.name, 'object': 'model', 'owned_by': 'worldmodel_ros', 'backend': backend,
-            'image_size': spec.image_size, 'action_names': spec.action_names, 'action_horizon': spec.chunk_frames,
-            'step_period': spec.step_period, 'goals': spec.goals}]})
+        models, away = [], ''
+        for dialect in (self._dialects['/'], self._dialects[camera.PATH]):
+            try:
+                spec, backend = await self._answered_by(dialect)
+            except EngineAway as error:
+                away = str(error)
+                continue
+            model = {'id': spec.name, 'object': 'model', 'owned_by': 'worldmodel_ros', 'backend': backend,
+                     'image_size': spec.image_size, 'step_period': spec.step_period}
+            if isinstance(spec, Preset):
+                model |= {'action_names': spec.action_names, 'action_horizon': spec.chunk_frames, 'goals': spec.goals}
+            models += [model] * (model not in models)
+        if not models:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {away}\n')
+        return _json(connection, {'object': 'list', 'data': models})
 
     async def _own_sessions(self, connection: ServerConnection, account: Account) -> Response:
         return _json(connection, {'sessions': [session.status() for session in self.sessions.of(account)],
@@ -270,9 +295,8 @@ class Gateway:
         try:
             await (node.Bridge(client).run() if client.dialect.name == node.NAME else self._converse(client))
         except ConnectionClosed:
-            pass
-        except (asyncio.TimeoutError, TimeoutError):
-            reason = 'it was silent, or did not read'
+            if client.given_up:
+                reason = 'it was silent, or did not read'
         except Refusal as refusal:
             reason = str(refusal)
             await self._refused_for_good(client, refusal)
@@ -292,7 +316,7 @@ class Gateway:
         try:
             await client.refuse(refusal)
             await client.connection.close(_POLICY, 'refused')
-        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+        except ConnectionClosed:
             pass
 
     async def _end(self, client: Client, text: str) -> None:
@@ -300,7 +324,7 @@ class Gateway:
         try:
             await client.send(text)
             await client.connection.close(_PROTOCOL_ERROR, text.partition(':')[0])
-        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+        except ConnectionClosed:
             pass
 
     async def _converse(self, client: Client) -> None:
@@ -345,6 +369,9 @@ class Gateway:
         while True:
             await asyncio.sleep(_EXPIRE)
             self.sessions.expire()
+            now = time.monotonic()
+            for client in list(self._clients.values()):
+                client.look(now)
 
 
 def _json(connection: ServerConnection, value: Any) -> Response:

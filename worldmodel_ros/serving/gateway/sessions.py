@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
 from .engine import Answer, EngineAway, EngineSession, NotAnswered, Resumed
+
+if TYPE_CHECKING:
+    from worldmodel_ros.serving.worlds.link import WorldLink
 
 _NAME = re.compile(r'[\w.:@/-]{1,128}', re.ASCII)
 _REPLIES = 8       # that are kept for a client which asks again
@@ -86,6 +89,7 @@ class Session:
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
         self.pictures = 0
         self.recovered: tuple[Note, Answer | None] | None = None  # of the step before this process; for the dialect
+        self.link: WorldLink | None = None  # its world, where an open world model answers
         self._socket, self._linger = socket, linger
         self._engine: EngineSession | None = None
         self._retry = self._stayed = 0.0
@@ -103,7 +107,7 @@ class Session:
         moved = self._engine.moved if self._engine else None
         try:
             engine = await EngineSession.open(moved or self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
-                                              self._key if self.kept else '', self._linger)
+                                              self.key if self.kept else '', self._linger)
             if not engine.resumed.number:
                 if self._engine:  # another engine, or the same after too long a time
                     self.begin_anew()
@@ -213,7 +217,7 @@ class Session:
                     raise self._refused('model', str(error)) from error
                 await asyncio.sleep(error.again)
             else:
-                self._show(frames)
+                self.show(frames)
                 self.counts['imagined'] += len(frames)
                 self.seconds.append(time.monotonic() - begun)
                 return frames
@@ -247,11 +251,11 @@ class Session:
 
     def close(self, for_good: bool) -> None:
         """Leave it on the engine, where it waits for the next gateway; or end it there, too."""
-        if self._engine:
-            self._engine.end() if for_good else self._engine.close()
+        for each in filter(None, (self._engine, self.link)):
+            each.end() if for_good else each.close()
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
         """Its name on the engine, which no other account or dialect can have."""
         named = json.dumps([self.account.name, self.dialect, self.name])
         return 'gateway-' + hashlib.sha256(named.encode()).hexdigest()[:48]
@@ -294,9 +298,10 @@ class Session:
         return plan[:max(1, passed)], plan[passed:passed + delay]
 
     def _pictured(self, _: messages.Imagined, frames: np.ndarray) -> None:
-        self._show(frames)
+        self.show(frames)
 
-    def _show(self, frames: np.ndarray) -> None:
+    def show(self, frames: np.ndarray) -> None:
+        """Note the newest predicted frames, uint8 (T, H, W, 3)."""
         self.newest = frames
         self.pictures += 1
 
@@ -350,6 +355,8 @@ class Sessions:
         if session.holder is not holder:
             return
         session.holder, session.left = None, time.monotonic()
+        if session.link:
+            session.link.close()  # its world waits at its server, where it makes room for others
         key = session.account.name, session.name
         if not session.kept and self._sessions.get(key) is session:  # it may have ended before, with the gateway
             self._end(key, 'its connection has ended')

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.serving.service.service import Service
 
 _log = logging.getLogger(__name__)
+SESSIONS = 8          # robots at a time, unless told otherwise
 _LOG_INTERVAL = 10.0  # s, between two lines that are alike
 RATE = 2.0            # ticks of a robot in one period of its model: it sends one
 _MESSAGES = 4.0       # that are read of a robot, for each tick that is allowed
@@ -36,7 +37,7 @@ class Options:
     model: str = 'tiny'
     smaller: str = ''     # model for robots for which there is no time for the other one; empty: none
     backend: str = 'auto'
-    sessions: int = 8     # robots at a time
+    sessions: int = SESSIONS  # robots at a time
     threads: int = 1      # of one network call on a CPU
     gpus: int = 1         # that ``model`` is divided among,
     parallel: str = 'sequence'  # and how

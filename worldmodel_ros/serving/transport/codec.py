@@ -72,13 +72,16 @@ class _Text:
 
 class _Floats:
     """
-    An array of float32 of any shape, or None, which is read as one of (0, 0); the bytes are those of the number of
-    dimensions, the shape, the values.
+    An array of float32, or of ``form``, of any shape, or None, which is read as one of (0, 0); the bytes are those of the
+    number of dimensions, the shape, the values.
     """
+
+    def __init__(self, form: str = '<f4') -> None:
+        self._form = np.dtype(form)
 
     def write(self, value: np.ndarray | None, out: bytearray) -> None:
         value = _NO_ROWS if value is None else value
-        array = np.ascontiguousarray(value, '<f4').reshape(np.shape(value))
+        array = np.ascontiguousarray(value, self._form).reshape(np.shape(value))
         out += bytes([array.ndim]) + struct.pack(f'<{array.ndim}I', *array.shape) + array.tobytes()
 
     def read(self, data: memoryview, at: int) -> tuple[np.ndarray, int]:
@@ -91,11 +94,11 @@ class _Floats:
         count = 1
         for size in shape:  # in Python's integers: a product of hostile sizes must not wrap around
             count *= size
-        end = _end(data, at, 4 * count)
+        end = _end(data, at, self._form.itemsize * count)
         # With a size of 0, any others need no bytes, and numpy has bounds of its own.
         if max(shape, default=0) > MAX_MESSAGE:
             raise MessageError(f'an array of shape {shape}: no size can be above {MAX_MESSAGE}')
-        return np.frombuffer(data[at:end], '<f4').astype(np.float32).reshape(shape), end
+        return np.frombuffer(data[at:end], self._form).astype(self._form.newbyteorder('=')).reshape(shape), end
 
 
 class _Many:
@@ -126,7 +129,7 @@ def _codec(codec: Codec) -> Callable[..., Any]:
 
 u8, u32, u64 = (_codec(_Number(form)) for form in ('<B', '<I', '<Q'))
 i64, f64, flag = (_codec(_Number(form)) for form in ('<q', '<d', '<?'))
-text, floats = _codec(_Text()), _codec(_Floats())
+text, floats, doubles = _codec(_Text()), _codec(_Floats()), _codec(_Floats('<f8'))
 
 
 def many(kind: type) -> Any:

@@ -7,6 +7,9 @@ SessionFile by one Done. A robot of which nothing has come for long is told Idle
 server Moved. Images travel as memory next to the message (pictures.py), frames in slots (frames.py).
 
 Servers of one store move sessions among each other: see docs/fleet.md. Move, Prepare and TakeOver are answered by Done.
+
+The server of an open world model takes WorldHello in place of Hello, and then Walk and Forget, each answered by one Walked of
+its number.
 """
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .codec import f64, flag, floats, i64, many, message, text, u8, u32, u64
+from .codec import doubles, f64, flag, floats, i64, many, message, text, u8, u32, u64
 
 # --- from the front end ---
 
@@ -120,6 +123,32 @@ class Note:
     """What the front end wants to be told of the session by Welcome when it comes back to it; replaces the one before."""
 
     note: str = text()
+
+
+@message(11)
+class WorldHello:
+    """The first message for a world of an open world model; answered by WorldWelcome or Rejected."""
+
+    session: str = text()  # the server goes on with its world, if it has one
+    linger: float = f64()  # s, for which the world waits when the connection is lost
+
+
+@message(12)
+class Walk:
+    """Imagine what a camera sees along poses. The image that the world begins with comes next to it; none: it goes on."""
+
+    number: int = u64()
+    event: str = text()                    # what was answered already is answered by the same frames; empty: it never was
+    poses: np.ndarray = doubles()          # (N, 4, 4), camera-to-world, optical frame; with an image, the first is the image's
+    intrinsics: np.ndarray = doubles()     # (N, 4), fx, fy, cx, cy of an image of the world's size
+    note: str = text(default='')           # with an image: kept, for who comes back to the world
+
+
+@message(13)
+class Forget:
+    """End the world; the next Walk must begin one."""
+
+    number: int = u64()
 
 
 # --- from the server ---
@@ -243,3 +272,27 @@ class Moved:
 
     address: str = text()    # the other server's socket
     generation: int = u64()  # that it owns
+
+
+@message(77)
+class WorldWelcome:
+    """What WorldHello asks for is open."""
+
+    begun: bool = flag()  # there is a world to go on in
+    note: str = text()    # of the walk that began it
+    about: str = text()   # the model, as JSON
+
+
+@message(78)
+class Walked:
+    """The answer to Walk and Forget. With a ``refusal`` there are no frames, else those of all poses come with it."""
+
+    number: int = u64()
+    imagined: int = u64(default=0)     # frames of the world by now, without the image,
+    added: int = u64(default=0)        # and how many of them by this
+    queue: float = f64(default=0.0)    # from the arrival to the beginning, s
+    observe: float = f64(default=0.0)  # for the image, s
+    imagine: float = f64(default=0.0)  # s
+    repeated: bool = flag(default=False)  # it was answered before
+    kind: str = text(default='')       # of the refusal, one word
+    refusal: str = text(default='')

@@ -1,0 +1,55 @@
+"""The server of an open world model as a process: loads the model, serves until a signal comes, ends in good order."""
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.engine.loading import load_world
+from worldmodel_ros.serving.server.process import log_handler
+from worldmodel_ros.serving.transport.address import ListeningSocket
+from .server import WorldServer
+
+_log = logging.getLogger(__name__)
+
+
+def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1, worlds: int = 1) -> int:
+    """
+    Serve the open world model in a folder at a socket until SIGINT or SIGTERM; return the exit code. ``worlds``: at a time.
+
+    Raises AddressError, ModelError for what cannot be served.
+    """
+    logging.basicConfig(handlers=[log_handler(sys.stderr)])
+    logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
+    listening = ListeningSocket(path)  # first: loading takes long
+    try:
+        asyncio.run(_serve(listening, model, backend, threads, worlds))
+    except RuntimeError as error:  # while it is loaded
+        end_if_lost(error)
+        raise
+    finally:
+        listening.close()
+    return 0
+
+
+async def _serve(listening: ListeningSocket, model: str, backend: str, threads: int, worlds: int) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    # Loaded in the thread that runs it: how many threads an operation has is a setting of the thread that calls it.
+    networks = ThreadPoolExecutor(1, 'open world')
+    try:
+        world = await loop.run_in_executor(networks, load_world, model, backend, threads, 1, worlds)
+        if stop.is_set():
+            return
+        listening.listen()
+        await WorldServer(world, listening, networks).run(stop, lambda: _log.info(
+            'process %d serves %s to at most %d worlds at %s', os.getpid(), model, worlds, listening.path))
+        _log.info('ended by a signal')
+    finally:
+        networks.shutdown(cancel_futures=True)
