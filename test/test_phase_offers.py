@@ -145,6 +145,39 @@ def test_what_ticks_take_together_is_what_the_table_says():
     assert [taken('big/denoise', count) for count in (1, 4)] == pytest.approx([0.004, 0.007])
 
 
+@pytest.fixture
+def replay(monkeypatch):
+    """benchmarks/capacity_replay.py on the times of a device that others use; by robots, way and how many times slower."""
+    monkeypatch.syspath_prepend(BASE.parents[1])
+    import capacity_replay
+
+    def played(robots, way, slower=1.0, times='batch_times_tiny_epyc_2_cores.json'):
+        device = capacity_replay.RecordedDevice(json.loads((BASE.parent / times).read_text()), slower)
+        return capacity_replay.play(device, robots, way, settle=8.0, seconds=10.0)
+    return played
+
+
+INTERRUPTED = 'batch_times_tiny_interrupted_epyc_2_cores.json'
+
+
+def test_four_robots_whose_time_there_is_are_answered_in_two_steps_at_the_phases_that_are_offered(replay):
+    ladder, offers = replay(4, 'ladder'), replay(4, 'offers')
+    assert offers['two_steps'] >= 0.99 > ladder['two_steps'] and 1 <= offers['offers'] <= 4
+
+
+@pytest.mark.parametrize('times', ['batch_times_tiny_epyc_2_cores.json', INTERRUPTED])
+def test_where_the_period_has_no_room_for_two_steps_no_phase_is_offered_and_nothing_is_lost(replay, times):
+    """On a device 2.2 times slower, three robots in two steps need all of its time and more."""
+    ladder, offers = replay(3, 'ladder', 2.2, times), replay(3, 'offers', 2.2, times)
+    assert offers['offers'] == 0 and offers['in_time'] >= ladder['in_time'] > 0.95
+
+
+def test_what_is_expected_in_time_is_attempted_where_interruptions_let_nothing_be_promised(replay):
+    first_come, ladder = replay(3, 'fifo', 2.2, INTERRUPTED), replay(3, 'ladder', 2.2, INTERRUPTED)
+    assert ladder['attempted'] > 0.3 and ladder['attempted_late'] < 0.1 and ladder['refused'] < 0.05
+    assert ladder['in_time'] > first_come['in_time'] + 0.05
+
+
 def drive(rig, clients, periods, spacing, moved):
     """Tick together, each as much earlier as it has ``moved``; what was offered, as (period, client, earlier)."""
     begin, offers = rig.clock.now, []
