@@ -35,9 +35,9 @@ Times = Callable[[str, int], float]  # of a batch of so many units of a network 
 
 def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Sequence[str], times: Times, largest: int) -> float:
     """
-    Return how badly ticks go together: the sum over one period of what each has of its lead needed (squared), and of ``_LATE`` for
-    each that is late; what cannot be in time any more is given up, as the scheduler does, so that ticks for which there is no
-    room cost the others none. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
+    Return how badly ticks go together: the sum over one period of what each has of its lead needed (squared), and of ``_LATE``
+    for each that is late. What cannot be in time any more is given up, as the scheduler does, so that ticks for which there is
+    no room cost the others none. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
     """
     coming = sorted((rhythm.phase + k * period, rhythm.lead, k) for rhythm in rhythms.values() for k in range(_PERIODS))
     waiting: list[tuple[float, float, int, int]] = []  # deadline, arrival, period, networks passed

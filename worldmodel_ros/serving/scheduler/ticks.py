@@ -20,7 +20,7 @@ CLAIMED = 10  # ticks in a row that are to be admitted before a claim is over
 
 
 class Margin(enum.Enum):
-    """How sure it must be that a tick is in time: promised, attempted instead of a lower tier, attempted instead of a refusal."""
+    """How sure it must be that a tick is in time: to promise it, to attempt it above a lower tier, or before a refusal."""
 
     CERTAIN = 'by the tail of its plan'
     LIKELY = 'if its batches take as much longer as they do in one case of five'
@@ -171,7 +171,7 @@ class Ticks:
         """Return a plan with the job in it, placed, and its finish [s]; or None, the finish, and why there is none."""
         if margin is Margin.CERTAIN:
             curves = [self._table.curve(unit.network) for unit in job.route]
-            tail = max(device.tail, max(curve.high[1] - curve.typical[1] for curve in curves))
+            tail = max(device.tail, *(curve.high[1] - curve.typical[1] for curve in curves))
         else:
             tail = self._spread(margin, len(job.route)) * job.work
         finish = device.at + job.work + tail
