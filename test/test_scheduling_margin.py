@@ -29,7 +29,7 @@ def by_turns(rng):
 
 
 def play(robots, factors, seconds=30.0, times=CPU, routes=ONE_MODEL, seed=0):
-    """After the first second: shares of the promised ticks that were late, of the attempted ones, and of all that were refused."""
+    """After the first second: shares of the promised ticks that were late, of the attempted ones, and of all refused."""
     rng = random.Random(seed)
     factor = factors(rng)
     steps = table(**times)
