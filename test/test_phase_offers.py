@@ -139,6 +139,22 @@ def test_more_of_all_ticks_are_answered_in_two_steps_by_the_times_of_a_large_mod
     assert random < 0.85 and advised > 0.99, found
 
 
+def test_nine_robots_of_a_compiled_model_fit_a_gpu_in_two_steps():
+    """``base`` with its layers compiled for one session, as measured on an H100 (tick_h100.json); time itself is simulated."""
+    values = json.loads(BASE.read_text())
+    compiled = {'base/observe': (3.9, 4.4), 'base/denoise': (3.2, 3.4)}
+    for row in values['rows']:
+        if row['batch'] == 1 and row['network'] in compiled:
+            row['p50_ms'], row['p99_ms'] = compiled[row['network']]
+    steps = StepTable.from_dict(values)
+    routes = {Tier.TWO_STEP: (Unit('base/observe'), Unit('base/denoise', 0, 2), Unit('base/denoise', 1, 2)),
+              Tier.ONE_STEP: (Unit('base/observe'), Unit('base/denoise', 0, 1))}
+    *batch, largest = Scheduler(steps).batches(routes[Tier.TWO_STEP])
+    phases = np.random.default_rng(0).uniform(0.0, PERIOD, 9)
+    after = settled(phases, batch, largest)
+    assert on_time_in_two_steps([after[k] for k in range(9)], steps, routes, 4.0) > 0.99
+
+
 def test_what_ticks_take_together_is_what_the_table_says():
     networks, taken, largest = Scheduler(table()).batches(ROUTES[Tier.TWO_STEP])
     assert networks == ['big/observe', 'big/denoise', 'big/denoise'] and largest == 4
