@@ -7,7 +7,7 @@
 Robots have cameras of --camera Hz with phases of their own, and tick at the model's rate. Each image is judged by the pacer of
 a node, which takes up what the service offers. A reply is due 50 ms after the image's stamp, less 15 ms for what is not the
 service's. ``fifo``: first come first served, everything in two steps, however late. ``ladder``: admission and tiers, phases as
-they are. ``offers``: besides, phases as the service offers them; the first --settle s, in which they move, do not count.
+they are. ``offers``: besides, phases as the service offers them. The first --settle s, in which they move, count in no row.
 ``two_steps`` is the share of all ticks that were due which were answered on time in two steps: what was refused or never sent
 counts as not.
 """
@@ -95,9 +95,11 @@ def drive(service: Service, robots: int, camera: float, follows: bool, settle: f
     two = sum(tick.tier is Tier.TWO_STEP for tick in met)
     for session in sessions:
         service.close(session)
+    stats = service.stats()
     return {'robots': robots, 'due': due, 'sent': len(ticks), 'two_steps': round(two / max(due, len(ticks)), 4),
             'in_time': round(len(met) / max(due, len(ticks)), 4), 'refused': sum(tick.refused for tick in ticks),
-            'late': sum(not tick.refused and tick.finish > tick.due for tick in ticks), 'busy': service.stats()['busy'],
+            'late': sum(not tick.refused and tick.finish > tick.due for tick in ticks), 'attempted': stats['attempted'],
+            'attempted_late': stats['attempted_late'], 'busy': stats['busy'],
             'offers_taken': sum(robot.offers for robot in fleet), 'robots_moved': sum(robot.pacer.moved > 0 for robot in fleet),
             'generator_late_p99_ms': round(float(np.quantile(lateness, 0.99)) * 1e3, 3)}
 
@@ -112,7 +114,7 @@ def main() -> int:
     parser.add_argument('--robots', type=int, nargs='+', default=[1, 2, 3, 4, 5, 6])
     parser.add_argument('--ways', nargs='+', choices=WAYS, default=list(WAYS))
     parser.add_argument('--camera', type=float, default=30.0, help='Hz (default: 30)')
-    parser.add_argument('--settle', type=float, default=12.0, help='s of each row with offers (default: 12; without, 2)')
+    parser.add_argument('--settle', type=float, default=12.0, help='s of each row that do not count (default: 12)')
     parser.add_argument('--seconds', type=float, default=10.0, help='of each row (default: 10)')
     parser.add_argument('--seeds', type=int, default=1, help='draws of phases (default: 1)')
     parser.add_argument('--priority', type=int, default=20, help='of the engine\'s thread, under SCHED_FIFO; 0: none')
@@ -135,7 +137,7 @@ def main() -> int:
                 service.start()
                 table = service.table
                 try:
-                    row = drive(service, robots, options.camera, follows, options.settle if follows else 2.0, options.seconds,
+                    row = drive(service, robots, options.camera, follows, options.settle, options.seconds,
                                 seed, times)
                 finally:
                     service.stop()

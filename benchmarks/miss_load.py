@@ -17,7 +17,6 @@ from worldmodel_ros.realtime import apply
 from worldmodel_ros.serving.scheduler import Tier
 from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
 from worldmodel_ros.serving.service.service import Service
-from worldmodel_ros.sim.rollout import collect
 
 FIRST_SEED = 3_500_000
 WARM_UP = 1.0  # s of each level that are not counted: windows fill, the ladder settles
@@ -156,6 +155,8 @@ def row(load: Load, seconds: float) -> dict:
 
 def film(size: tuple[int, int], episodes: int, steps: int) -> dict[str, np.ndarray]:
     """Drives of different rooms: frames uint8 (E, T, H, W, 3) and actions (E, T, A)."""
+    from worldmodel_ros.sim.rollout import collect  # with MuJoCo, which a machine with a GPU need not have
+
     arrays = collect(range(FIRST_SEED, FIRST_SEED + episodes), steps, size)
     return {name: np.array(arrays[name]) for name in ('frames', 'actions')}
 

@@ -139,10 +139,59 @@ def test_more_of_all_ticks_are_answered_in_two_steps_by_the_times_of_a_large_mod
     assert random < 0.85 and advised > 0.99, found
 
 
+def test_nine_robots_of_a_compiled_model_fit_a_gpu_in_two_steps():
+    """``base`` with its layers compiled for one session, as measured on an H100 (tick_h100.json); time itself is simulated."""
+    values = json.loads(BASE.read_text())
+    compiled = {'base/observe': (3.9, 4.4), 'base/denoise': (3.2, 3.4)}
+    for row in values['rows']:
+        if row['batch'] == 1 and row['network'] in compiled:
+            row['p50_ms'], row['p99_ms'] = compiled[row['network']]
+    steps = StepTable.from_dict(values)
+    routes = {Tier.TWO_STEP: (Unit('base/observe'), Unit('base/denoise', 0, 2), Unit('base/denoise', 1, 2)),
+              Tier.ONE_STEP: (Unit('base/observe'), Unit('base/denoise', 0, 1))}
+    *batch, largest = Scheduler(steps).batches(routes[Tier.TWO_STEP])
+    phases = np.random.default_rng(0).uniform(0.0, PERIOD, 9)
+    after = settled(phases, batch, largest)
+    assert on_time_in_two_steps([after[k] for k in range(9)], steps, routes, 4.0) > 0.99
+
+
 def test_what_ticks_take_together_is_what_the_table_says():
     networks, taken, largest = Scheduler(table()).batches(ROUTES[Tier.TWO_STEP])
     assert networks == ['big/observe', 'big/denoise', 'big/denoise'] and largest == 4
     assert [taken('big/denoise', count) for count in (1, 4)] == pytest.approx([0.004, 0.007])
+
+
+@pytest.fixture
+def replay(monkeypatch):
+    """benchmarks/capacity_replay.py on the times of a device that others use; by robots, way and how many times slower."""
+    monkeypatch.syspath_prepend(BASE.parents[1])
+    import capacity_replay
+
+    def played(robots, way, slower=1.0, times='batch_times_tiny_epyc_2_cores.json'):
+        device = capacity_replay.RecordedDevice(json.loads((BASE.parent / times).read_text()), slower)
+        return capacity_replay.play(device, robots, way, settle=8.0, seconds=10.0)
+    return played
+
+
+INTERRUPTED = 'batch_times_tiny_interrupted_epyc_2_cores.json'
+
+
+def test_four_robots_whose_time_there_is_are_answered_in_two_steps_at_the_phases_that_are_offered(replay):
+    ladder, offers = replay(4, 'ladder'), replay(4, 'offers')
+    assert offers['two_steps'] >= 0.99 > ladder['two_steps'] and 1 <= offers['offers'] <= 4
+
+
+@pytest.mark.parametrize('times', ['batch_times_tiny_epyc_2_cores.json', INTERRUPTED])
+def test_where_the_period_has_no_room_for_two_steps_no_phase_is_offered_and_nothing_is_lost(replay, times):
+    """On a device 2.2 times slower, three robots in two steps need all of its time and more."""
+    ladder, offers = replay(3, 'ladder', 2.2, times), replay(3, 'offers', 2.2, times)
+    assert offers['offers'] == 0 and offers['in_time'] >= ladder['in_time'] > 0.95
+
+
+def test_what_is_expected_in_time_is_attempted_where_interruptions_let_nothing_be_promised(replay):
+    first_come, ladder = replay(3, 'fifo', 2.2, INTERRUPTED), replay(3, 'ladder', 2.2, INTERRUPTED)
+    assert ladder['attempted'] > 0.3 and ladder['attempted_late'] < 0.1 and ladder['refused'] < 0.05
+    assert ladder['in_time'] > first_come['in_time'] + 0.05
 
 
 def drive(rig, clients, periods, spacing, moved):

@@ -186,11 +186,11 @@ def test_an_admitted_tick_is_never_late_if_no_batch_takes_longer_than_its_typica
 
 @given(arrivals, st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
-def test_one_batch_that_takes_its_high_quantile_makes_no_admitted_tick_late(sequence, overrun):
+def test_one_batch_that_takes_its_high_quantile_makes_no_promised_tick_late(sequence, overrun):
     count = iter(range(10_000))
     scheduler = Scheduler(table(tail=3.0), settings=Settings(background_share=0.0))
     device = VirtualDevice(scheduler, lambda batch: (batch.finish if next(count) == overrun else batch.expected)
                            - batch.begun).play(requests(sequence))
     for completion in device.completions.values():
         if completion.request.kind is Kind.TICK and completion.outcome is not Outcome.SUPERSEDED:
-            assert completion.met
+            assert completion.met or completion.admission.attempted

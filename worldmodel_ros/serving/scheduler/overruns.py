@@ -4,6 +4,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
+from math import inf
 
 from .samples import Window
 
@@ -11,6 +12,7 @@ RUNS = (2, 4, 8, 16)  # batches
 WINDOW = 300  # runs of each length, each beginning one batch after the last
 FEWEST = 50  # from which a quantile is taken, and which stay however old they are
 QUANTILE = 0.99
+LIKELY = 0.8   # quantile, by which what is attempted without a promise is to be in time
 LATE = 0.003  # of the ticks that were promised an answer may have none in time
 STEP, WIDTHS = 0.25, (0.5, 3.0)  # by how much a late one widens the margin, and how narrow and wide it can become
 FIRST_WIDTH = 2.0  # a service that does not know its device yet is careful
@@ -33,6 +35,7 @@ class Overruns:
         self._batches: deque[tuple[float, float, float]] = deque(maxlen=RUNS[-1])  # the newest first
         self._windows = [Window(WINDOW, FEWEST) for _ in RUNS]
         self._factors = (0.0,) * len(RUNS)
+        self._likely = (inf,) * len(RUNS)  # what was not seen is not likely
         self._width = FIRST_WIDTH
 
     def record(self, expected: float, high: float, seconds: float, slowness: float, now: float) -> None:
@@ -46,8 +49,8 @@ class Overruns:
             if length <= len(sums):
                 work, taken, believed = sums[length - 1]
                 window.add(taken / (work * believed) - 1.0, now)
-        self._factors = tuple(max(0.0, window.quantile(QUANTILE)) if len(window) >= FEWEST else 0.0
-                              for window in self._windows)
+        self._factors = self._quantiles(QUANTILE, 0.0)
+        self._likely = self._quantiles(LIKELY, inf)
 
     def answered(self, in_time: bool) -> None:
         """Take what became of a promise."""
@@ -57,3 +60,10 @@ class Overruns:
     def after(self, count: int) -> float:
         """By which part of its time a plan of so many batches may take longer."""
         return self._width * self._factors[min(bisect_left(RUNS, count), len(RUNS) - 1)]
+
+    def likely(self, count: int) -> float:
+        """By which part of its time a run of so many batches takes longer in one case of five; infinite if not known."""
+        return self._likely[min(bisect_left(RUNS, count), len(RUNS) - 1)]
+
+    def _quantiles(self, level: float, unknown: float) -> tuple[float, ...]:
+        return tuple(max(0.0, window.quantile(level)) if len(window) >= FEWEST else unknown for window in self._windows)

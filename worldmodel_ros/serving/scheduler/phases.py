@@ -16,6 +16,7 @@ _LOOK = 2.5    # periods before an offer, in which each session's choices are tr
 _GAIN = 0.1    # of the cost, that an offer must save
 _SMOOTH = 0.3  # of a tick's own phase in what is believed of its session's
 _TOGETHER = 1e-4  # s, that two ticks are apart at most that come together
+_LATE = 10.0   # cost of a tick that is not in time; one in time costs 1 at most
 _PERIODS = 3   # that are played through; the one in the middle counts
 
 
@@ -34,12 +35,14 @@ Times = Callable[[str, int], float]  # of a batch of so many units of a network 
 
 def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Sequence[str], times: Times, largest: int) -> float:
     """
-    Return how badly ticks go together: the sum over one period of what each has of its lead needed (squared), and of 10 for
-    each that is late. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
+    Return how badly ticks go together: the sum over one period of what each has of its lead needed (squared), and of ``_LATE``
+    for each that is late. What cannot be in time any more is given up, as the scheduler does, so that ticks for which there is
+    no room cost the others none. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
     """
     coming = sorted((rhythm.phase + k * period, rhythm.lead, k) for rhythm in rhythms.values() for k in range(_PERIODS))
     waiting: list[tuple[float, float, int, int]] = []  # deadline, arrival, period, networks passed
     free, cost, at = 0.0, 0.0, 0
+    rest = [sum(times(network, 1) for network in route[passed:]) for passed in range(len(route))]
     while waiting or at < len(coming):
         if not waiting:
             free = max(free, coming[at][0])
@@ -48,7 +51,12 @@ def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Seque
             waiting.append((arrival + lead, arrival, k, 0))
             at += 1
         waiting.sort()
-        network = route[waiting[0][3]]
+        deadline, _, k, passed = waiting[0]
+        if free + rest[passed] > deadline:
+            del waiting[0]
+            cost += _LATE if k == 1 else 0.0
+            continue
+        network = route[passed]
         batch = [tick for tick in waiting if route[tick[3]] == network][:largest]
         # As the scheduler does, which makes no larger batch for a saving that is next to nothing.
         each = [times(network, count) / count for count in range(1, len(batch) + 1)]
@@ -61,7 +69,7 @@ def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Seque
                 waiting.append((deadline, arrival, k, passed + 1))
             elif k == 1:
                 needed = (free - arrival) / (deadline - arrival)
-                cost += needed * needed + (10.0 if needed > 1.0 else 0.0)
+                cost += needed * needed + (_LATE if needed > 1.0 else 0.0)
     return cost
 
 

@@ -92,6 +92,10 @@ class Planner:
         """By which part of its time a whole plan may take longer, by what such runs of batches have done of late."""
         return self._overruns.after(len(plan.batches))
 
+    def likely(self, batches: int) -> float:
+        """By which part of its time a run of so many batches takes longer in one case of five; infinite if not known."""
+        return self._overruns.likely(batches)
+
     def draw(self, queues: Queues, now: float, tail: float = 0.0) -> tuple[list[Place], float, float]:
         """
         Take the next batch out of ``queues``, which must not be empty; return its places and its typical and high

@@ -217,7 +217,8 @@ class Scheduler:
         self._ticks.remove(job)
         if outcome in (Outcome.DONE, Outcome.GIVEN_UP, Outcome.FAILED):
             session.ended(job, completion.met)
-            self._overruns.answered(completion.met)
+            if not job.admission.attempted:
+                self._overruns.answered(completion.met)
 
     def _session(self, session: Hashable) -> SessionRecord:
         if session not in self._sessions:

@@ -1,10 +1,10 @@
 """The ticks that wait for the device: what is promised to each, and what becomes of promises that others break."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
-from collections.abc import Hashable
 
 from .arrivals import Arrivals
 from .jobs import Job, Place, dequeue
@@ -17,6 +17,14 @@ from .work import TIER_WORDS, Admission, Tier
 
 
 CLAIMED = 10  # ticks in a row that are to be admitted before a claim is over
+
+
+class Margin(enum.Enum):
+    """How sure it must be that a tick is in time: to promise it, to attempt it above a lower tier, or before a refusal."""
+
+    CERTAIN = 'by the tail of its plan'
+    LIKELY = 'if its batches take as much longer as they do in one case of five'
+    EXPECTED = 'if they take their typical times'
 
 
 @dataclass
@@ -33,8 +41,12 @@ class _Claim:
 
 class Ticks:
     """
-    With the ladder there is always a plan in which everything admitted is in time; a tick is admitted if there is one
-    with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
+    With the ladder there is always a plan in which everything promised is in time; a tick is promised an answer if there
+    is one with it, too, and the device then follows that plan. Without it, batches are drawn as the queues are.
+
+    A tick that cannot be promised an answer in a tier is attempted in it, as long as no promise is broken, if it is likely
+    to be in time; and instead of a refusal if that is expected at all. A refusal, or a lower tier, makes an interruption
+    of the device no less likely: where these are what the tail is made of, they would only give up what mostly succeeds.
 
     ``give_up(job, reason)`` is called to end a job that cannot be in time any more.
 
@@ -74,11 +86,16 @@ class Ticks:
             plan, finish, reason = self._try(job, device)
             if plan is None and not job.postponed:
                 plan = self._make_room(job, device, self._owing())
+            if plan is None:
+                plan, _, _ = self._try(job, device, Margin.LIKELY)
             if plan:
                 break
             reasons.append(reason)
         if plan is None:
             plan = self._make_room(job, device, self._owing() if job.postponed else list(self._plan.ends))
+            lowered = plan is not None
+            if plan is None:
+                plan, _, _ = self._try(job, device, Margin.EXPECTED)
             if plan is None:
                 session.refused(tier)
                 if job.postponed:
@@ -87,13 +104,18 @@ class Ticks:
                 elif job.work <= job.limit - now:  # what no device could do is no claim
                     self._claims[request.session] = _Claim(job.limit - now, job.work)
                 return Admission(Tier.NONE, finish, reason=', '.join(reasons))
-            reasons.append('so others were lowered a tier')
+            if lowered:
+                reasons.append('so others were lowered a tier')
         self._plan = plan
         self._served(request.session)
         session.fell(tier)
         expected, finish = plan.ends[job]
-        job.headroom = self._headroom(job, finish)
-        return Admission(tier, finish, expected, ', '.join(reasons))
+        promised = finish <= self._waiting.limit(request) + ROUNDING
+        likely = expected + self._planner.likely(len(plan.batches)) * (expected - device.at)
+        job.headroom = self._headroom(job, min(finish, likely))
+        if not promised:
+            reasons.append(f'{TIER_WORDS[tier]} may be {(finish - request.deadline) * 1e3:.1f} ms late, and is attempted')
+        return Admission(tier, finish if promised else None, expected, ', '.join(reasons))
 
     def forget(self, session: Hashable) -> None:
         """A session has ended, or begins again."""
@@ -145,18 +167,25 @@ class Ticks:
         curve = self._table.curve(network_of(places[0]))
         return places, curve.typical[len(places)], curve.high[len(places)]
 
-    def _try(self, job: Job, device: Device) -> tuple[Plan | None, float, str]:
+    def _try(self, job: Job, device: Device, margin: Margin = Margin.CERTAIN) -> tuple[Plan | None, float, str]:
         """Return a plan with the job in it, placed, and its finish [s]; or None, the finish, and why there is none."""
-        curves = [self._table.curve(unit.network) for unit in job.route]
-        tail = max(curve.high[1] - curve.typical[1] for curve in curves)
-        finish = device.at + job.work + max(tail, device.tail)
+        if margin is Margin.CERTAIN:
+            curves = [self._table.curve(unit.network) for unit in job.route]
+            tail = max(device.tail, *(curve.high[1] - curve.typical[1] for curve in curves))
+        else:
+            tail = self._spread(margin, len(job.route)) * job.work
+        finish = device.at + job.work + tail
         if finish <= job.limit:
             self._waiting.place(job)
             plan = self._planner.plan(self._waiting.queues, device)
-            finish = plan.ends[job][1]
+            expected, finish = plan.ends[job]
             late = plan.late()
+            if job in late and margin is not Margin.CERTAIN and expected + (
+                    expected - device.at) * self._spread(margin, len(plan.batches)) <= job.limit:
+                late.remove(job)
             taken = self._taken(finish, device.at) if job.postponed and not late else 0.0
             if not late and taken <= 0.0:
+                job.limit = max(job.limit, finish)  # no later plan may make it later than this one
                 plan.close()
                 return plan, finish, ''
             self._waiting.remove(job)
@@ -168,6 +197,10 @@ class Ticks:
                 return None, finish, (f'{TIER_WORDS[job.tier]} would make {len(late)} admitted answers late, the first '
                                       f'by {over:.1f} ms')
         return None, finish, f'{TIER_WORDS[job.tier]} would finish {(finish - job.limit) * 1e3:.1f} ms late'
+
+    def _spread(self, margin: Margin, batches: int) -> float:
+        """By which part of its time an attempt may take longer, and be in time."""
+        return self._planner.likely(batches) if margin is Margin.LIKELY else 0.0
 
     def _taken(self, finish: float, now: float) -> float:
         """By how much a claim's tick would be late after work until ``finish`` [s]; 0 if none would."""

@@ -75,8 +75,9 @@ class Admission:
 
     ``tier`` NONE: it is refused and will not run, ``reason`` says why in words and numbers, and ``finish`` is when the last
     tier that was tried would have been done. Otherwise ``finish`` is when it is done at the latest, as long as one batch at
-    most exceeds its typical time, and ``expected`` when none does; both are None where nothing is promised (without a ladder,
-    and for background work). ``reason`` of an admitted request says why its tier is not the best one.
+    most exceeds its typical time, and ``expected`` when none does. ``finish`` is None where nothing is promised: for a tick
+    that is attempted, since it is expected in time, if not for certain; without a ladder, and for background work, where
+    ``expected`` is None, too. ``reason`` of an admitted request says why its tier is not the best one, or not certain.
     """
 
     tier: Tier
@@ -87,6 +88,11 @@ class Admission:
     @property
     def admitted(self) -> bool:
         return self.tier is not Tier.NONE
+
+    @property
+    def attempted(self) -> bool:
+        """Whether it is expected in time, and nothing is promised."""
+        return self.admitted and self.finish is None and self.expected is not None
 
 
 class Entry(NamedTuple):

@@ -206,7 +206,10 @@ class Requests:
         reason = completion.reason or _WORDS.get(completion.outcome, admission.reason)
         reply = job.reply(tier, reason, admission.expected, finish)
         self.statistics.replied(tier)
-        self.statistics.counts['late'] += finish > job.tick.due or completion.outcome is Outcome.GIVEN_UP
+        late = finish > job.tick.due or completion.outcome is Outcome.GIVEN_UP
+        self.statistics.counts['late'] += late
+        self.statistics.counts['attempted'] += admission.attempted
+        self.statistics.counts['attempted_late'] += admission.attempted and late
         self.statistics.counts['given_up'] += completion.outcome is Outcome.GIVEN_UP
         if done and tier is not admission.tier:
             self.statistics.counts['lowered'] += 1

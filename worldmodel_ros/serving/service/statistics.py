@@ -36,8 +36,9 @@ class Statistics:
         tick's arrival, of those that kept their tier (the others are ``lowered``: to let another robot in, mostly, and
         are done sooner), ``step_time_error`` at the beginning of a batch."""
         counts = {name: self.counts[name] for name in (
-            'ticks', 'late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon', 'given_up', 'stale_dropped',
-            'frames_taken_in_later', 'lowered', 'phase_shifts_offered', 'phase_shifts_taken')}
+            'ticks', 'late', 'attempted', 'attempted_late', 'failed', 'refused_at_arrival', 'over_rate', 'due_too_soon',
+            'given_up', 'stale_dropped', 'frames_taken_in_later', 'lowered', 'phase_shifts_offered',
+            'phase_shifts_taken')}
         tiers = {tier.name: self._tiers[tier] for tier in MODEL_TIERS} | {'REFUSED': self._tiers[Tier.NONE]}
         return {**counts, 'tiers': tiers,
                 'prediction_error': _quantiles(self._errors), 'step_time_error': _quantiles(self._batch_errors),
