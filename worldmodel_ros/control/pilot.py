@@ -16,6 +16,7 @@ import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
+from .localisation import Localiser
 from .motion import PERIOD, along_arc, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
@@ -83,6 +84,8 @@ class Pilot:
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
         self._deliberation, self._standing = Deliberation(settings), StandingThings(slots)
+        self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
+        self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
         self.known: Known | None = None  # at the newest frame
         self.view: View | None = None  # that was decided on last
@@ -95,22 +98,35 @@ class Pilot:
         self.last = {}
         with self._measure(SEEING[passes]):
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
-        for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
-            require_finite(values, f'the forecast of {what}')
-        seen = self._standing.remember(seen, self.odometry.pose)
-        self.known = Known(seen, self._slots, self.odometry.pose, self.odometry.twist)
+            for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
+                require_finite(values, f'the forecast of {what}')
+            self._localiser.moved(self.odometry.pose)
+            self._localiser.saw(seen.presence, seen.places[0], seen.walls)
+        seen = self._standing.remember(seen, self._localiser.pose)
+        self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
+
+    def _begin(self, terms: Sequence[Term]) -> None:
+        """Have a task that is new be about the odometry's frame as it is now: what is asked for was told in that, and what it
+        has drifted before does not matter."""
+        if terms is not self._terms:
+            self._terms = terms
+            self._standing.move(self._localiser.pose, self.odometry.pose)
+            self._localiser.start_at(self.odometry.pose)
+            self.known = replace(self.known, pose=self.odometry.pose)
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
         """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
         with self._measure(comparing(len(candidates) if candidates else COUNTS[-1])):
+            self._begin(terms)
             self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
             return self._deliberation.choose(terms, self.view, sent, previous, candidates)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
         with self._measure(REACTING):
+            self._begin(terms)
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 

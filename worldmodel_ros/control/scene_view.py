@@ -110,6 +110,10 @@ class StandingThings:
                     presence[slot], places[:, slot] = sure, here
         return replace(seen, presence=presence, places=places)
 
+    def move(self, before: np.ndarray, now: np.ndarray) -> None:
+        """Have the frame be another one, in which the pose (3,) that was ``before`` is ``now``."""
+        self._places = {slot: (_from_base(_to_base(place, before), now), sure) for slot, (place, sure) in self._places.items()}
+
     def _would_be_seen(self, slot: int, here: np.ndarray, places: np.ndarray, likely: np.ndarray) -> bool:
         """Whether the camera cannot miss a thing at ``here`` (2,), m in base_link: in view, and none of the ``likely`` things
         at ``places`` (S, 2) before it."""

@@ -54,12 +54,14 @@ class Learned:
         """``size``: of the images, (H, W); ``look``: the camera."""
         self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self.pilot: Pilot | None = None
+        self._terms: Sequence[Term] = ()
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
         decider.odometry.measured(odometry.pose, odometry.twist)
         decider.observe(self._look(world, self._size), executed, self._passes)
+        self._terms = terms = self._terms if tuple(terms) == self._terms else tuple(terms)  # the same object as long as they hold
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
             return decider.decide(terms, sent, previous, still=self._still).command
