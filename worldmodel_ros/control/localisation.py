@@ -14,7 +14,7 @@ import numpy as np
 
 _POSE, _WALLS, _THINGS = slice(0, 3), slice(3, 8), 8  # of the state: x, y, yaw; direction of wall 0, offset of each; x and y
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
-_QUARTER = math.pi / 2
+QUARTER = math.pi / 2
 # Growth of the odometry's variances. A wheel's radius is off by a constant share, which white noise covers only where there is
 # more of it.
 _PER_METRE = (0.001, 0.0005, 0.02)    # along, across [m2], yaw [rad2], for each m
@@ -24,7 +24,7 @@ _TURN_CHANGE = 1.0                    # of the difference of two successive turn
 _ANGLE = math.radians(1.5)            # of the walls' direction
 _WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is hardly in view
 _AHEAD, _ASIDE = math.radians(35.0), math.radians(70.0)
-_BEARING = math.radians(1.5)
+BEARING = math.radians(1.5)
 _RANGE = (0.05, 0.06)                 # m, and for each m
 _IN_VIEW, _NEAR, _FAR = math.radians(38.0), 0.45, 3.5
 _GATE = 3.0                           # standard deviations, beyond which a measurement is not believed
@@ -55,6 +55,24 @@ class Localiser:
     @property
     def sure(self) -> np.ndarray:
         return np.sqrt(np.maximum(np.diag(self._covariance)[_POSE], 0.0))
+
+    @property
+    def count(self) -> int:
+        """Number of things that can be known."""
+        return len(self._slots)
+
+    def things(self) -> dict[int, np.ndarray]:
+        """Return the places (2,) of the things that were seen, by slot."""
+        return {slot: self._state[at:at + 2].copy() for slot, at in zip(self._slots, range(_THINGS, len(self._state), 2))
+                if self._covariance[at, at] < _UNKNOWN}
+
+    def walls(self) -> tuple[float, np.ndarray] | None:
+        """Return the direction of a wall's normal, rad, and the offsets (4,) of it and of those that follow by quarter turns,
+        m, infinite for one that was not seen; None before anything was."""
+        variances = np.diag(self._covariance)
+        if variances[3] >= _UNKNOWN:
+            return None
+        return float(self._state[3]), np.where(variances[4:8] < _UNKNOWN, self._state[4:8], np.inf)
 
     def start_at(self, pose: np.ndarray) -> None:
         """Have the estimate be ``pose`` (3,), with all that is known moved along."""
@@ -114,13 +132,13 @@ class Localiser:
             state[3] = state[2] + angle
         row = np.zeros(len(state))
         row[2], row[3] = -1.0, 1.0
-        self._update(np.array([math.remainder(angle + state[2] - state[3], _QUARTER)]), row[None], [_ANGLE ** 2])
+        self._update(np.array([math.remainder(angle + state[2] - state[3], QUARTER)]), row[None], [_ANGLE ** 2])
         for k in range(4):
-            bearing = math.remainder(angle + k * _QUARTER, math.tau)
-            if abs(bearing) > _ASIDE:
+            deviation = wall_deviation(angle + k * QUARTER)
+            if deviation is None:
                 continue
-            wall = round((angle + k * _QUARTER + state[2] - state[3]) / _QUARTER) % 4
-            direction = state[3] + wall * _QUARTER
+            wall = round((angle + k * QUARTER + state[2] - state[3]) / QUARTER) % 4
+            direction = state[3] + wall * QUARTER
             normal = np.array([math.cos(direction), math.sin(direction)])
             x, y = state[:2]
             along = normal @ (x, y)
@@ -130,7 +148,7 @@ class Localiser:
             row = np.zeros(len(state))
             row[:2], row[3], row[4 + wall] = -normal, -across, 1.0
             error = distances[k] - (state[4 + wall] - along)
-            self._update(np.array([error]), row[None], [(_WALL_SEEN if abs(bearing) < _AHEAD else _WALL_ASIDE) ** 2])
+            self._update(np.array([error]), row[None], [deviation ** 2])
 
     def _saw_thing(self, slot: int, at: int, place: np.ndarray) -> None:
         away, bearing = math.hypot(*place), math.atan2(place[1], place[0])
@@ -150,7 +168,7 @@ class Localiser:
         rows[0, :2], rows[0, at:at + 2] = (-cos, -sin), (cos, sin)
         rows[1, :2], rows[1, 2], rows[1, at:at + 2] = (sin / far, -cos / far), -1.0, (-sin / far, cos / far)
         errors = np.array([away - far, math.remainder(bearing + yaw - math.atan2(dy, dx), math.tau)])
-        believed = self._update(errors, rows, [(_RANGE[0] + _RANGE[1] * away) ** 2, _BEARING ** 2])
+        believed = self._update(errors, rows, [range_deviation(away) ** 2, BEARING ** 2])
         self._refused[slot] = 0 if believed else self._refused[slot] + 1
 
     def _update(self, errors: np.ndarray, rows: np.ndarray, variances: Sequence[float]) -> bool:
@@ -168,8 +186,19 @@ class Localiser:
         return True
 
     def _normals(self) -> np.ndarray:
-        angles = self._state[3] + np.arange(4) * _QUARTER
+        angles = self._state[3] + np.arange(4) * QUARTER
         return np.stack([np.cos(angles), np.sin(angles)], 1)
+
+
+def wall_deviation(bearing: float) -> float | None:
+    """Return the standard deviation in m of the distance to a wall whose normal has this bearing; None where it is not seen."""
+    bearing = abs(math.remainder(bearing, math.tau))
+    return None if bearing > _ASIDE else _WALL_SEEN if bearing < _AHEAD else _WALL_ASIDE
+
+
+def range_deviation(away: float) -> float:
+    """Return the standard deviation in m of the distance to a thing that is so far away."""
+    return _RANGE[0] + _RANGE[1] * away
 
 
 def _to_base(way: np.ndarray, yaw: float) -> np.ndarray:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,13 +21,14 @@ from .motion import PERIOD, along_arc, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
-from .terms import Outcome, Term, utilities
+from .terms import Outcome, Term, place_thing, sights, utilities
 
 COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
 DECIDING = Settings(veto=Veto())
 SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blue', 'yellow')),
          *(Slot(f'{colour} ball', colour, 0.10, True) for colour in ('magenta', 'cyan', 'red')),
          *(Slot('mover' if k == 1 else f'mover {k}', 'violet', 0.135, True, alike=True) for k in range(1, 6)))
+STANDING = [number for number, slot in enumerate(SLOTS) if not slot.moves]
 
 
 class Forecast(Protocol):
@@ -113,6 +114,9 @@ class Pilot:
             self._standing.move(self._localiser.pose, self.odometry.pose)
             self._localiser.start_at(self.odometry.pose)
             self.known = replace(self.known, pose=self.odometry.pose)
+        if wanted := sights(terms):
+            poses = {name: sight.pose(self._localiser) for name, sight in wanted.items()}
+            self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
@@ -145,17 +149,21 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known at one frame: what was seen, by slots, and the robot's pose (3,) and twist (2,)."""
+    """What is known at one frame: what was seen, by slots, the robot's pose (3,) and twist (2,), and the poses (3,) that were
+    ``found`` to see what is to be seen, by name."""
 
     seen: Seen
     slots: Sequence[Slot | None]
     pose: np.ndarray
     twist: np.ndarray
+    found: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def view(self, times: np.ndarray, still: bool = False) -> View:
         """Return what will be at ``times`` (T,), s from the frame on; ``still``: as if everything stayed where it is."""
         seen = self.seen.at_present() if still else self.seen
-        return seen.view(self.slots, self.pose, self.twist, times)
+        view = seen.view(self.slots, self.pose, self.twist, times)
+        view.things.update({name: place_thing(pose, len(times)) for name, pose in self.found.items()})
+        return view
 
     def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
         """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a PERIOD from the frame on."""

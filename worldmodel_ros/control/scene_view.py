@@ -6,7 +6,7 @@ moves in, that of its odometry.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ class View:
 
     pose: np.ndarray
     twist: np.ndarray
-    things: Mapping[str, Thing]
+    things: dict[str, Thing]
     walls: np.ndarray
 
 
