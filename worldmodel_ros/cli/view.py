@@ -32,7 +32,7 @@ def _run(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.bags.source import open_bag
     try:
-        from worldmodel_ros.bags.viewing import write_recording
+        from worldmodel_ros.evaluate.view import write_recording
     except ImportError as error:
         print(f"worldmodel view: {error}: install the extra, pip install 'worldmodel-ros[view]'", file=sys.stderr)
         return 1

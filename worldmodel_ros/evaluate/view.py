@@ -12,10 +12,10 @@ import numpy as np
 import rerun as rr
 import rerun.blueprint as rrb
 
+from worldmodel_ros.bags.problems import MessageError
+from worldmodel_ros.bags.source import Bag
 from worldmodel_ros.control.motion import path
 from worldmodel_ros.inputs.images import ImageError, to_rgb
-from .problems import MessageError
-from .source import Bag
 
 TIMELINE = 'ROS time'
 _CHOSEN, _REJECTED, _VETOED = (30, 200, 60), (150, 150, 150), (220, 30, 30)
