@@ -25,7 +25,8 @@ FILES = ('identity_ca.cert.pem', 'cert.pem', 'key.pem', 'permissions_ca.cert.pem
 BY_PARAMETER = {
     'sim_robot': {'/clock', '/task', '/sim/judgement'},
     'command_gate': {'/joint_trajectory', '/commands', '/joint_states', '/clock'},
-    'world_model_node': {'/camera/image_raw/compressed', '/clock', '/odom', '/task'}, 'recorder': {'/goal', '/clock'}}
+    'world_model_node': {'/camera/image_raw/compressed', '/clock', '/odom', '/task'},
+    'recorder': {'/goal', '/goal_image', '/goal_pose', '/task', '/clock'}}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from worldmodel_ros import msg
 
 CONFIG = Path(__file__).parents[1] / 'config'
 TYPES = {'/deadline_status': msg.DeadlineStatus, '/command_status': msg.CommandStatus,
-         '/predicted_future': msg.PredictedFuture, '/cmd_vel': TwistStamped}
+         '/decision': msg.Decision, '/predicted_future': msg.PredictedFuture, '/cmd_vel': TwistStamped}
 TOPICS = {*TYPES, '/camera/image_raw', '/predicted_image/compressed', '/predicted_path', '/sim/objects',
           '/sim/ground_truth', '/diagnostics', '/goal', '/decision_paths'}
 
@@ -43,7 +43,7 @@ def test_every_topic_is_one_of_the_system(layout):
     topics = {*values(layout, 'imageTopic'), *values(layout, 'topicName'), *values(layout, 'topicToRender'),
               *values(layout, 'topicPath')}
     topics |= {name for shown in values(layout, 'topics') for name in shown}
-    assert topics == TOPICS - {'/deadline_status', '/predicted_future', '/cmd_vel'}
+    assert topics == TOPICS - {'/deadline_status', '/decision', '/predicted_future', '/cmd_vel'}
 
 
 def test_every_plotted_path_is_a_field_of_its_message(layout):
@@ -53,8 +53,10 @@ def test_every_plotted_path_is_a_field_of_its_message(layout):
         topic, *fields = value.split('.')
         message = TYPES[topic]()
         for field in fields:
-            assert hasattr(message, re.sub(r'\[\d+]$', '', field)), value
-            message = getattr(message, re.sub(r'\[\d+]$', '', field))
+            name = re.sub(r'\[(\d+|:)]$', '', field)
+            assert hasattr(message, name), value
+            each = re.fullmatch(r'sequence<worldmodel_ros/(\w+)>', message.get_fields_and_field_types()[name])
+            message = getattr(msg, each[1])() if each else getattr(message, name)
 
 
 def test_rviz_shows_topics_of_the_system():

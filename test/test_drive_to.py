@@ -9,7 +9,9 @@ import pytest
 from action_msgs.msg import GoalStatus
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry
+from PIL import Image as Pixels
 from rclpy.action import ActionClient
+from sensor_msgs.msg import Image
 from std_msgs.msg import String
 from test_world_model_node_deciding import SLOT, Stream, forecasts
 from world_model_rig import active, rig, wait_for
@@ -23,17 +25,20 @@ from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
 
 pytestmark = [pytest.mark.ros, pytest.mark.waiting]
 PLACES = {}  # in base_link, by name, as Forecast sees them now
+SHOWN = {}   # and as it sees them in a white image
 
 
 class Scene(Stream):
-    """Sees PLACES, which stand still in base_link."""
+    """Sees PLACES, which stand still in base_link, and in a white image SHOWN."""
 
     def observe(self, image, executed, measured, passes):
         presence, places = np.zeros(len(SLOTS)), np.zeros((len(self.times), len(SLOTS), 2))
-        for name, place in dict(PLACES).items():
+        shown = image.min() == 255
+        for name, place in dict(SHOWN if shown else PLACES).items():
             presence[SLOT[name]] = 0.9
             places[:, SLOT[name]] = place
-        return presence, places, np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0])
+        ahead = PLACES['red'][0] - SHOWN['red'][0] if shown and SHOWN else 0.0
+        return presence, places, np.array([1.0, 0.0, 4.0 - ahead, 4.0, 4.0 + ahead, 4.0])
 
 
 class Robot:
@@ -83,8 +88,10 @@ class Robot:
         wait_for(future.done, 'the result')
         return future.result()
 
-    def place(self, x, y, frame='odom'):
+    def place(self, x, y, frame='odom', yaw=None):
         message = PoseStamped()
+        turn = message.pose.orientation
+        turn.z, turn.w = (0.0, 0.0) if yaw is None else (math.sin(yaw / 2), math.cos(yaw / 2))
         message.header.frame_id = frame
         message.pose.position.x, message.pose.position.y = x, y
         return message
@@ -228,6 +235,44 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
     assert answer.result.code == DriveTo.Result.REACHED and answer.result.distance == pytest.approx(0.1, abs=0.01)
 
 
+def test_the_orientation_of_a_pose_is_turned_to(robot):
+    robot.pose = (1.0, 1.0, 0.0)
+    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    handle = robot.accepted(pose=robot.place(1.0, 1.0, yaw=1.0))
+    wait_for(lambda: robot.feedback, 'feedback')
+    time.sleep(0.5)
+    assert handle.status in (GoalStatus.STATUS_ACCEPTED, GoalStatus.STATUS_EXECUTING)  # it is there, and looks elsewhere
+    wait_for(lambda: robot.node.received['action_chunk'][-1][1].values[1] > 0.5, 'a turn to the left')
+    looking = robot.accepted(pose=robot.place(1.0, 1.0, yaw=0.05))
+    assert robot.result(handle).result.code == DriveTo.Result.PREEMPTED
+    assert robot.result(looking).result.code == DriveTo.Result.REACHED
+
+
+def white():
+    return Image(height=64, width=64, encoding='rgb8', step=192, data=bytes([255]) * 64 * 192)
+
+
+def test_an_image_is_a_goal_that_is_found_by_the_things_in_it(robot, capfd):
+    robot.pose = (1.0, 1.0, 0.0)
+    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    SHOWN.clear()
+    assert not robot.send(image=white()).accepted
+    assert 'none of the things' in capfd.readouterr().err
+    assert not robot.send(image=Image(height=4, width=4, encoding='unheard', step=4, data=bytes(16))).accepted
+    assert 'the image is not understood' in capfd.readouterr().err
+    assert not robot.send(image=white(), goal='red').accepted
+
+    SHOWN.update(red=(1.5, 0.3), blue=(1.0, -0.8))  # as the robot sees them half a metre further on
+    handle = robot.accepted(image=white())
+    wait_for(lambda: robot.feedback and robot.feedback[-1][1].distance == pytest.approx(0.5, abs=0.05), 'feedback')
+    handle.cancel_goal_async()
+    assert robot.result(handle).status == GoalStatus.STATUS_CANCELED
+    images = robot.node.tester.create_publisher(Image, 'goal_image', 10)
+    wait_for(images.get_subscription_count, 'the node to listen to goal_image')
+    images.publish(white())
+    wait_for(lambda: robot.task.name == 'image', 'the image to be the goal')
+
+
 def test_a_pose_of_rviz_is_driven_to_and_one_in_base_link_is_where_the_robot_was(robot):
     robot.pose = (1.0, 1.0, math.pi / 2)
     wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
@@ -255,6 +300,18 @@ def test_the_command_line_drives_to_a_goal(robot, capsys):
     out = capsys.readouterr().out
     assert '2.00 m left' in out and 'not reached within 0.7 s' in out
     assert cli.main(['drive-to']) == 2
+    assert cli.main(['drive-to', 'red', '--yaw', '1.0']) == 2
+
+
+def test_the_command_line_takes_an_image(robot, tmp_path, capsys):
+    robot.pose = (1.0, 1.0, 0.0)
+    wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
+    SHOWN.update(PLACES)
+    there = tmp_path / 'there.png'
+    assert cli.main(['drive-to', '--image', str(there)]) == 2
+    Pixels.fromarray(np.full((64, 64, 3), 255, np.uint8)).save(there)
+    assert cli.main(['drive-to', '--image', str(there), '--timeout', '20']) == 0
+    assert 'reached' in capsys.readouterr().out
 
 
 def test_a_goal_ends_with_the_activation_and_nothing_is_accepted_without_a_forecast():

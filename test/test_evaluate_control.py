@@ -1,4 +1,5 @@
 """The evaluation of decisions: judges, forecasts, the planner, the delay of commands, and the report."""
+import argparse
 import json
 import math
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from worldmodel_ros.control.motion import under_way
 from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
-from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand
+from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand, to_world
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import Variant
@@ -285,8 +286,10 @@ def test_the_table_and_the_pairs():
               ('street', 'tracker'): episodes(1, 0, 1, 0), ('recall', 'oracle'): episodes(1, 1, 1, 1)}
     rows = table(driven)
     assert rows['street']['oracle'] == {
-        'success': 0.75, 'contacts': 0.75, 'seconds': 3.0, 'goals_per_minute': None, 'n': 4, 'share': 1.0}
+        'success': 0.75, 'contacts': 0.75, 'seconds': 3.0, 'goals_per_minute': None, 'n': 4, 'share': 1.0,
+        'of_expert': 1.0}
     assert rows['street']['tracker']['share'] == 0.5
+    assert rows['street']['tracker']['of_expert'] == pytest.approx(2 / 3, abs=1e-4)
     assert rows['recall']['oracle']['success'] is None
     assert rows['recall']['oracle']['goals_per_minute'] == pytest.approx(12 / (14 / 60), abs=0.01)
     assert p_values(driven) == {'street': {'oracle / reactive': 0.5, 'oracle / tracker': 1.0, 'reactive / tracker': 1.0}}
@@ -352,6 +355,32 @@ def test_an_episode_is_the_same_when_it_is_driven_again(world):
     assert evaluate(question)['variants'] == evaluate(question)['variants']
     setup = TASKS['second_ball'].setup(SEED, Variant(shifted=True))
     assert drive(setup, make('tracker'), 0.03, world) == drive(setup, make('tracker'), 0.03, World(3))
+
+
+def test_images_show_a_thing_and_count_by_place_and_yaw(world):
+    for seed in range(SEED, SEED + 5):
+        setup, judge = begin(world, 'images', seed)
+        x, y, yaw = to_world(setup.scene, setup.goals[0])
+        world.move_robot((x, y, yaw + 1.0))
+        world.step((0.0, 0.0))
+        judge.look()
+        assert judge.succeeded is None
+        world.move_robot((x, y, yaw))
+        world.step((0.0, 0.0))
+        assert any(world.visible(colour) and abs(world.goal_bearing(colour)) < 0.75 for colour in COLOURS), seed
+        judge.look()
+        assert judge.succeeded, seed
+
+
+def test_goals_are_tasks_by_other_names():
+    from worldmodel_ros.cli.evaluate_control import _tasks, add_control
+    parser = argparse.ArgumentParser()
+    add_control(parser)
+    def told(*words):
+        return _tasks(parser.parse_args(['--seeds', '1:2', *words]))
+    assert told('--goals', 'pose', 'image', 'colour') == ('places', 'images', 'rooms')
+    assert told('--tasks', 'street', '--goals', 'pose') == ('street', 'places')
+    assert 'street' in told() and 'places' not in told()
 
 
 def test_places_are_free_and_told_in_the_frame_that_the_robot_starts_in(world):

@@ -41,6 +41,7 @@ THIRD_PARTY = {
     'onnxscript': ('onnxscript', None),
     'pyarrow': ('pyarrow', None),
     'ray': ('ray', None),
+    'rerun': ('rerun-sdk', None),
     'rosbags': ('rosbags', None),
     'safetensors': ('safetensors', None),
     'tensorboard': ('tensorboard', None),
@@ -57,7 +58,7 @@ DISTRIBUTION_ONLY = {'cv_bridge', 'launch', 'launch_ros', 'ros2launch', 'tf2_msg
 # What only some use is in an extra: Triton for CUDA GPUs, where torch brings it, what shows a training's progress, the network
 # gateway, object stores and Ray for fleets, and VAE and text encoder of open world models.
 EXTRAS = {'triton': 'gpu', 'tensorboard': 'train', 'tqdm': 'train', 'websockets': 'net', 'msgspec': 'net', 'av': 'net',
-          'obstore': 'store', 'ray': 'ray', 'diffusers': 'wan', 'transformers': 'wan'}
+          'obstore': 'store', 'ray': 'ray', 'rerun': 'view', 'diffusers': 'wan', 'transformers': 'wan'}
 
 
 def requirements(lines):

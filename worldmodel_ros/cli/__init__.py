@@ -9,7 +9,7 @@ import argparse
 from importlib import import_module, metadata
 
 SUBCOMMANDS = ('demo', 'up', 'serve', 'fleet', 'gateway', 'replay', 'record', 'what_if', 'drive_to', 'sim', 'train', 'finetune',
-               'evaluate', 'export', 'calibrate', 'doctor')
+               'evaluate', 'export', 'calibrate', 'view', 'doctor')
 
 _EPILOG = """\
 start here:

@@ -1,8 +1,9 @@
-"""``worldmodel drive-to``: a goal by colour or place, with what comes of it on the terminal; Ctrl-C cancels it."""
+"""``worldmodel drive-to``: a goal by colour, place or image, with what comes of it on the terminal; Ctrl-C cancels it."""
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from worldmodel_ros.cli import arguments
 
@@ -11,6 +12,8 @@ examples:
   worldmodel drive-to red                     a goal object, as seen by the camera
   worldmodel drive-to --pose 2.0 -0.5         x and y in m in the frame of the odometry
   worldmodel drive-to --pose 1.0 0.0 --frame base_link --timeout 20
+  worldmodel drive-to --pose 2.0 -0.5 --yaw 1.57
+  worldmodel drive-to --image there.png       what the camera shall see
 
 Needs a world_model_node with a forecast (worldmodel up --set forecast:=tiny) in this ROS domain. The exit code is 0 where the
 goal was reached, 1 where it was not, and 3 where it was refused.
@@ -25,6 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('goal', nargs='?', choices=arguments.GOALS, help='goal object')
     parser.add_argument('--pose', type=float, nargs=2, metavar=('X', 'Y'), help='place, m')
+    parser.add_argument('--yaw', type=float, help='of --pose, rad (default: any)')
+    parser.add_argument('--image', type=Path, metavar='FILE', help='what the camera shall see: an image that it took')
     parser.add_argument('--frame', default='odom', help='frame of --pose: that of the odometry, or base_link (default: odom)')
     parser.add_argument('--timeout', type=float, default=0.0, metavar='S', help='give up after so long (default: never)')
     parser.add_argument('--namespace', type=arguments.namespace, default='', help='ROS namespace of the robot')
@@ -32,8 +37,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    if (chosen.goal is None) == (chosen.pose is None):
-        print('worldmodel drive-to: give a goal object, or --pose', file=sys.stderr)
+    if sum(given is not None for given in (chosen.goal, chosen.pose, chosen.image)) != 1:
+        print('worldmodel drive-to: give a goal object, --pose or --image', file=sys.stderr)
         return 2
-    from worldmodel_ros.nodes.common.drive_to_client import drive_to
-    return drive_to(chosen.goal or '', chosen.pose, chosen.frame, chosen.timeout, chosen.namespace)
+    if chosen.yaw is not None and chosen.pose is None:
+        print('worldmodel drive-to: --yaw is that of --pose', file=sys.stderr)
+        return 2
+    image = None
+    if chosen.image:
+        import numpy as np
+        from PIL import Image
+        try:
+            image = np.asarray(Image.open(chosen.image).convert('RGB'))
+        except OSError as error:
+            print(f'worldmodel drive-to: {chosen.image} is no image: {error}', file=sys.stderr)
+            return 2
+    from worldmodel_ros.nodes.common.drive_to_client import Wanted, drive_to
+    place = chosen.pose and (*chosen.pose, *(() if chosen.yaw is None else (chosen.yaw,)))
+    return drive_to(Wanted(chosen.goal or '', place, chosen.frame, image, chosen.timeout), chosen.namespace)

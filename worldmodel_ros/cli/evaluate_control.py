@@ -13,20 +13,24 @@ examples:
   worldmodel evaluate control --seeds 5000000:5000060 --tasks intercept street recall rooms runtime --json control.json
   worldmodel evaluate control --seeds 5000000:5000060 --tasks street --controllers oracle reactive b1 --variants stops delay
   worldmodel evaluate control --seeds 5000000:5000020 --tasks street --forecast out/scene --ros
+  worldmodel evaluate control --seeds 5000000:5000020 --goals pose image colour --controllers oracle one_step --forecast tiny
   worldmodel evaluate control --seeds 5000000:5000020 --tasks rooms --controllers b1 \
       --variants camera_wider camera_wider_uncorrected
 
 Prints one JSON object. The same seeds give the same numbers on one machine, with any number of workers.
 """
+_TASKS = ('intercept', 'street', 'recall', 'rooms', 'runtime')
 
 
 def add_control(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``evaluate control``, and what runs it."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
-    parser.add_argument('--tasks', nargs='+', default=['intercept', 'street', 'recall', 'rooms', 'runtime'], metavar='T',
-                        help='intercept, street, recall, rooms, places, follow, second_ball, avoid_red, pass_behind; '
-                             'runtime: the last four (default: all)')
+    parser.add_argument('--tasks', nargs='+', metavar='T',
+                        help='intercept, street, recall, rooms, places, images, follow, second_ball, avoid_red, pass_behind; '
+                             f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: those alone)')
+    parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
+                        help='pose, image, colour: the tasks places, images and rooms, which are a goal and no more')
     parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
                         help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
                              'still, none, one_step, two_step (default: oracle tracker frozen reactive b1)')
@@ -65,22 +69,26 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _evaluate(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.evaluate.control.run import Question, evaluate
-    from worldmodel_ros.evaluate.control.tasks import expand
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-    question = Question(parse_seeds(chosen.seeds), expand(chosen.tasks), tuple(chosen.controllers), tuple(chosen.rungs),
+    question = Question(parse_seeds(chosen.seeds), _tasks(chosen), tuple(chosen.controllers), tuple(chosen.rungs),
                         tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
     simulated.report('control', chosen,
                      lambda workers, progress: evaluate(question, workers, progress, chosen.episodes))
     return 0
 
 
+def _tasks(chosen: argparse.Namespace) -> tuple[str, ...]:
+    from worldmodel_ros.evaluate.control.tasks import GOALS, expand
+    goals = [GOALS[goal] for goal in chosen.goals]
+    return expand([*(chosen.tasks or (() if goals else _TASKS)), *goals])
+
+
 def _over_ros(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.cli.evaluate_control_ros import drive
-    from worldmodel_ros.evaluate.control.tasks import expand
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     if not chosen.forecast:
         raise ValueError('--ros needs a forecast: give the folder that training it has left, or the name of a shipped one')
-    tasks, seeds = expand(chosen.tasks), parse_seeds(chosen.seeds)
+    tasks, seeds = _tasks(chosen), parse_seeds(chosen.seeds)
     folder = Path(chosen.forecast)
     bringup = {'model': chosen.model, 'backend': chosen.backend,
                'forecast': str(folder.resolve()) if folder.is_dir() else chosen.forecast}

@@ -108,10 +108,10 @@ class DecidingWorker(Worker):
         # The forecast was trained with the command in force, the world model with the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
         self._pilot.observe(observation.image, in_force, passes)
-        self._known.append((observation.stamp, self._pilot.known))
         decided = None
         if decision and observation.task.terms and self._slot is None:
             decided = self._answer(observation, decision, passes, begun)
+        self._known.append((observation.stamp, self._pilot.known))
         answered = self._clock()
         self._session.observe(observation.image, executed)
         self._committed = observation.stamp

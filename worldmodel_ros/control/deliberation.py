@@ -134,9 +134,9 @@ class Deliberation:
         does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
         those of the settings.
         """
-        aim = policy.Aim.of(terms)
         times = self.times(sum(seconds for seconds, _ in sent))
         view = with_places(view, terms, len(times))
+        aim = policy.Aim.of(terms, view.things)
         pose, twist = under_way(view.pose, view.twist, sent)
         if aim.target not in view.things:
             self._last = None
@@ -169,8 +169,8 @@ class Deliberation:
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
         the present, has it. Neither motion nor delay is accounted for: the one without the other is worse than none."""
-        aim = policy.Aim.of(terms)
         view = with_places(view, terms, 1)
+        aim = policy.Aim.of(terms, view.things)
         self._last = None
         if aim.target not in view.things:
             return self._look_for_it(view.pose, view)

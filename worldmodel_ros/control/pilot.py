@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
+from .localisation import Localiser
 from .motion import PERIOD, along_arc, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
-from .terms import Outcome, Term, utilities
+from .terms import Outcome, Term, place_thing, sights, utilities
 
 COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
 DECIDING = Settings(veto=Veto())
 SLOTS = (*(Slot(colour, colour, 0.16, False) for colour in ('red', 'green', 'blue', 'yellow')),
          *(Slot(f'{colour} ball', colour, 0.10, True) for colour in ('magenta', 'cyan', 'red')),
          *(Slot('mover' if k == 1 else f'mover {k}', 'violet', 0.135, True, alike=True) for k in range(1, 6)))
+STANDING = [number for number, slot in enumerate(SLOTS) if not slot.moves]
 
 
 class Forecast(Protocol):
@@ -83,6 +85,8 @@ class Pilot:
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
         self._deliberation, self._standing = Deliberation(settings), StandingThings(slots)
+        self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
+        self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
         self.known: Known | None = None  # at the newest frame
         self.view: View | None = None  # that was decided on last
@@ -95,22 +99,38 @@ class Pilot:
         self.last = {}
         with self._measure(SEEING[passes]):
             seen = Seen(*self._forecast.observe(image, executed, self.odometry.twist, passes), self._forecast.times)
-        for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
-            require_finite(values, f'the forecast of {what}')
-        seen = self._standing.remember(seen, self.odometry.pose)
-        self.known = Known(seen, self._slots, self.odometry.pose, self.odometry.twist)
+            for what, values in (('presence', seen.presence), ('places', seen.places), ('walls', seen.walls)):
+                require_finite(values, f'the forecast of {what}')
+            self._localiser.moved(self.odometry.pose)
+            self._localiser.saw(seen.presence, seen.places[0], seen.walls)
+        seen = self._standing.remember(seen, self._localiser.pose)
+        self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
+
+    def _begin(self, terms: Sequence[Term]) -> None:
+        """Have a task that is new be about the odometry's frame as it is now: what is asked for was told in that, and what it
+        has drifted before does not matter."""
+        if terms is not self._terms:
+            self._terms = terms
+            self._standing.move(self._localiser.pose, self.odometry.pose)
+            self._localiser.start_at(self.odometry.pose)
+            self.known = replace(self.known, pose=self.odometry.pose)
+        if wanted := sights(terms):
+            poses = {name: sight.pose(self._localiser) for name, sight in wanted.items()}
+            self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
         """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
         with self._measure(comparing(len(candidates) if candidates else COUNTS[-1])):
+            self._begin(terms)
             self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
             return self._deliberation.choose(terms, self.view, sent, previous, candidates)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
         with self._measure(REACTING):
+            self._begin(terms)
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 
@@ -129,17 +149,21 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known at one frame: what was seen, by slots, and the robot's pose (3,) and twist (2,)."""
+    """What is known at one frame: what was seen, by slots, the robot's pose (3,) and twist (2,), and the poses (3,) that were
+    ``found`` to see what is to be seen, by name."""
 
     seen: Seen
     slots: Sequence[Slot | None]
     pose: np.ndarray
     twist: np.ndarray
+    found: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def view(self, times: np.ndarray, still: bool = False) -> View:
         """Return what will be at ``times`` (T,), s from the frame on; ``still``: as if everything stayed where it is."""
         seen = self.seen.at_present() if still else self.seen
-        return seen.view(self.slots, self.pose, self.twist, times)
+        view = seen.view(self.slots, self.pose, self.twist, times)
+        view.things.update({name: place_thing(pose, len(times)) for name, pose in self.found.items()})
+        return view
 
     def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
         """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a PERIOD from the frame on."""

@@ -7,16 +7,18 @@ numpy's calls take longer than their work: hence ufuncs where methods would read
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Touch
+from .terms import ROBOT_RADIUS, Avoid, KeepDistance, Reach, Term, Thing, Touch
 
 SPIN = np.array([0.0, 1.0])     # m/s and rad/s: looks for what is not known, always to the left
 _STOP, _CRUISE, _RUSH = 0.42, 0.5, 0.6   # m; m/s to reach, and to touch
 _STOP_AT_PLACE = 0.05           # m
+_TURN_AT_PLACE = 0.13           # m: a robot no farther from a place that is not _AHEAD of it turns to the yaw there
+_AHEAD = math.radians(45.0)
 _STEER, _TURN = 2.5, 1.2        # rad/s a rad; rad/s
 _FULL_TURN = math.radians(60.0)
 _KEEP_VIEW = math.radians(36.0)
@@ -28,25 +30,28 @@ _BRAKE = 1.5                    # m/s for each metre of free way
 class Aim:
     """What a task asks the policy to drive to: ``apart`` in m is the distance that it keeps to the target's centre, 0 for a
     touch; ``wide``: m that each name or colour is passed at more than others; ``in_view``: the target is kept there on a
-    detour, which a place need not be."""
+    detour, which a place need not be; ``yaw`` in rad: to be faced at a place, None: any."""
 
     target: str
     apart: float
     wide: dict[str, float]
     in_view: bool = True
+    yaw: float | None = None
 
     @classmethod
-    def of(cls, terms: Sequence[Term]) -> Aim:
-        """Return the aim of the first term that has a target. Raises ValueError where none has."""
+    def of(cls, terms: Sequence[Term], things: Mapping[str, Thing] = {}) -> Aim:
+        """Return the aim of the first term that has a target, one of ``things`` if it is known. Raises ValueError where none
+        has."""
         wide = {term.what: max(term.clearance, 0.05) for term in terms if isinstance(term, Avoid)}
         for term in terms:
             match term:
                 case Touch():
                     return cls(term.target, 0.0, wide)
-                case Reach(place=None):
+                case Reach(place=None, sight=None):
                     return cls(term.target, _STOP, wide)
                 case Reach():
-                    return cls(term.target, _STOP_AT_PLACE, wide, in_view=False)
+                    yaw = things[term.target].yaw if term.target in things else None
+                    return cls(term.target, _STOP_AT_PLACE, wide, in_view=False, yaw=yaw)
                 case KeepDistance():
                     return cls(term.target, term.distance, wide, in_view=term.place is None)
         raise ValueError('a task without a thing to touch, to reach or to keep a distance to gives a policy no aim')
@@ -81,7 +86,14 @@ def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray
     np.minimum(speed, most, out=commands[:, 0])
     commands[:, 1] = np.minimum(np.maximum(_STEER * heading, -_TURN), _TURN)
     if not aim.in_view and aim.apart < ROBOT_RADIUS:
-        commands[distance <= aim.apart, 1] = 0.0  # on a place, its direction says nothing any more
+        at = distance <= aim.apart  # its direction says nothing any more
+        if aim.yaw is None:
+            commands[at, 1] = 0.0
+        else:
+            at |= (distance <= _TURN_AT_PLACE) & (np.abs(bearing) > _AHEAD)
+            left = np.remainder(aim.yaw - poses[at, 2] + np.pi, 2 * np.pi) - np.pi
+            commands[at, 0] = 0.0
+            commands[at, 1] = np.minimum(np.maximum(_STEER * left, -_TURN), _TURN)
     return commands
 
 

@@ -6,7 +6,7 @@ moves in, that of its odometry.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ class View:
 
     pose: np.ndarray
     twist: np.ndarray
-    things: Mapping[str, Thing]
+    things: dict[str, Thing]
     walls: np.ndarray
 
 
@@ -109,6 +109,10 @@ class StandingThings:
                 else:
                     presence[slot], places[:, slot] = sure, here
         return replace(seen, presence=presence, places=places)
+
+    def move(self, before: np.ndarray, now: np.ndarray) -> None:
+        """Have the frame be another one, in which the pose (3,) that was ``before`` is ``now``."""
+        self._places = {slot: (_from_base(_to_base(place, before), now), sure) for slot, (place, sure) in self._places.items()}
 
     def _would_be_seen(self, slot: int, here: np.ndarray, places: np.ndarray, likely: np.ndarray) -> bool:
         """Whether the camera cannot miss a thing at ``here`` (2,), m in base_link: in view, and none of the ``likely`` things

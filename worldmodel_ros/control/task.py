@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .sight import NAME as SIGHT, Sight
 from .terms import Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Term, Time, Touch, place_name
 
 MAX_TERMS = 16
@@ -41,9 +42,9 @@ class Told:
     place: tuple[float, ...] = ()
 
 
-def to_place(place: tuple[float, float]) -> Task:
+def to_place(place: Sequence[float]) -> Task:
     """
-    Return what a place, x and y in m in the frame of the odometry, asks for. Raises TaskError.
+    Return what a place, x and y in m in the frame of the odometry and perhaps a yaw in rad, asks for. Raises TaskError.
 
     Less clearance is asked for than on the way to an object: a place may be next to a wall, and a planner that wants more than
     there is stays where it is.
@@ -51,6 +52,15 @@ def to_place(place: tuple[float, float]) -> Task:
     place = _place(place)
     name = place_name(place)
     return Task(f'place {name}', (Reach(name, place=place), Clearance(0.05), Time(name, place=place)))
+
+
+def to_sight(sight: Sight, standing: list[int]) -> Task:
+    """Return what an image asks for: to be where the camera sees what it shows. ``standing``: slots of things that do not move.
+    Raises TaskError for one that shows none of these, by which that place could be found."""
+    if not sight.in_view(standing):
+        raise TaskError('the image shows none of the things that the robot knows, by which it could find the place: show one '
+                        'of them, without anything before it')
+    return Task('image', (Reach(SIGHT, sight=sight), Clearance(0.05), Time(SIGHT)))
 
 
 def to_goal(goal: str) -> Task:
@@ -114,10 +124,10 @@ def _term(told: Told, things: Mapping[str, str]) -> Term:
     return StayIn(x_min, x_max, y_min, y_max, **weight)
 
 
-def _place(place: Sequence[float]) -> tuple[float, float]:
-    if len(place) != 2 or not all(abs(value) <= FARTHEST for value in place):  # false for a NaN, too
-        raise TaskError(f'place is {list(place)}: it must be x and y in m, within {FARTHEST:g} m')
-    return float(place[0]), float(place[1])
+def _place(place: Sequence[float]) -> tuple[float, ...]:
+    if len(place) not in (2, 3) or not all(abs(value) <= FARTHEST for value in place):  # false for a NaN, too
+        raise TaskError(f'place is {list(place)}: it must be x and y in m, within {FARTHEST:g} m, and perhaps a yaw in rad')
+    return tuple(map(float, place))
 
 
 def _known(name: str, things: Mapping[str, str]) -> str:

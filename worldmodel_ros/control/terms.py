@@ -5,23 +5,29 @@ times utility. The same terms say when a task that was really driven has succeed
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from .sight import Sight
+
 ROBOT_RADIUS = 0.16  # m
 REACHED = 0.45       # m, between centres, at which a goal counts as reached
 REACHED_PLACE = 0.15  # m, between the robot's centre and a place, at which that does
 KEPT = 0.3           # m, by which a kept distance may be off
+FACED = math.radians(10.0)  # by which the robot may look past the yaw of a place
+_FACING = 0.3        # m a rad: what the yaw at a place is worth
 _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
 
 
 @dataclass(frozen=True)
 class Thing:
     """Something forecast: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as one would name it;
-    ``presence``: probability that it is there; not ``solid``: a place, which can be driven on."""
+    ``presence``: probability that it is there; not ``solid``: a place, which can be driven on; ``yaw`` in rad: of a
+    robot that is to stand there, None: any."""
 
     path: np.ndarray
     radius: float
@@ -29,6 +35,7 @@ class Thing:
     moves: bool = False
     presence: float = 1.0
     solid: bool = True
+    yaw: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,16 +87,18 @@ class Touch:
 @dataclass(frozen=True)
 class Reach:
     """Be within REACHED m of a thing's centre, or REACHED_PLACE of a place: minus the metres that are left; once there, what
-    else the time is worth. ``place``: x and y in m in the frame of the odometry, of which ``target`` is then the name."""
+    else the time is worth. ``place``: x and y in m in the frame of the odometry, and perhaps a yaw in rad, of which ``target``
+    is then the name; ``sight``: what is to be seen from there, where the place is to be found."""
 
     target: str
     weight: float = 1.0
-    place: tuple[float, float] | None = None
+    place: tuple[float, ...] | None = None
+    sight: Sight | None = None
 
     @property
     def within(self) -> float:
         """Metres between centres, at which it is reached."""
-        return REACHED if self.place is None else REACHED_PLACE
+        return REACHED if self.place is None and self.sight is None else REACHED_PLACE
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
@@ -99,7 +108,11 @@ class Reach:
         there = left <= 0.0
         first = np.where(there.any(1), there.argmax(1), len(outcome.times) - 1)
         elapsed = _elapsed(outcome)
-        return np.where(there.any(1), _CRUISE * (elapsed[-1] - elapsed[first]), -left[:, -1])
+        worth = np.where(there.any(1), _CRUISE * (elapsed[-1] - elapsed[first]), -left[:, -1])
+        if thing.yaw is not None:  # on the way it is as if it looked the wrong way: to arrive must never be worth less
+            off = np.abs(np.remainder(outcome.poses[:, -1, 2] - thing.yaw + np.pi, 2 * np.pi) - np.pi)
+            worth = worth - _FACING * np.where(there[:, -1], off, np.pi)
+        return worth
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ class KeepDistance:
     target: str
     distance: float
     weight: float = 1.0
-    place: tuple[float, float] | None = None
+    place: tuple[float, ...] | None = None
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
@@ -186,7 +199,7 @@ class Time:
 
     target: str
     weight: float = 0.1
-    place: tuple[float, float] | None = None
+    place: tuple[float, ...] | None = None
 
     def utility(self, outcome: Outcome) -> np.ndarray:
         if self.target not in outcome.things:
@@ -217,20 +230,30 @@ class StayIn:
 Term = Touch | Reach | KeepDistance | PassBehind | Avoid | Clearance | Time | StayIn
 
 
-def place_name(place: tuple[float, float]) -> str:
+def place_name(place: Sequence[float]) -> str:
     """Return what a place is called, so that no two are called the same."""
-    return f'({place[0]:.3f}, {place[1]:.3f})'
+    return f'({", ".join(f"{value:.3f}" for value in place)})'
 
 
 def places(terms: Sequence[Term], times: int) -> dict[str, Thing]:
     """Return the places of terms by name, as things that stay for so many times and that nothing can touch."""
-    return {term.target: Thing(np.tile(np.asarray(term.place, float), (times, 1)), 0.0, '', solid=False)
-            for term in terms if _has_place(term)}
+    return {term.target: place_thing(term.place, times) for term in terms if _has_place(term)}
+
+
+def place_thing(place: Sequence[float], times: int) -> Thing:
+    """Return a place, x and y in m and perhaps a yaw in rad, as a thing that stays for so many times and cannot be touched."""
+    x, y, *yaw = place
+    return Thing(np.tile((float(x), float(y)), (times, 1)), 0.0, '', solid=False, yaw=float(yaw[0]) if yaw else None)
 
 
 def has_places(terms: Sequence[Term]) -> bool:
     """Whether terms are about places, for which a robot has to measure where it is."""
-    return any(map(_has_place, terms))
+    return any(map(_has_place, terms)) or bool(sights(terms))
+
+
+def sights(terms: Sequence[Term]) -> dict[str, Sight]:
+    """Return what is to be seen, by the names of the terms' targets."""
+    return {term.target: term.sight for term in terms if isinstance(term, Reach) and term.sight}
 
 
 def _has_place(term: Term) -> bool:

@@ -2,10 +2,11 @@
 
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD, Param
 
-TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'camera/camera_info', 'cmd_vel', 'odom', 'goal', 'task',
-          'action_chunk', 'predicted_future', 'predicted_image/compressed', 'predicted_path', 'decision', 'decision_paths',
-          'deadline_status', 'command_status', '/diagnostics')
-OPTIONAL = ('camera/camera_info', 'goal', 'task', 'odom', 'decision', 'decision_paths', 'command_status')
+TOPICS = ('camera/image_raw', 'camera/image_raw/compressed', 'camera/camera_info', 'cmd_vel', 'odom', 'goal', 'goal_pose',
+          'goal_image', 'task', 'action_chunk', 'predicted_future', 'predicted_image/compressed', 'predicted_path', 'decision',
+          'decision_paths', 'deadline_status', 'command_status', '/diagnostics')
+OPTIONAL = ('camera/camera_info', 'goal', 'goal_pose', 'goal_image', 'task', 'odom', 'decision', 'decision_paths',
+            'command_status')
 
 PARAMETERS = (
     Param('bag', '', 'folder to be made for the bag; empty: rosbag2_<date and time> in the working directory', read_only=True),

@@ -11,6 +11,7 @@ from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.control.deliberation import Deliberation, scene_of
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.scene_view import with_places
+from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.terms import Reach, Term, has_places
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import Scene
@@ -71,9 +72,10 @@ class Reactive:
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         self._start = self._start or world.pose
         self._forecast.update(world, odometry)
-        view, aim = self._forecast.view(np.zeros(1)), policy.Aim.of(terms)
+        view = self._forecast.view(np.zeros(1))
         if has_places(terms):
             view = with_places(from_start(view, self._start), terms, 1)
+        aim = policy.Aim.of(terms, view.things)
         if aim.target not in view.things:
             places = np.array([thing.path[0] for thing in view.things.values()]).reshape(-1, 2)
             radii = np.array([thing.radius for thing in view.things.values()])
@@ -131,9 +133,10 @@ def sees(name: str) -> bool:
 
 
 def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
-         look: Look = World.render) -> Controller:
+         look: Look = World.render, image: np.ndarray | None = None) -> Controller:
     """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, ``another_future`` a scene of
-    ``another`` room. ``look``: its camera. Raises KeyError for an unknown name."""
+    ``another`` room. ``look``: its camera; ``image``: of that, what those of PASSES are to see. Raises KeyError for an unknown
+    name."""
     if name in PASSES:
         from .learned import AnotherFuture, Learned, MotionUnseen
         if name == 'motion_unseen':
@@ -142,5 +145,6 @@ def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = N
             stream = AnotherFuture(forecast.open(), forecast.open(), another, forecast.image_size)
         else:
             stream = forecast.open()
-        return Learned(stream, forecast.image_size, PASSES[name], name == 'still', look)
+        sight = None if image is None else Sight.of(forecast.open(), image)
+        return Learned(stream, forecast.image_size, PASSES[name], name == 'still', look, sight)
     return Shipped(engine, look) if name == SHIPPED else CONTROLLERS[name]()

@@ -11,6 +11,7 @@ from worldmodel_ros.sim.world import World
 from .tasks import Setup
 
 AT_PLACE = 0.3      # m, between the robot's centre and a place that it was to reach: by its own odometry it goes nearer
+LOOKS_AT = math.radians(20.0)  # from the yaw of a place that it was to reach with one
 KEPT_SHARE = 0.6    # of the time after SETTLE_S, for which a distance has to be kept
 SETTLE_S = 3.0      # s, to get to the distance
 _EVERY = 0.1        # s, between two looks
@@ -75,7 +76,10 @@ class Judge:
     def _is_reached(self, term: Reach) -> bool:
         if term.place is None:
             return self._world.goal_distance(term.target) < REACHED
-        return math.dist(self._from_start(), term.place) < AT_PLACE
+        x, y, *yaw = term.place
+        turned = self._world.pose[2] - self._start[2]
+        faces = not yaw or abs(math.remainder(turned - yaw[0], math.tau)) < LOOKS_AT
+        return faces and math.dist(self._from_start(), (x, y)) < AT_PLACE
 
     def _failure(self, terms: tuple, unwanted: frozenset[str]) -> str:
         world = self._world

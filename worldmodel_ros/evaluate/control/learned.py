@@ -12,8 +12,10 @@ import numpy as np
 
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.motion import PERIOD
-from worldmodel_ros.control.pilot import Forecast, Pilot
+from worldmodel_ros.control.pilot import STANDING, Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
+from worldmodel_ros.control.sight import Sight
+from worldmodel_ros.control.task import to_sight
 from worldmodel_ros.control.terms import Term
 from worldmodel_ros.sim.movers import Ball
 from worldmodel_ros.sim.odometry import WheelOdometry
@@ -50,16 +52,21 @@ class Learned:
     own, once it has decided."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False,
-                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> None:
-        """``size``: of the images, (H, W); ``look``: the camera."""
+                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None) -> None:
+        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told."""
         self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self.pilot: Pilot | None = None
+        self._terms: Sequence[Term] = to_sight(sight, STANDING).terms if sight else ()
+        self._told = sight is None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
         decider.odometry.measured(odometry.pose, odometry.twist)
         decider.observe(self._look(world, self._size), executed, self._passes)
+        if self._told and tuple(terms) != self._terms:
+            self._terms = tuple(terms)  # the same object as long as they hold
+        terms = self._terms
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
             return decider.decide(terms, sent, previous, still=self._still).command

@@ -18,9 +18,11 @@ from . import controllers
 from .cameras import CAMERAS
 from .episode import Episode, drive, rung_seconds
 from .summary import DEFINITIONS, p_values, table
-from .tasks import TASKS
+from .tasks import TASKS, Setup, to_world
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.engine.forecast.loading import Forecasts
 
@@ -153,7 +155,16 @@ def _drive(question: Question, job: Job) -> Episode:
     another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene if job.controller == controllers.ANOTHER else None
     forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
     look = CAMERAS[job.variant].look if job.variant in CAMERAS else World.render
-    return drive(setup, controllers.make(job.controller, engine, forecast, another, look), question.delay(job), _world())
+    image = _shown(setup, look, forecast.image_size) if forecast and setup.task.by_image else None
+    return drive(setup, controllers.make(job.controller, engine, forecast, another, look, image), question.delay(job), _world())
+
+
+def _shown(setup: Setup, look: controllers.Look, size: tuple[int, int]) -> np.ndarray:
+    """What the camera shows at the pose that is asked for."""
+    world = _world()
+    world.load(setup.scene)
+    world.move_robot(to_world(setup.scene, setup.goals[0]))
+    return look(world, size)
 
 
 @lru_cache(maxsize=1)

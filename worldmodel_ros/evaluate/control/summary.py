@@ -15,6 +15,7 @@ DEFINITIONS = {
     'goals_per_minute': 'arrivals, of recall alone',
     'n': 'episodes, the same seeds for every controller',
     'p_values': 'exact two-sided McNemar test, on the seeds that both have driven',
+    'of_expert': 'share of the episodes in which oracle succeeds that the controller succeeds in, too',
     'share': '(success - reactive) / (oracle - reactive)'}
 
 
@@ -24,8 +25,13 @@ def table(episodes: Mapping[tuple[str, str], Sequence[Episode]]) -> dict[str, di
     for (task, controller), driven in episodes.items():
         if driven:
             found.setdefault(task, {})[controller] = _row(task, driven)
-    for rows in found.values():
+    for task, rows in found.items():
         _add_shares(rows)
+        if 'oracle' in rows and not TASKS[task].goals_follow:
+            reached = {episode.seed for episode in episodes[task, 'oracle'] if episode.success}
+            for controller, row in rows.items():
+                also = [episode.success for episode in episodes[task, controller] if episode.seed in reached]
+                row['of_expert'] = round(sum(also) / len(also), 4) if also else None
     return found
 
 

@@ -14,6 +14,8 @@ from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, goal_colour, task_scene
 
 _PLACES = 7  # keeps the places apart from the scene of the same seed
+_DRAWS = 200  # of a pose with something to see
+_SEEN_WITHIN, _SEEN_TO_SIDE = 3.0, math.radians(36.0)  # m and rad: a thing that an image is to show
 _RECALL_GOALS = 100  # drawn in advance: more than can be reached
 
 
@@ -24,7 +26,8 @@ class Task:
     ``seconds``: the time there is. ``terms``: what is asked for, given the colour of the goal object. ``contact_fails``:
     whether any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival,
     until the time is over. ``to_places``: ``terms`` are given a place instead, x and y in m in the frame of the robot's
-    odometry, which begins where it does. ``told``: one of the combinations that no policy may be trained for.
+    odometry, which begins where it does; ``by_image``: and the yaw there, of which a robot that sees is told what its camera
+    would show. ``told``: one of the combinations that no policy may be trained for.
     """
 
     name: str
@@ -35,12 +38,13 @@ class Task:
     goals_follow: bool = False
     told: bool = False
     to_places: bool = False
+    by_image: bool = False
 
     def setup(self, seed: int, variant: Variant = Variant()) -> Setup:
         """What a seed decides."""
         if self.to_places:
             scene = task_scene(self.scene, seed, variant)
-            return Setup(self, seed, scene, (_free_place(scene),))
+            return Setup(self, seed, scene, (_pose_to_see(scene) if self.by_image else _free_place(scene),))
         goals = [goal_colour(self.scene, seed)]
         if self.goals_follow:
             rng = np.random.default_rng([seed, len(COLOURS)])
@@ -58,16 +62,42 @@ class Setup:
     task: Task
     seed: int
     scene: Scene
-    goals: tuple[str | tuple[float, float], ...]
+    goals: tuple[str | tuple[float, ...], ...]
 
     def terms(self, arrivals: int = 0) -> tuple[Term, ...]:
         """What is asked for after so many arrivals."""
         return self.task.terms(self.goals[min(arrivals, len(self.goals) - 1)])
 
 
-def _free_place(scene: Scene) -> tuple[float, float]:
+def to_world(scene: Scene, pose: tuple[float, ...]) -> tuple[float, float, float]:
+    """A pose in the frame that begins where the robot does, in that of the world."""
+    x0, y0, yaw = scene.start
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    x, y, turn = pose
+    return x0 + cos * x - sin * y, y0 + sin * x + cos * y, math.remainder(yaw + turn, math.tau)
+
+
+def _pose_to_see(scene: Scene) -> tuple[float, float, float]:
+    """A free place, and a yaw with which a goal object is in view there, with nothing before it; in the frame that begins where
+    the robot does. Images of walls alone are of many places."""
+    for draw in range(_DRAWS):
+        place, rng = _free_place(scene, draw), np.random.default_rng([scene.seed, _PLACES, draw, 1])
+        pose = (*place, float(rng.uniform(-math.pi, math.pi)))
+        x, y, yaw = to_world(scene, pose)
+        for prop in scene.props:
+            way = np.array([prop.x - x, prop.y - y])
+            away, bearing = float(np.hypot(*way)), math.remainder(math.atan2(way[1], way[0]) - yaw, math.tau)
+            others = [np.array([other.x - x, other.y - y]) for other in scene.props if other is not prop]
+            hidden = any(np.hypot(*other) < away and abs(other[0] * way[1] - other[1] * way[0]) / away < 2.0 * prop.radius
+                         and other @ way > 0.0 for other in others)
+            if away < _SEEN_WITHIN and abs(bearing) < _SEEN_TO_SIDE and not hidden:
+                return pose
+    raise ValueError(f'scene {scene.seed} shows nothing from any of {_DRAWS} poses')
+
+
+def _free_place(scene: Scene, draw: int = 0) -> tuple[float, float]:
     """A place where a robot can stand, a metre or more from where it begins; in the frame that begins there."""
-    rng = np.random.default_rng([scene.seed, _PLACES])
+    rng = np.random.default_rng([scene.seed, _PLACES, draw] if draw else [scene.seed, _PLACES])
     x0, y0, yaw = scene.start
     half = np.array([scene.width, scene.depth]) / 2 - 0.4
     while True:
@@ -92,6 +122,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task('recall', 'recall', 60.0, _reach, goals_follow=True),
     Task('rooms', 'rooms', 30.0, _reach),
     Task('places', 'rooms', 30.0, lambda place: to_place(place).terms, to_places=True),
+    Task('images', 'rooms', 30.0, lambda pose: to_place(pose).terms, to_places=True, by_image=True),
     Task('follow', 'follow', 12.0,
          lambda goal: (KeepDistance('ball', 1.0), Clearance(0.12, weight=2.0)), contact_fails=True, told=True),
     Task('second_ball', 'second_ball', 4.0,
@@ -103,6 +134,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task('pass_behind', 'pass_behind', 20.0,
          lambda goal: (Reach(goal), PassBehind('mover', weight=3.0), Clearance(0.12, weight=2.0, but=(goal,))),
          contact_fails=True, told=True))}
+GOALS = {'pose': 'places', 'image': 'images', 'colour': 'rooms'}  # tasks that are a goal and no more, by its kind
 RUN_TIME_TASKS = tuple(name for name, task in TASKS.items() if task.told)
 
 

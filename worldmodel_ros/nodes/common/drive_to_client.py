@@ -1,16 +1,19 @@
 """A client of the action drive_to for a terminal."""
 
+import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import rclpy
 from action_msgs.msg import GoalStatus
-from geometry_msgs.msg import PoseStamped
 from rclpy.action import ActionClient
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
+from sensor_msgs.msg import Image
 
 from worldmodel_ros.action import DriveTo
 
@@ -20,8 +23,33 @@ _SHOWN = 0.5       # s, between two lines of feedback
 _CANCEL = 2.0      # s, for the answer to a cancellation
 
 
-def drive_to(goal: str, place: Sequence[float] | None, frame: str, timeout: float, namespace: str = '') -> int:
-    """Send a goal, by the name of an object or a ``place`` (x, y) [m] in ``frame``; return the exit code. Ctrl-C cancels it."""
+@dataclass(frozen=True)
+class Wanted:
+    """A goal: one of the name of an object, a ``place`` (x, y) [m], perhaps with a yaw [rad], in ``frame``, and an ``image``
+    uint8 (H, W, 3), RGB; given up after ``timeout`` s, 0: never."""
+
+    goal: str = ''
+    place: Sequence[float] | None = None
+    frame: str = 'odom'
+    image: np.ndarray | None = None
+    timeout: float = 0.0
+
+    def message(self) -> DriveTo.Goal:
+        """Return it for the action."""
+        told = DriveTo.Goal(goal=self.goal, timeout=self.timeout)
+        if self.place is not None:
+            told.pose.header.frame_id = self.frame
+            told.pose.pose.position.x, told.pose.pose.position.y, *yaw = map(float, self.place)
+            turn = told.pose.pose.orientation
+            turn.z, turn.w = (math.sin(yaw[0] / 2), math.cos(yaw[0] / 2)) if yaw else (0.0, 0.0)
+        if self.image is not None:
+            height, width, _ = self.image.shape
+            told.image = Image(height=height, width=width, encoding='rgb8', step=3 * width, data=self.image.tobytes())
+        return told
+
+
+def drive_to(wanted: Wanted, namespace: str = '') -> int:
+    """Send a goal, and show what comes of it; return the exit code. Ctrl-C cancels it."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = Node('worldmodel_drive_to', namespace=namespace)
@@ -30,17 +58,9 @@ def drive_to(goal: str, place: Sequence[float] | None, frame: str, timeout: floa
             print(f'no action {node.resolve_topic_name("drive_to")}: start a world_model_node in this ROS domain',
                   file=sys.stderr)
             return NOT_REACHED
-        return _drive(node, client, _goal(goal, place, frame, timeout))
+        return _drive(node, client, wanted.message())
     finally:
         rclpy.try_shutdown()
-
-
-def _goal(goal: str, place: Sequence[float] | None, frame: str, timeout: float) -> DriveTo.Goal:
-    pose = PoseStamped()
-    if place is not None:
-        pose.header.frame_id = frame
-        pose.pose.position.x, pose.pose.position.y = map(float, place)
-    return DriveTo.Goal(goal=goal, pose=pose, timeout=timeout)
 
 
 def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:

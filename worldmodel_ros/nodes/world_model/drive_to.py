@@ -1,8 +1,9 @@
 """
-The action ``drive_to``: a goal by colour, pose or task, driven to and then stood at.
+The action ``drive_to``: a goal by colour, pose, image or task, driven to and then stood at; and the topic ``goal_image``.
 
-It has an executor and a thread of its own, like the services that take a while, so that no tick waits for it; what it changes
-of the node is changed on the node's executor. Goals by topics and services pre-empt those of the action, and these those.
+It has an executor and a thread of its own, like the services that take a while, so that no tick waits for it, nor for what a
+network says of an image; what it changes of the node is changed on the node's executor. Goals by topics and services pre-empt
+those of the action, and these those.
 """
 
 import math
@@ -16,15 +17,17 @@ from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
+from sensor_msgs.msg import Image
 
 from worldmodel_ros.action import DriveTo
 from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.task import Task, TaskError, to_goal
-from worldmodel_ros.control.terms import ROBOT_RADIUS, KeepDistance, Reach, Term, Touch
+from worldmodel_ros.control.terms import FACED, ROBOT_RADIUS, KeepDistance, Reach, Term, Touch
+from worldmodel_ros.nodes.common.qos import STATUS
 from worldmodel_ros.nodes.common.spin import ServiceThread
 from worldmodel_ros.nodes.common.tasks import read_task
 
-NAME = 'drive_to'
+NAME, IMAGES = 'drive_to', 'goal_image'
 FEEDBACK_PERIOD = 0.1   # s
 _PATIENCE = 1.0         # s, for the node's executor to take a goal over
 _TOUCHED = 0.03         # m, between surfaces, that counts as a touch: it is estimated, not felt
@@ -43,6 +46,9 @@ class Driver(Protocol):
 
     def place_of(self, pose: Any) -> Task:
         """Return the task of a PoseStamped. Raises TaskError."""
+
+    def task_of_image(self, image: Image) -> Task:
+        """Return the task of seeing what an image shows; from any thread. Raises TaskError."""
 
     def newest_decision(self) -> Decided | None:
         """Return how the newest command was decided; None while the node is not active."""
@@ -74,36 +80,53 @@ class DriveToServer(ServiceThread):
         self._server = ActionServer(
             self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
             handle_accepted_callback=self._on_accepted, cancel_callback=lambda handle: CancelResponse.ACCEPT)
+        self.node.create_subscription(Image, node.resolve_topic_name(IMAGES), self._on_image, STATUS)
         self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
         self._timer.cancel()  # it runs while there is a goal
         self.start()
 
     def _on_goal(self, request: DriveTo.Goal) -> GoalResponse:
         try:
-            self._accepted = self._on_executor(lambda: self._begin(request))
+            shown = self._shown(request.image) if request.image.data else None
+            self._accepted = self._on_executor(lambda: self._begin(request, shown))
         except TaskError as error:
             self._of.get_logger().warning(f'{NAME} refused: {error}')
             return GoalResponse.REJECT
         return GoalResponse.ACCEPT
 
-    def _begin(self, request: DriveTo.Goal) -> tuple[Task, int, Decided | None]:
-        driver = self.driver
-        if driver is None:
+    def _on_image(self, image: Image) -> None:
+        try:
+            shown = self._shown(image)
+            self._on_executor(lambda: self._active().drive('', shown))
+        except TaskError as error:
+            self._of.get_logger().warning(f'{IMAGES} refused: {error}')
+
+    def _shown(self, image: Image) -> Task:
+        return self._active().task_of_image(image)
+
+    def _active(self) -> Driver:
+        if (driver := self.driver) is None:
             raise TaskError('the node is not active, or has no forecast: set the parameter forecast, and activate it')
+        return driver
+
+    def _begin(self, request: DriveTo.Goal, shown: Task | None) -> tuple[Task, int, Decided | None]:
+        driver = self._active()
         before = driver.newest_decision()
-        task = self._task_of(request, driver)
+        task = self._task_of(request, shown, driver)
         driver.drive(request.goal, task)
         return task, driver.goals_set, before
 
-    def _task_of(self, request: DriveTo.Goal, driver: Driver) -> Task:
+    def _task_of(self, request: DriveTo.Goal, shown: Task | None, driver: Driver) -> Task:
         given = [name for name, is_there in (('goal', request.goal), ('pose', request.pose.header.frame_id),
-                                             ('task', request.task.terms)) if is_there]
+                                             ('image', shown), ('task', request.task.terms)) if is_there]
         if len(given) != 1:
-            raise TaskError(f'give a goal, a pose with a frame, or a task: this has {" and ".join(given) or "none"}')
+            raise TaskError(f'give a goal, a pose with a frame, an image, or a task: this has {" and ".join(given) or "none"}')
         if not 0.0 <= request.timeout < math.inf:  # false for a NaN, too
             raise TaskError(f'timeout is {request.timeout}: it must be a time in s, or 0 for none')
         if given == ['pose']:
             return driver.place_of(request.pose)
+        if given == ['image']:
+            return shown
         return read_task(request.task) if given == ['task'] else to_goal(request.goal)
 
     def _on_accepted(self, handle: ServerGoalHandle) -> None:
@@ -208,7 +231,10 @@ def is_done(decided: Decided) -> bool:
     """Whether the aim of a decision's task is reached at its observation."""
     aim = _aim(decided.observation.task.terms)
     left = _left(decided, aim)
-    return left <= _within(decided, aim) if math.isfinite(left) else False
+    if not math.isfinite(left) or left > _within(decided, aim):
+        return False
+    *_, yaw = _target(decided, aim)
+    return yaw is None or abs(math.remainder(decided.view.pose[2] - yaw, math.tau)) < FACED
 
 
 def _aim(terms: tuple[Term, ...]) -> Term | None:
@@ -224,15 +250,19 @@ def _within(decided: Decided, aim: Term) -> float:
     return -math.inf  # a distance is kept until something else is asked for
 
 
+def _target(decided: Decided, aim: Term | None) -> tuple[float, float, float | None] | None:
+    """Return x and y of the centre of the aim at the observation, and the yaw to be faced there if any; None where that is not
+    known."""
+    if place := getattr(aim, 'place', None):
+        return (*place[:2], place[2] if len(place) > 2 else None)
+    thing = decided.view.things.get(aim.target) if aim else None
+    return (*thing.path[0], thing.yaw) if thing else None
+
+
 def _left(decided: Decided, aim: Term | None) -> float:
     """Return metres from the robot to the centre of the aim at the observation; NaN where that is not known."""
-    place = getattr(aim, 'place', None)
-    if place is None:
-        thing = decided.view.things.get(aim.target) if aim else None
-        if thing is None:
-            return math.nan
-        place = thing.path[0]
-    return math.dist(decided.view.pose[:2], place)
+    target = _target(decided, aim)
+    return math.dist(decided.view.pose[:2], target[:2]) if target else math.nan
 
 
 def _time_to(decided: Decided, aim: Term | None) -> float:
@@ -240,7 +270,8 @@ def _time_to(decided: Decided, aim: Term | None) -> float:
     choice = decided.choice
     if not len(choice.poses) or choice.name not in choice.scores or not isinstance(aim, Touch | Reach):
         return math.nan
-    path = aim.place if getattr(aim, 'place', None) is not None else decided.view.things[aim.target].path
+    place = getattr(aim, 'place', None)
+    path = place[:2] if place else decided.view.things[aim.target].path
     way = choice.poses[list(choice.scores).index(choice.name), :, :2] - path
     there = (way[:, 0] ** 2 + way[:, 1] ** 2) ** 0.5 <= _within(decided, aim)
     return float(choice.times[int(there.argmax())]) if there.any() else math.nan

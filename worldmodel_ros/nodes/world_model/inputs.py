@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from geometry_msgs.msg import PoseStamped, Twist, TwistStamped
+from geometry_msgs.msg import PoseStamped, Quaternion, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.impl.rcutils_logger import RcutilsLogger
@@ -308,20 +308,21 @@ class OdometryTopic:
 
     def _hear(self, message: Odometry) -> None:
         at, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, yaw), (twist.linear.x, twist.angular.z))
+        reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, _yaw(q)), (twist.linear.x, twist.angular.z))
         if self.readings.add(reading):
             self.frame = message.header.frame_id.lstrip('/')
         else:
             self._refusals.count('odometry: not finite')
 
-    def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, float]:
-        """Return where a pose is, x and y in the frame of the odometry. Raises TaskError for a frame that is not known here."""
-        frame, at = pose.header.frame_id.lstrip('/'), pose.pose.position
+    def place(self, pose: PoseStamped, base_frame: str) -> tuple[float, ...]:
+        """Return where a pose is, x, y and yaw in the frame of the odometry; without the yaw where all of its quaternion is 0.
+        Raises TaskError for a frame that is not known here."""
+        frame, at, q = pose.header.frame_id.lstrip('/'), pose.pose.position, pose.pose.orientation
+        turned = (_yaw(q),) if any((q.x, q.y, q.z, q.w)) else ()
         if not self.frame:
             raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
         if frame == self.frame:
-            return at.x, at.y
+            return at.x, at.y, *turned
         if frame != base_frame.lstrip('/'):
             raise TaskError(f'a pose in the frame {frame!r} is not understood: give it in {self.frame} (in RViz, the fixed '
                             f'frame) or in {base_frame}')
@@ -331,7 +332,11 @@ class OdometryTopic:
             raise TaskError(f'no odometry tells where the robot was at {stamp / NS:.3f} s: a stamp of 0 is now')
         x, y, yaw = robot[0]
         cos, sin = math.cos(yaw), math.sin(yaw)
-        return float(x + cos * at.x - sin * at.y), float(y + sin * at.x + cos * at.y)
+        return float(x + cos * at.x - sin * at.y), float(y + sin * at.x + cos * at.y), *(float(yaw + each) for each in turned)
+
+
+def _yaw(q: Quaternion) -> float:
+    return math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
 
 
 class GoalTopic:

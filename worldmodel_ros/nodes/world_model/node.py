@@ -29,7 +29,8 @@ from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
-from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place
+from worldmodel_ros.control.sight import Sight
+from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place, to_sight
 from worldmodel_ros.control.terms import Reach, has_places
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.device_failure import end_if_lost
@@ -304,10 +305,22 @@ class WorldModelNode(LifecycleNode):
             self._activation.set_goal(goal, task)
 
     def place_of(self, pose: PoseStamped) -> Task:
-        """Return the task of driving to a pose, whose orientation is left open. Raises TaskError."""
+        """Return the task of driving to a pose; a quaternion of zeros leaves the orientation open. Raises TaskError."""
         if self._deciding is None:
             raise TaskError('a pose needs a forecast of the scene: set the parameter forecast, and configure the node')
         return to_place(self._deciding.odometry.place(pose, self._settings['base_frame']))
+
+    def task_of_image(self, image: Image) -> Task:
+        """Return the task of being where the camera sees what an image shows, which is warped as those of the camera are; from
+        any thread. Raises TaskError."""
+        deciding, activation = self._deciding, self._activation
+        if deciding is None or activation is None:
+            raise TaskError('an image needs a forecast of the scene: set the parameter forecast, and activate the node')
+        try:
+            pixels = images.read(image, deciding.forecasts.image_size, activation.intake.frames.view)
+        except images.ImageError as error:
+            raise TaskError(f'the image is not understood: {error}') from None
+        return to_sight(Sight.of(deciding.forecasts.open(), pixels), pilot.STANDING)
 
     def drive(self, goal: str, task: Task) -> None:
         """Drive to a goal, or by a task without one, from the next image on. Raises TaskError."""

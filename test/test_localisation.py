@@ -1,0 +1,136 @@
+"""The wheels say where the robot is, and drift; walls and standing things that are seen again take the drift away."""
+import math
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.control.localisation import Localiser
+from worldmodel_ros.control.motion import PERIOD, along_arc
+from worldmodel_ros.control.pilot import SLOTS, Pilot
+from worldmodel_ros.control.task import to_place
+from worldmodel_ros.control.terms import Reach
+
+THINGS = np.array([(1.5, 0.8), (1.2, -1.0), (-1.4, 0.9), (-1.0, -1.2)])
+HALF = np.array([2.2, 1.9])  # m, of the room
+NOTHING = np.zeros(4), np.zeros((4, 2)), np.array([1.0, 0.0, 9.0, 9.0, 9.0, 9.0])
+
+
+def to_base(points, pose):
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    return (points - pose[:2]) @ np.array([[cos, -sin], [sin, cos]])
+
+
+def seen_from(pose, rng=None, things=THINGS):
+    """What a forecast tells at a true pose in a room whose middle is the origin, with errors as large as measured."""
+    noise = (lambda scale, *shape: scale * rng.standard_normal(shape)) if rng else lambda scale, *shape: np.zeros(shape)
+    places = to_base(things, pose)
+    places = places * (1.0 + noise(0.03, len(things), 1))
+    presence = (np.abs(np.arctan2(places[:, 1], places[:, 0])) < 0.75).astype(float)
+    turn = math.remainder(-pose[2], math.pi / 2)
+    angles = turn + np.arange(4) * math.pi / 2 + pose[2]
+    normals = np.stack([np.cos(angles), np.sin(angles)], 1)
+    distances = np.abs(normals) @ HALF - normals @ pose[:2]
+    turn += float(noise(math.radians(0.8), 1)[0])
+    return presence, places, np.array([math.cos(4 * turn), math.sin(4 * turn), *distances * (1.0 + noise(0.04, 4))])
+
+
+def drive(localiser, seconds=60.0, yaw_drift=0.1, seed=0, see=seen_from):
+    """A figure of eight whose odometry turns by ``yaw_drift`` rad too much for each m; returns truth and odometry."""
+    rng = np.random.default_rng(seed)
+    true, odometry = np.array([[0.0, 0.0, 0.0]]), np.array([[0.0, 0.0, 0.0]])
+    for tick in range(round(seconds / PERIOD)):
+        twist = np.array([[0.4, 0.8 if math.sin(tick / 40.0) > 0 else -0.8]])
+        true = along_arc(true, twist, PERIOD)
+        odometry = along_arc(odometry, twist * 1.01 + [[0.0, yaw_drift * twist[0, 0]]], PERIOD)
+        localiser.moved(odometry[0])
+        localiser.saw(*see(true[0], rng))
+    return true[0], odometry[0]
+
+
+def test_walls_and_things_take_the_drift_of_the_wheels_away():
+    localiser = Localiser([0, 1, 2, 3])
+    localiser.moved(np.zeros(3))
+    localiser.saw(*seen_from(np.zeros(3)))
+    true, odometry = drive(localiser)
+    assert math.dist(odometry[:2], true[:2]) > 0.5 and abs(odometry[2] - true[2]) > 1.0
+    assert math.dist(localiser.pose[:2], true[:2]) < 0.15
+    assert abs(math.remainder(localiser.pose[2] - true[2], math.tau)) < math.radians(3.0)
+    assert math.dist(localiser.pose[:2], true[:2]) < 4.0 * np.hypot(*localiser.sure[:2])
+
+
+def test_where_nothing_is_seen_the_wheels_are_believed():
+    localiser = Localiser([0, 1, 2, 3])
+    localiser.moved(np.array([1.0, 2.0, 0.5]))
+    localiser.moved(np.array([1.3, 2.1, 0.7]))
+    np.testing.assert_allclose(localiser.pose, (1.3, 2.1, 0.7))
+    assert (localiser.sure > 0.0).all()
+
+
+def test_a_thing_that_was_moved_does_not_move_the_robot():
+    localiser, at = Localiser([0, 1, 2, 3]), np.array([0.0, 0.0, 0.0])
+    moved = THINGS + [(0.0, -0.6), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    for _ in range(20):
+        localiser.moved(at)
+        localiser.saw(*seen_from(at))
+    for _ in range(40):
+        localiser.moved(at)
+        localiser.saw(*seen_from(at, things=moved))
+    assert math.dist(localiser.pose[:2], at[:2]) < 0.03 and abs(localiser.pose[2]) < math.radians(1.0)
+
+
+@pytest.mark.parametrize('pose', [(3.0, -1.0, 2.0), (0.0, 0.0, -1.5)])
+def test_another_frame_keeps_all_that_is_known(pose):
+    one, two = Localiser([0, 1, 2, 3]), Localiser([0, 1, 2, 3])
+    for localiser in (one, two):
+        localiser.moved(np.zeros(3))
+        localiser.saw(*seen_from(np.zeros(3)))
+        drive(localiser, 8.0)
+    before = two.pose
+    two.start_at(np.array(pose))
+    np.testing.assert_allclose(two.pose, pose)
+    for localiser in (one, two):
+        drive(localiser, 4.0, seed=3)
+    turn, way = pose[2] - before[2], one.pose[:2] - before[:2]
+    cos, sin = math.cos(turn), math.sin(turn)
+    expected = np.array(pose[:2]) + np.array([[cos, -sin], [sin, cos]]) @ way
+    np.testing.assert_allclose(two.pose[:2], expected, atol=1e-3)
+
+
+def test_an_odometry_that_begins_again_begins_another_frame():
+    localiser = Localiser([0, 1, 2, 3])
+    localiser.moved(np.array([4.0, 4.0, 1.0]))
+    localiser.saw(*NOTHING)
+    localiser.moved(np.zeros(3))
+    np.testing.assert_allclose(localiser.pose, np.zeros(3))
+
+
+def test_a_place_is_one_of_the_odometry_as_it_is_when_the_task_is_given():
+    class Room:
+        """Tells what there is from a true pose; no thing that moves."""
+
+        times, true = np.array([0.0, 0.8, 1.6]), np.zeros(3)
+
+        def observe(self, image, executed, measured, passes):
+            presence, places, walls = seen_from(self.true)
+            count = len(SLOTS) - len(presence)
+            places = np.concatenate([places, np.zeros((count, 2))])
+            return np.concatenate([presence, np.zeros(count)]), np.tile(places, (3, 1, 1)), walls
+
+    room, image, still = Room(), np.zeros((64, 64, 3), np.uint8), np.zeros(2)
+    pilot = Pilot(room, clock=lambda: 0.0)
+    odometry = np.zeros((1, 3))
+    for _ in range(200):  # on the spot, by wheels that say it is an arc
+        odometry = along_arc(odometry, np.array([[0.1, 0.0]]), PERIOD)
+        pilot.odometry.measured(odometry[0], still)
+        pilot.observe(image, still, 1)
+    assert math.dist(pilot.known.pose[:2], odometry[0, :2]) > 1.0
+    terms = to_place((float(odometry[0, 0]) + 1.0, 0.0)).terms  # a metre ahead of where the wheels have the robot
+    pilot.decide(terms, [(PERIOD, still)], still)
+    reach = next(term for term in terms if isinstance(term, Reach))
+    np.testing.assert_allclose(to_base(np.array([reach.place]), pilot.view.pose), [[1.0, 0.0]], atol=1e-6)
+    for _ in range(50):  # the wheels go on, the robot does not
+        odometry = along_arc(odometry, np.array([[0.1, 0.0]]), PERIOD)
+        pilot.odometry.measured(odometry[0], still)
+        pilot.observe(image, still, 1)
+        pilot.decide(terms, [(PERIOD, still)], still)
+    np.testing.assert_allclose(to_base(np.array([reach.place]), pilot.view.pose), [[1.0, 0.0]], atol=0.1)

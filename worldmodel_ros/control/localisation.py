@@ -1,0 +1,206 @@
+"""Where the robot is, by its wheels and by what stands: odometry drifts, and walls and things that are seen again tell by how
+much.
+
+An extended Kalman filter over the robot's pose, the room's walls and the things that do not move (EKF-SLAM: Smith, Self and
+Cheeseman, 1990; Thrun, Burgard and Fox, Probabilistic Robotics, chapter 10). It reads what a forecast tells, never the
+simulator.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_POSE, _WALLS, _THINGS = slice(0, 3), slice(3, 8), 8  # of the state: x, y, yaw; direction of wall 0, offset of each; x and y
+_UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
+QUARTER = math.pi / 2
+# Growth of the odometry's variances. A wheel's radius is off by a constant share, which white noise covers only where there is
+# more of it.
+_PER_METRE = (0.001, 0.0005, 0.02)    # along, across [m2], yaw [rad2], for each m
+_TURN_SHARE = 0.03                    # of a turn, standard deviation
+_TURN_CHANGE = 1.0                    # of the difference of two successive turns: a base that begins to turn slips
+# Standard deviations of what a forecast tells, wider than measured (docs/tasks.md), as errors of successive frames are alike.
+_ANGLE = math.radians(1.5)            # of the walls' direction
+_WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is hardly in view
+_AHEAD, _ASIDE = math.radians(35.0), math.radians(70.0)
+BEARING = math.radians(1.5)
+_RANGE = (0.05, 0.06)                 # m, and for each m
+_IN_VIEW, _NEAR, _FAR = math.radians(38.0), 0.45, 3.5
+_GATE = 3.0                           # standard deviations, beyond which a measurement is not believed
+_JUMP = 1.0                           # m between two frames: the odometry has begun again
+_MOVED = 10                           # measurements that are not believed in a row, after which a thing has been moved
+
+
+class Localiser:
+    """The robot's pose in the frame that its odometry began in, or that ``start_at`` has set. Not thread-safe.
+
+    ``slots``: numbers of those of a forecast whose things do not move. ``pose`` (3,), m and rad: the estimate; ``sure`` (3,):
+    its standard deviations.
+    """
+
+    def __init__(self, slots: list[int]) -> None:
+        self._slots = slots
+        size = _THINGS + 2 * len(slots)
+        self._state, self._covariance = np.zeros(size), np.diag(np.full(size, _UNKNOWN))
+        self._covariance[_POSE, _POSE] = 0.0
+        self._odometry: np.ndarray | None = None
+        self._turn = 0.0
+        self._refused = dict.fromkeys(slots, 0)
+
+    @property
+    def pose(self) -> np.ndarray:
+        return self._state[_POSE].copy()
+
+    @property
+    def sure(self) -> np.ndarray:
+        return np.sqrt(np.maximum(np.diag(self._covariance)[_POSE], 0.0))
+
+    @property
+    def count(self) -> int:
+        """Number of things that can be known."""
+        return len(self._slots)
+
+    def things(self) -> dict[int, np.ndarray]:
+        """Return the places (2,) of the things that were seen, by slot."""
+        return {slot: self._state[at:at + 2].copy() for slot, at in zip(self._slots, range(_THINGS, len(self._state), 2))
+                if self._covariance[at, at] < _UNKNOWN}
+
+    def walls(self) -> tuple[float, np.ndarray] | None:
+        """Return the direction of a wall's normal, rad, and the offsets (4,) of it and of those that follow by quarter turns,
+        m, infinite for one that was not seen; None before anything was."""
+        variances = np.diag(self._covariance)
+        if variances[3] >= _UNKNOWN:
+            return None
+        return float(self._state[3]), np.where(variances[4:8] < _UNKNOWN, self._state[4:8], np.inf)
+
+    def start_at(self, pose: np.ndarray) -> None:
+        """Have the estimate be ``pose`` (3,), with all that is known moved along."""
+        old, state = self.pose, self._state
+        turn = pose[2] - old[2]
+        rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+        normals = self._normals() @ rotation.T
+        shift = pose[:2] - rotation @ old[:2]
+        state[_POSE] = pose
+        state[3] += turn
+        state[4:8] += normals @ shift
+        for at in range(_THINGS, len(state), 2):
+            state[at:at + 2] = rotation @ state[at:at + 2] + shift
+        moved = np.eye(len(state))
+        for at in (0, *range(_THINGS, len(state), 2)):
+            moved[at:at + 2, at:at + 2] = rotation
+        moved[4:8, 3] = normals @ (shift[1], -shift[0])  # an offset changes as its wall turns about the new origin
+        self._covariance = moved @ self._covariance @ moved.T
+
+    def moved(self, odometry: np.ndarray) -> None:
+        """Take the pose (3,) by the wheels at the next frame."""
+        odometry = np.asarray(odometry, float)
+        if self._odometry is None:
+            self._odometry = odometry
+            self._state[_POSE] = odometry
+            return
+        before, self._odometry = self._odometry, odometry
+        if math.dist(odometry[:2], before[:2]) > _JUMP:
+            self.start_at(odometry)
+            return
+        way = _to_base(odometry[:2] - before[:2], before[2])
+        turn = math.remainder(odometry[2] - before[2], math.tau)
+        x, y, yaw = self._state[_POSE]
+        cos, sin = math.cos(yaw), math.sin(yaw)
+        rotation = np.array([[cos, -sin], [sin, cos]])
+        step = rotation @ way
+        self._state[_POSE] = x + step[0], y + step[1], yaw + turn
+        self._covariance[:2] += np.outer((-step[1], step[0]), self._covariance[2])
+        self._covariance[:, :2] += np.outer(self._covariance[:, 2], (-step[1], step[0]))
+        far = math.hypot(*way)
+        self._covariance[:2, :2] += rotation @ np.diag(_PER_METRE[:2]) @ rotation.T * far
+        self._covariance[2, 2] += (_PER_METRE[2] * far + (_TURN_SHARE * turn) ** 2
+                                   + (_TURN_CHANGE * (turn - self._turn)) ** 2)
+        self._turn = turn
+
+    def saw(self, presence: np.ndarray, places: np.ndarray, walls: np.ndarray) -> None:
+        """Take what a forecast tells of the present: presence (S,), places (S, 2) in m in base_link, walls (6,) as in
+        ``Seen``."""
+        self._saw_walls(math.atan2(walls[1], walls[0]) / 4.0, walls[2:])
+        for number, slot in enumerate(self._slots):
+            if presence[slot] > 0.5:
+                self._saw_thing(slot, _THINGS + 2 * number, places[slot])
+
+    def _saw_walls(self, angle: float, distances: np.ndarray) -> None:
+        state = self._state
+        if self._covariance[3, 3] >= _UNKNOWN:
+            state[3] = state[2] + angle
+        row = np.zeros(len(state))
+        row[2], row[3] = -1.0, 1.0
+        self._update(np.array([math.remainder(angle + state[2] - state[3], QUARTER)]), row[None], [_ANGLE ** 2])
+        for k in range(4):
+            deviation = wall_deviation(angle + k * QUARTER)
+            if deviation is None:
+                continue
+            wall = round((angle + k * QUARTER + state[2] - state[3]) / QUARTER) % 4
+            direction = state[3] + wall * QUARTER
+            normal = np.array([math.cos(direction), math.sin(direction)])
+            x, y = state[:2]
+            along = normal @ (x, y)
+            across = -normal[1] * x + normal[0] * y
+            if self._covariance[4 + wall, 4 + wall] >= _UNKNOWN:
+                state[4 + wall] = distances[k] + along
+            row = np.zeros(len(state))
+            row[:2], row[3], row[4 + wall] = -normal, -across, 1.0
+            error = distances[k] - (state[4 + wall] - along)
+            self._update(np.array([error]), row[None], [deviation ** 2])
+
+    def _saw_thing(self, slot: int, at: int, place: np.ndarray) -> None:
+        away, bearing = math.hypot(*place), math.atan2(place[1], place[0])
+        if abs(bearing) > _IN_VIEW or not _NEAR < away < _FAR:
+            return
+        state = self._state
+        x, y, yaw = state[_POSE]
+        if self._covariance[at, at] >= _UNKNOWN or self._refused[slot] > _MOVED:
+            state[at:at + 2] = x + away * math.cos(yaw + bearing), y + away * math.sin(yaw + bearing)
+            self._covariance[at:at + 2] = self._covariance[:, at:at + 2] = 0.0
+            self._covariance[at:at + 2, at:at + 2] = _UNKNOWN * np.eye(2)
+            self._refused[slot] = 0
+        dx, dy = state[at] - x, state[at + 1] - y
+        far = max(math.hypot(dx, dy), 0.05)
+        cos, sin = dx / far, dy / far
+        rows = np.zeros((2, len(state)))
+        rows[0, :2], rows[0, at:at + 2] = (-cos, -sin), (cos, sin)
+        rows[1, :2], rows[1, 2], rows[1, at:at + 2] = (sin / far, -cos / far), -1.0, (-sin / far, cos / far)
+        errors = np.array([away - far, math.remainder(bearing + yaw - math.atan2(dy, dx), math.tau)])
+        believed = self._update(errors, rows, [range_deviation(away) ** 2, BEARING ** 2])
+        self._refused[slot] = 0 if believed else self._refused[slot] + 1
+
+    def _update(self, errors: np.ndarray, rows: np.ndarray, variances: Sequence[float]) -> bool:
+        """Take measurements (M,) less what was expected, linear in the state by ``rows`` (M, N); return whether they were
+        believed."""
+        common = self._covariance @ rows.T
+        spread = rows @ common
+        spread.flat[::len(errors) + 1] += variances
+        inverse = 1.0 / spread if len(errors) == 1 else np.linalg.inv(spread)
+        if errors @ inverse @ errors > _GATE ** 2 * len(errors):
+            return False
+        gain = common @ inverse
+        self._state += gain @ errors
+        self._covariance -= gain @ common.T
+        return True
+
+    def _normals(self) -> np.ndarray:
+        angles = self._state[3] + np.arange(4) * QUARTER
+        return np.stack([np.cos(angles), np.sin(angles)], 1)
+
+
+def wall_deviation(bearing: float) -> float | None:
+    """Return the standard deviation in m of the distance to a wall whose normal has this bearing; None where it is not seen."""
+    bearing = abs(math.remainder(bearing, math.tau))
+    return None if bearing > _ASIDE else _WALL_SEEN if bearing < _AHEAD else _WALL_ASIDE
+
+
+def range_deviation(away: float) -> float:
+    """Return the standard deviation in m of the distance to a thing that is so far away."""
+    return _RANGE[0] + _RANGE[1] * away
+
+
+def _to_base(way: np.ndarray, yaw: float) -> np.ndarray:
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    return np.array([cos * way[0] + sin * way[1], cos * way[1] - sin * way[0]])

@@ -1,0 +1,106 @@
+"""Goals that are images: where the camera would have to stand to see what an image shows.
+
+A forecast tells of an image, as of any frame, which things are where and how the walls stand. Those that the robot knows the
+places of give a pose: the walls its yaw but for quarter turns, and each quarter turn has one place that fits best.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .localisation import BEARING, QUARTER, Localiser, range_deviation, wall_deviation
+
+if TYPE_CHECKING:
+    from .pilot import Forecast
+
+NAME = 'what the image shows'
+_IN_VIEW = math.radians(43.0)   # to either side: within the camera's 90 degrees
+_CLEARER = 4.0                  # by which the best pose has to fit better than the next one, chi-squared
+_WORST = 30.0                   # chi-squared of a pose that is still one
+_MISSING = 8.0                  # chi-squared of a thing that would be in view, and is not
+_SURELY_IN_VIEW, _NEAR, _FAR = math.radians(36.0), 0.5, 2.5  # rad, m
+_WIDTH = 0.4                    # m, of a thing that hides another
+_SHARPER = 0.5                  # share of the deviations that many frames of a drive have: one frame's errors count once
+_LIKELY = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """What a forecast tells of an image: presence (S,), places (S, 2) in m in base_link, walls (6,) as in ``Seen``."""
+
+    presence: np.ndarray
+    places: np.ndarray
+    walls: np.ndarray
+
+    @classmethod
+    def of(cls, forecast: Forecast, image: np.ndarray) -> Sight:
+        """Return what a stream that knows nothing tells of an image uint8 (H, W, 3)."""
+        still = np.zeros(2)
+        presence, places, walls = forecast.observe(image, still, still, 1)
+        return cls(presence, places[0], walls)
+
+    def in_view(self, slots: list[int]) -> list[int]:
+        """Return those of the slots whose things the image shows."""
+        return [slot for slot in slots if self.presence[slot] > _LIKELY
+                and abs(math.atan2(self.places[slot, 1], self.places[slot, 0])) < _IN_VIEW]
+
+    def pose(self, known: Localiser) -> np.ndarray | None:
+        """Return the pose (3,) that sees this, in the frame of ``known``; None while that tells none, or more than one."""
+        things, walls = known.things(), known.walls()
+        seen = [slot for slot in self.in_view(list(things)) if slot in things]
+        if not seen or walls is None:
+            return None
+        fits = self._fits(seen, things, walls)
+        if fits[0][0] > _WORST and len(seen) > 1:  # one of them is not what it was taken for
+            without = [self._fits([slot for slot in seen if slot != wrong], things, walls) for wrong in seen]
+            fits = min(without, key=lambda fits: fits[0][0])
+        if fits[0][0] > _WORST:
+            return None
+        all_known = len(things) == known.count and np.isfinite(walls[1]).all()  # no more can be learnt by looking around
+        return fits[0][1] if all_known or fits[1][0] - fits[0][0] > _CLEARER else None
+
+    def _fits(self, seen: list[int], things: dict[int, np.ndarray], walls: tuple[float, np.ndarray]
+              ) -> list[tuple[float, np.ndarray]]:
+        return sorted((self._fit(quarter, seen, things, *walls) for quarter in range(4)), key=lambda fit: fit[0])
+
+    def _missing(self, pose: np.ndarray, things: dict[int, np.ndarray]) -> int:
+        """Return how many things would be in view from a pose that are not."""
+        cos, sin = math.cos(pose[2]), math.sin(pose[2])
+        seen = {slot: np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2]) for slot, place in things.items()}
+        polar = {slot: (math.hypot(*place), math.atan2(place[1], place[0])) for slot, place in seen.items()}
+        return sum(abs(bearing) < _SURELY_IN_VIEW and _NEAR < away < _FAR and self.presence[slot] <= _LIKELY
+                   and not any(nearer < away and abs(math.remainder(other - bearing, math.tau)) < _WIDTH / max(nearer, _WIDTH)
+                               for nearer, other in polar.values())
+                   for slot, (away, bearing) in polar.items())
+
+    def _fit(self, quarter: int, seen: list[int], things: dict[int, np.ndarray], direction: float, offsets: np.ndarray
+             ) -> tuple[float, np.ndarray]:
+        """Return how badly the best pose of a quarter turn fits, chi-squared, and the pose."""
+        angle = math.atan2(self.walls[1], self.walls[0]) / 4.0
+        yaw = direction + quarter * QUARTER - angle
+        cos, sin = math.cos(yaw), math.sin(yaw)
+        rotation = np.array([[cos, -sin], [sin, cos]])
+        rows, values = [], []
+        for number in range(4):
+            bearing, offset = angle + number * QUARTER, offsets[(number + quarter) % 4]
+            deviation = wall_deviation(bearing)
+            if deviation is not None and math.isfinite(offset):
+                deviation *= _SHARPER
+                rows.append(np.array([math.cos(yaw + bearing), math.sin(yaw + bearing)]) / deviation)
+                values.append((offset - self.walls[2 + number]) / deviation)
+        for slot in seen:
+            away = math.hypot(*self.places[slot])
+            along = rotation @ self.places[slot] / away
+            at = things[slot] - rotation @ self.places[slot]
+            across = np.array([-along[1], along[0]])
+            for axis, deviation in ((along, _SHARPER * range_deviation(away)), (across, away * BEARING)):
+                rows.append(axis / deviation)
+                values.append(axis @ at / deviation)
+        matrix, vector = np.array(rows), np.array(values)
+        place = np.linalg.solve(matrix.T @ matrix, matrix.T @ vector)
+        error = matrix @ place - vector
+        pose = np.array([*place, math.remainder(yaw, math.tau)])
+        return float(error @ error) + _MISSING * self._missing(pose, things), pose
