@@ -106,10 +106,11 @@ def flat(own_scale, queries):
     return compiled(plain(kernel, constants, known), num_warps=page_write_triton.warps(block * D, values))
 
 
-def cross():
+def cross(fp8):
     constants = {'H': 40, 'D': D, 'BLOCK_M': cross_attention_triton.BLOCK_M, 'BLOCK_N': cross_attention_triton.BLOCK_N,
-                 'TYPE': tl.bfloat16}
-    known = {**dict.fromkeys(('q', 'keys', 'values', 'out'), '*bf16'), **dict.fromkeys(('rms', 'weight', 'bias'), '*fp32'),
+                 'TYPE': tl.bfloat16, 'NATIVE': True, **({} if fp8 else dict.fromkeys(('scales', 'static')))}
+    known = {**dict.fromkeys(('q', 'keys', 'values'), '*bf16'), 'out': '*u8' if fp8 else '*bf16',
+             **dict.fromkeys(('rms', 'weight', 'bias', 'scales', 'static'), '*fp32'),
              'scale_log2': 'fp32', 'log2_e': 'fp32'}
     return compiled(plain(cross_attention_triton._attend, constants, known), num_warps=8, num_stages=2)
 
@@ -122,7 +123,7 @@ def rows(fp8, film):
                  **({} if fp8 else dict.fromkeys(('scales', 'bound', 'ahead')))}
     known = {'out': '*u8' if fp8 else '*bf16', 'eps': 'fp32', **dict.fromkeys(('y', 'film_scale', 'film_shift'), '*bf16'),
              **dict.fromkeys(('x', 'gate', 'shift', 'scale', 'total', 'scales', 'bound', 'ahead'), '*fp32')}
-    return compiled(plain(rows_triton._modulate, constants, known), num_warps=rows_triton._warps(5120))
+    return compiled(plain(rows_triton._modulate, constants, known), num_warps=rows_triton.warps(5120))
 
 
 def plain(kernel, constants, known):

@@ -35,12 +35,12 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
     film_scale, film_shift = (None, None) if film is None else film
     _check((x, y, film_scale, film_shift), (shift, scale, gate))
     total = x if y is None and film is None else torch.empty_like(x)
-    out, scales = _results(x, fp8, dtype)
+    out, scales = results(x, fp8, dtype)
     ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     _modulate[(rows,)](
         x, y, gate, film_scale, film_shift, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound,
         ahead, 0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
-        **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=_warps(width))
+        **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=warps(width))
     return total, (out, scales) if fp8 else out, ahead
 
 
@@ -51,7 +51,7 @@ def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its last axis must be contiguous')
     out = torch.empty((parts, rows), dtype=torch.float32, device=x.device)
     _inverse_rms[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, D=width, **blocks(width),
-                                num_warps=_warps(width))
+                                num_warps=warps(width))
     return out
 
 
@@ -62,10 +62,10 @@ def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Roun
 
 def _each_row(x: Tensor, fp8: bool, static: Tensor | None, gelu: bool) -> Rounded | Tensor:
     _check((x,))
-    out, scales = _results(x, fp8)
+    out, scales = results(x, fp8)
     rows, width = x.shape
     _each[(rows,)](x, as_bytes(out), scales, static, _stride(static), K=width, GELU=gelu, **blocks(width), LIMIT=FP8_MAX,
-                   NATIVE=native_e4m3(x.device), num_warps=_warps(width))
+                   NATIVE=native_e4m3(x.device), num_warps=warps(width))
     return (out, scales) if fp8 else out
 
 
@@ -77,7 +77,8 @@ def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()
                              f'rows of a modulation')
 
 
-def _results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+def results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+    """Memory for rows like x, in e4m3 with their scales where ``fp8``."""
     if not fp8:
         return torch.empty_like(x, dtype=dtype), None
     return (torch.empty_like(x, dtype=torch.float8_e4m3fn),
@@ -89,14 +90,14 @@ def _stride(static: Tensor | None) -> int:
     return 0 if static is None or static.dim() == 0 else static.stride(0)
 
 
-def _warps(width: int) -> int:
-    """64 values to a thread: many more rows are in flight then than of few values (on an H200 6 % faster than 16)."""
+def warps(width: int) -> int:
+    """Of the program of a row. 64 values to a thread: many more rows are in flight then than of few values (on an H200 6 % faster than 16)."""
     return max(1, min(8, triton.next_power_of_2(width) // 2048))
 
 
 def blocks(width: int) -> dict[str, int]:
     """How a row is cut: as many values as all threads take in one load of 16 bytes."""
-    block = 128 * _warps(width)
+    block = 128 * warps(width)
     return {'BLOCK': block, 'BLOCKS': triton.cdiv(width, block)}
 
 

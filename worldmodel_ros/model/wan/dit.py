@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.flat_attention import cross_attention
-from ...kernels.rows import row_kernels
+from ...kernels.quantise import FP8_MAX, SCALE_MIN
+from ...kernels.rows import Rounded, row_kernels
 from .config import PATCH, WanConfig
 
 KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
@@ -29,9 +30,10 @@ KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without 
 class SelfAttention(Protocol):
     """Attention of one pass to the window and to the chunk itself."""
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         """From a layer's products (N, 3, H, d) for the tokens of a chunk, queries and keys neither normalised (by the
-        weights (H * d,)) nor rotated, to (N, H * d); keeps keys and values for the passes to come."""
+        weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keeps keys and values for
+        the passes to come."""
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         """Keep keys and values only."""
@@ -51,11 +53,15 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,)."""
+    """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,).
+
+    ``scales``, float32 (L,): what attention to the values is rounded by for a product in FP8.
+    """
 
     keys: Tensor
     values: Tensor
     bias: Tensor
+    scales: Tensor
 
 
 CameraControl = Sequence[tuple[Tensor, Tensor]]  # of each layer: scale and shift (N, D)
@@ -100,14 +106,15 @@ class WanBlock(nn.Module):
                                                          dtype=self.dtype)
         return self.qkv(rows).unflatten(-1, (3, self.heads, -1)), x
 
-    def leave(self, x: Tensor, attended: Tensor, modulation: Tensor, camera: tuple[Tensor, Tensor] | None, keys: Tensor,
-              values: Tensor, bias: Tensor) -> Unsummed:
+    def leave(self, x: Tensor, attended: Tensor | Rounded, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
+              keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
         """The stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and values
-        (H, S, d) and bias (S,)."""
+        (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
-        y = self.proj(attended.to(self.dtype))
+        y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
-        y = self.cross_proj(cross_attention(self.cross_q(rows), self.cross_q_norm, keys, values, bias, self.eps))
+        y = self.cross_proj(cross_attention(self.cross_q(rows), self.cross_q_norm, keys, values, bias, self.eps,
+                                            scale if self.fp8 else None))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
@@ -185,7 +192,9 @@ class WanDiT(nn.Module):
         dtype = self.blocks[0].dtype
         embedded = self.text(F.pad(rows, (0, 0, 0, filler)).to(self.device, dtype))
         keys, values = zip(*(block.prompt(embedded) for block in self.blocks))
-        return Prompt(torch.stack(keys), torch.stack(values), bias.to(self.device))
+        values = torch.stack(values)
+        scales = (values.flatten(1).abs().amax(1).float() * (1.0 / FP8_MAX)).clamp_min(SCALE_MIN)
+        return Prompt(torch.stack(keys), values, bias.to(self.device), scales)
 
     def camera_control(self, rays: Tensor) -> CameraControl:
         """Scales and shifts of each layer for a chunk's rays (N, camera_width), as ``camera.ray_tokens`` gives them; nothing in
@@ -222,9 +231,9 @@ class WanDiT(nn.Module):
             if not whole and layer == len(self.blocks) - 1:
                 attention.keep(layer, qkv, block.q_norm, block.k_norm)
                 return None
-            attended = attention.attend(layer, qkv, block.q_norm, block.k_norm)
+            attended = attention.attend(layer, qkv, block.q_norm, block.k_norm, block.fp8)
             stream = block.leave(x, attended, rows, None if camera is None else camera[layer], prompt.keys[layer],
-                                 prompt.values[layer], prompt.bias)
+                                 prompt.values[layer], prompt.bias, prompt.scales[layer])
         return stream
 
 
