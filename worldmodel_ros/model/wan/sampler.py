@@ -36,15 +36,22 @@ class Sampler:
         ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
         (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
         """
-        latents, clean = noise(0), None
+        latents = noise(0)
         with sequence.chunk(latents.shape[1]) as attention:
-            for index, step in enumerate(self.schedule.steps):
-                if index:
-                    latents = (1.0 - step.entry) * clean + step.entry * noise(index)
-                velocity = self.dit(_inputs(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
-                # What is left of rounding here would be amplified by the steps to come.
-                clean = (latents.double() - step.sigma * velocity.double()).float()
-            self._keep(clean, prompt, condition, camera, attention)
+            return self.passes(attention, prompt, lambda step: noise(step) if step else latents, condition, camera)
+
+    @torch.inference_mode()
+    def passes(self, attention: SelfAttention, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None,
+               camera: CameraControl | None) -> Tensor:
+        """All passes of a chunk, as ``chunk``, whose keys and values ``attention`` keeps."""
+        latents, clean = noise(0), None
+        for index, step in enumerate(self.schedule.steps):
+            if index:
+                latents = (1.0 - step.entry) * clean + step.entry * noise(index)
+            velocity = self.dit(_inputs(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
+            # What is left of rounding here would be amplified by the steps to come.
+            clean = (latents.double() - step.sigma * velocity.double()).float()
+        self._keep(clean, prompt, condition, camera, attention)
         return clean
 
     @torch.inference_mode()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ...cache.torch_storage import TorchStorage
 from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
-from ...kernels.rows import row_kernels
+from ...kernels.rows import Rounded, row_kernels
 from .config import WanConfig, WanPreset
 from .rotary import rotate, rotation, time_shift
 
@@ -180,6 +181,7 @@ class PagedAttention:
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
         layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
         self._slabs, self._rotary = len(own), rotary
+        self._most_pages = owner.window.frames // owner.window.slab * layout.tiles
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
         whole = layout.valid(layout.frames)
         entries = [(int(page), int(count)) for pages, counts in (*rows, *((pages, whole) for pages in own))
@@ -188,10 +190,32 @@ class PagedAttention:
         self._lists = self._plan.lists(entries, layout.page_tokens, owner.device)
         self._own = to_device(torch.from_numpy(own.ravel().astype(np.int32)), owner.device)
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    def inputs(self) -> dict[str, Tensor]:
+        """What is read on the device: the lists of pages, of which the last entries may be no page, places, and rotations."""
+        lists = {name: getattr(self._lists, name) for name in ('starts', 'pages', 'lengths', 'full')}
+        return {**lists, 'own': self._own, 'rotary': self._rotary}
+
+    def reading(self, inputs: dict[str, Tensor]) -> PagedAttention:
+        """The same, from these instead."""
+        other = copy(self)
+        lists = {name: inputs[name] for name in ('starts', 'pages', 'lengths', 'full')}
+        other._lists, other._own, other._rotary = replace(self._lists, **lists), inputs['own'], inputs['rotary']
+        return other
+
+    @property
+    def most_pages(self) -> int:
+        """That a chunk may ever see."""
+        return self._most_pages
+
+    @property
+    def form(self) -> tuple:
+        """What passes over another chunk must share to be the same work on other numbers."""
+        return id(self._storage), self._slabs, self._plan
+
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         pool = self._storage.layer(layer)
         q, scale = self._write(pool, qkv, q_weight, k_weight)
-        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv))
+        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv), fp8)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
