@@ -25,10 +25,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a chunk, and the timestep of the pass on the clean latents that writes the cache."""
+    """The steps of a chunk, and the timestep of the pass on the clean latents that writes the cache. ``renewed``: what a step
+    adds is new noise; else it is the noise that the network found in the step before, as an Euler step leaves it."""
 
     steps: tuple[Step, ...]
     commit: float = 0.0
+    renewed: bool = True
 
     def __post_init__(self):
         levels = [step.sigma for step in self.steps]
@@ -64,6 +66,12 @@ class Schedule:
         sigmas = _shifted(np.linspace(1.0, 0.0, TRAINED_STEPS + 1, dtype=np.float32)[:-1], np.float32(shift))
         levels = [float(np.float32(sigmas[TRAINED_STEPS - step])) for step in steps]
         return cls(tuple(Step(float(np.float32(level) * np.float32(TRAINED_STEPS)), level, level) for level in levels))
+
+    @classmethod
+    def euler(cls, levels: Sequence[float]) -> Schedule:
+        """Euler steps of the flow from each noise level to the next one, and from the last one to none."""
+        return cls(tuple(Step(float(np.float32(level) * np.float32(TRAINED_STEPS)), float(level), float(level) if at else 1.0)
+                         for at, level in enumerate(levels)), renewed=False)
 
 
 def _shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
