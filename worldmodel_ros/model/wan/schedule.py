@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,13 @@ class Schedule:
     def timesteps(self) -> tuple[float, ...]:
         """All that the network is asked for, the commit last."""
         return (*(step.timestep for step in self.steps), self.commit)
+
+    def fewer(self, count: int) -> Schedule:
+        """So many of the steps, the first among them and the others as far apart as can be. The networks were distilled for all:
+        quality is lost. Raises ValueError for none or for more than there are."""
+        if not 1 <= count <= len(self.steps):
+            raise ValueError(f'{count} steps of {len(self.steps)}')
+        return replace(self, steps=tuple(self.steps[at * len(self.steps) // count] for at in range(count)))
 
     @classmethod
     def unipc(cls, indices: Sequence[int], shift: float) -> Schedule:
