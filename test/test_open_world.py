@@ -185,6 +185,15 @@ def test_a_description_that_does_not_fit_is_refused_with_the_remedy(folder, tmp_
         OpenWorld.load(tmp_path)
 
 
+def test_two_networks_are_refused(folder, tmp_path):
+    for name in ('high_noise_model', 'low_noise_model'):
+        (tmp_path / name).mkdir()
+    described = json.loads((folder / 'world.json').read_text())
+    (tmp_path / 'world.json').write_text(json.dumps(described))
+    with pytest.raises(ModelError, match='has two networks'):
+        OpenWorld.load(tmp_path)
+
+
 def test_worlds_are_told_from_other_models(folder, tmp_path):
     assert is_world(str(folder)) and not is_world('tiny') and not is_world(str(tmp_path))
     with pytest.raises(ModelError, match='back end'):

@@ -17,14 +17,14 @@ BLOCK_M, BLOCK_N = 128, 64  # queries of a program, keys of a step
 
 
 def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
-                           static: Tensor | None = None) -> Tensor | Rounded:
+                           static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
     """As ``cross_attention.cross_attention``, for D a power of two, q with contiguous rows, all else contiguous."""
     heads, count, dim = keys.shape
     if q.shape[1] != heads * dim or dim & (dim - 1) or not all(
             x.is_contiguous() for x in (q, weight, keys, values, bias)) or keys.shape != values.shape:
         raise ValueError(f'q {tuple(q.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} must be contiguous, '
                          f'heads of a power of two')
-    rms = inverse_rms(q[:, None], eps)
+    rms = inverse_rms(q[:, None], eps) if rms is None else rms
     out, scales = results(q, static is not None)
     exact = INTERPRETED.value or q.dtype is torch.float32  # the interpreter computes wrongly in bfloat16
     _attend[(triton.cdiv(len(q), BLOCK_M), heads)](

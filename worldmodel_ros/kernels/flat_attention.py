@@ -71,13 +71,13 @@ def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLis
 
 
 def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
-                    static: Tensor | None = None) -> Tensor | Rounded:
+                    static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
     """``cross_attention.cross_attention``."""
     if q.is_cuda:
         from .cross_attention_triton import cross_attention_triton as attention
     else:
         attention = cross.cross_attention
-    return attention(q, weight, keys, values, bias, eps, static)
+    return attention(q, weight, keys, values, bias, eps, static, rms)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

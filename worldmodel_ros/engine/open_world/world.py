@@ -16,6 +16,7 @@ from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan import checkpoint
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
+from ...model.wan.experts import has_experts
 from ...model.wan.graphs import GraphedSampler
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
@@ -72,6 +73,9 @@ class OpenWorld:
         layers, precision, fp8 = BACKENDS[backend]
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
+        if has_experts(description.checkpoint):
+            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video as a whole, '
+                             'and follow no robot (model.wan.experts runs them)')
         with checkpoint.WanCheckpoint(description.checkpoint) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:

@@ -22,7 +22,9 @@ from torch.nn import functional as F
 from ...kernels.flat_attention import cross_attention
 from ...kernels.quantise import FP8_MAX, SCALE_MIN
 from ...kernels.rows import Rounded, row_kernels
+from ..parallel.group import TensorParallel
 from .config import PATCH, WanConfig
+from .norms import of_all_heads
 
 KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
 
@@ -97,6 +99,7 @@ class WanBlock(nn.Module):
         self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
             if config.camera_width else None
         self.fp8 = False  # ``precision.to_fp8`` says when
+        self.group: TensorParallel | None = None  # ``parallel.join`` says whose
 
     def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
         """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
@@ -113,8 +116,9 @@ class WanBlock(nn.Module):
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
         y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
-        y = self.cross_proj(cross_attention(self.cross_q(rows), self.cross_q_norm, keys, values, bias, self.eps,
-                                            scale if self.fp8 else None))
+        q = self.cross_q(rows)
+        rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
+        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None, rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
@@ -124,7 +128,8 @@ class WanBlock(nn.Module):
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (H, S, d) of embedded text (S, D)."""
         k, v = self.cross_kv(rows).chunk(2, -1)
-        k = F.rms_norm(k.float(), k.shape[-1:], self.cross_k_norm.float(), self.eps).to(v.dtype)
+        rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
+        k = (k.float() * rms[:, None] * self.cross_k_norm.float()).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,9 @@ from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
 from ...kernels.rows import Rounded, row_kernels
+from ..parallel.group import TensorParallel
 from .config import WanConfig, WanPreset
+from .norms import of_all_heads
 from .rotary import rotate, rotation, time_shift
 
 
@@ -73,22 +75,24 @@ class Window:
 class PagedSequences:
     """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
 
-    ``grid``: rows and columns of tokens in a frame. ``heads``: how many of the network's this process holds, all unless given.
+    ``grid``: rows and columns of tokens in a frame. ``group``: whose process holds its share of the network's heads; all unless
+    given.
     FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
                  device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
-                 heads: int | None = None):
+                 group: TensorParallel | None = None):
         if precision is Precision.FP4:
             raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
         self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
+        self.group = group
         self.layout = FlatLayout(window.slab, grid[0] * grid[1], page_tokens)
         # While sinks are moved, both copies are held.
         self._slabs = (window.frames + window.sinks) // window.slab
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
         pages = (sequences * self._slabs + branches * branch) * self.layout.tiles
-        storage = TorchStorage(self.layout, config.layers, heads or config.heads, config.head_dim, pages, precision, device)
+        storage = TorchStorage(self.layout, config.layers, config.heads // (1 if group is None else group.count), config.head_dim, pages, precision, device)
         self.pool = PagePool.of('pages', storage)
 
     def open(self) -> PagedSequence:
@@ -180,7 +184,7 @@ class PagedAttention:
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
         layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
-        self._slabs, self._rotary = len(own), rotary
+        self._slabs, self._rotary, self._group = len(own), rotary, owner.group
         self._most_pages = owner.window.frames // owner.window.slab * layout.tiles
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
         whole = layout.valid(layout.frames)
@@ -221,7 +225,7 @@ class PagedAttention:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        rms = row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps)
+        rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
 
 
