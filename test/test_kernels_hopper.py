@@ -16,8 +16,8 @@ VARIANTS = {'attention, bf16, added to others': 'attention-nny', 'attention, fp8
             'attention, bf16, keys split': 'attention-nnny', 'attention, fp8, keys split': 'attention-ynny',
             'attention to a prompt': 'cross-n', 'attention to a prompt, rounded': 'cross-y'}
 PAGES = {'bf16 pages written': 'page-n', 'fp8 pages written': 'page-y', 'bf16 flat pages written': 'flat-nn',
-         'fp8 flat pages written': 'flat-yn', 'bf16 flat queries written': 'flat-ny', 'fp8 flat queries written': 'flat-yy', 'rows in bf16': 'rows-nn',
-         'rows in fp8 with the camera': 'rows-yy'}
+         'fp8 flat pages written': 'flat-yn', 'bf16 flat queries written': 'flat-ny', 'fp8 flat queries written': 'flat-yy',
+         'rows in bf16': 'rows-nn', 'rows in fp8 with the camera': 'rows-yy'}
 
 
 @pytest.fixture(scope='module')

@@ -127,11 +127,12 @@ def test_residual_blocks_of_a_gpu_give_diffusers_images_also_from_states_of_one_
     assert not {'WanResidualBlock'} & {type(layer).__name__ for layer in own.model.decoder.modules()}
     latents = tiny.draw('z', 16, 7, 4, 6)
     one, other = plain.start(), own.start()
+    states = [one]
     for at, part in enumerate(latents.split([1, 3, 1, 2], 1)):
         wanted, one = plain.decode(part, one)
-        found, other = own.decode(part, other if at != 1 else StreamState(before.features))
+        found, other = own.decode(part, states[1] if at == 1 else other)
         assert torch.allclose(found, wanted, atol=1e-5), at
-        before = one  # diffusers keeps a single frame after the first: what a CPU saved goes on on a GPU
+        states.append(one)  # of one frame after the first: what a CPU has saved goes on on a GPU
 
 
 @needs_diffusers

@@ -28,9 +28,9 @@ def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tens
     out, scales = results(q, static is not None)
     exact = INTERPRETED.value or q.dtype is torch.float32  # the interpreter computes wrongly in bfloat16
     _attend[(triton.cdiv(len(q), BLOCK_M), heads)](
-        q, rms, weight, keys, values, bias, as_bytes(out), scales, static, len(q), count, math.log2(math.e) / math.sqrt(dim), math.log2(math.e), H=heads,
-        D=dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, TYPE=tl.float32 if exact else tl.bfloat16, NATIVE=native_e4m3(q.device),
-        num_warps=8, num_stages=2)
+        q, rms, weight, keys, values, bias, as_bytes(out), scales, static, len(q), count,
+        math.log2(math.e) / math.sqrt(dim), math.log2(math.e), H=heads, D=dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+        TYPE=tl.float32 if exact else tl.bfloat16, NATIVE=native_e4m3(q.device), num_warps=8, num_stages=2)
     return out if static is None else (out, scales)
 
 

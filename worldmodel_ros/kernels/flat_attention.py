@@ -54,8 +54,8 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
 
 def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int,
                    fp8: bool = False) -> Tensor | Rounded:
-    """Queries as ``write_flat`` gives them to the results (tokens, H * D); with ``fp8``, where parts are merged anyway, to rounded
-    rows, as ``splits.merge`` does."""
+    """Queries as ``write_flat`` gives them to the results (tokens, H * D); with ``fp8``, where parts are merged anyway, to
+    rounded rows, as ``splits.merge`` does."""
     if not plan.hopper:
         if q.is_cuda:
             from .attention_triton import paged_attention_triton as attention

@@ -30,8 +30,8 @@ def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, befo
     wide = triton.next_power_of_2(channels)
     block = max(16, VALUES // wide)
     _norm_silu[(triton.cdiv(positions, block),)](
-        x, weight, bias, out[:, :, before:], positions, 1 if last else positions, channels if last else 1, channels ** 0.5, C=channels, WIDE=wide,
-        BLOCK=block, num_warps=8)
+        x, weight, bias, out[:, :, before:], positions, 1 if last else positions, channels if last else 1,
+        channels ** 0.5, C=channels, WIDE=wide, BLOCK=block, num_warps=8)
     return out
 
 
@@ -53,7 +53,8 @@ def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride,
 
 def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """x + bias + residual for x and residual (1, C, T, h, w), both with the channels last, and C numbers; rounded once."""
-    if x.shape != residual.shape or x.stride() != residual.stride() or not x.is_contiguous(memory_format=torch.channels_last_3d):
+    last = x.is_contiguous(memory_format=torch.channels_last_3d)
+    if not last or x.shape != residual.shape or x.stride() != residual.stride():
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} and residual {tuple(residual.shape)} with strides '
                          f'{residual.stride()} must be alike, with the channels last')
     out = torch.empty_like(x)
@@ -66,6 +67,7 @@ def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
 def _add(x, bias, residual, out, count, C: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + at % C, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(bias + at % C, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, cast(total, out.dtype.element_ty), mask=inside)

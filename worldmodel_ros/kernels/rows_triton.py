@@ -91,7 +91,8 @@ def _stride(static: Tensor | None) -> int:
 
 
 def warps(width: int) -> int:
-    """Of the program of a row. 64 values to a thread: many more rows are in flight then than of few values (on an H200 6 % faster than 16)."""
+    """Of the program of a row. 64 values to a thread: many more rows are in flight then than of few values (on an H200
+    6 % faster than 16)."""
     return max(1, min(8, triton.next_power_of_2(width) // 2048))
 
 

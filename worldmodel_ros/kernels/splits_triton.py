@@ -1,7 +1,6 @@
 """``splits.merge`` in one launch: each part is read once."""
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Which quality a prediction can have by its deadline: all steps, fewer steps, a smaller model; below that, older predictions."""
+"""Which quality a prediction can have by its deadline: all steps, fewer steps, a smaller model; below that, older ones."""
 from __future__ import annotations
 
 import math
@@ -21,7 +21,8 @@ class Rung:
 
 
 class Ladder:
-    """The rungs from the best on, and how long a chunk takes on each. ``steps``: of the model, and of the smaller one or None."""
+    """The rungs from the best on, and how long a chunk takes on each. ``steps``: of the model, and of the smaller one, if
+    there is one."""
 
     def __init__(self, steps: int, smaller_steps: int | None = None):
         self.rungs = [rung for count, smaller in ((steps, False), (smaller_steps, True)) if count

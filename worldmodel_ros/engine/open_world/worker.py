@@ -69,9 +69,9 @@ class WorldWorker:
 
     ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions
     follow the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``:
-    of each prediction. ``deadline``, s, if not 0: that each should take; a ladder finds by what quality it does (fewer steps, and,
-    where predictions are anchored, the world's ``smaller`` one). ``failed`` is told each exception, which ends the session, and
-    nothing else.
+    of each prediction. ``deadline``, s, if not 0: that each should take; a ladder finds by what quality it does (fewer steps,
+    and, where predictions are anchored, the world's ``smaller`` one). ``failed`` is told each exception, which ends the
+    session, and nothing else.
     """
 
     def __init__(self, world: OpenWorld, predicted: Listener, failed: Callable[[Exception], None], observes: bool = False,

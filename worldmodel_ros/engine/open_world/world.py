@@ -74,8 +74,8 @@ class OpenWorld:
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
         if has_experts(description.checkpoint):
-            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video as a whole, '
-                             'and follow no robot (model.wan.experts runs them)')
+            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video '
+                             'as a whole, and follow no robot (model.wan.experts runs them)')
         with checkpoint.WanCheckpoint(description.checkpoint) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:
@@ -128,8 +128,8 @@ class OpenWorld:
         """The model of the last rung of the ladder."""
         world = OpenWorld(WorldDescription.read(folder), backend, threads)
         if world.description.size != self.description.size or world.preset.chunk_frames != self.preset.chunk_frames:
-            raise ModelError(f'{world.description.name} makes {world.preset.chunk_frames} frames of {world.description.size}, and '
-                             f'stands in for {self.description.name}, which makes {self.preset.chunk_frames} of '
+            raise ModelError(f'{world.description.name} makes {world.preset.chunk_frames} frames of {world.description.size}, '
+                             f'and stands in for {self.description.name}, which makes {self.preset.chunk_frames} of '
                              f'{self.description.size}: give both the same size and chunk_frames')
         return world
 

@@ -118,7 +118,8 @@ class WanBlock(nn.Module):
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
         q = self.cross_q(rows)
         rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
-        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None, rms))
+        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None,
+                                            rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)

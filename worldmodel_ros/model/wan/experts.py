@@ -1,8 +1,8 @@
 """Checkpoints with two networks, one for much noise and one for little (Wan2.2 A14B).
 
-At a timestep of the boundary or above it the first one denoises, below it the second one. Each is on the device that it is placed
-on, with pages of its own there; what goes from one to the other is the latents of a chunk. A chunk may be a whole video, as the
-published networks have it. Where another one follows, both networks have seen its clean latents: each has keys of its own.
+At a timestep of the boundary or above it the first one denoises, below it the second one. Each is on the device that it is
+placed on, with pages of its own there; what goes from one to the other is the latents of a chunk. A chunk may be a whole video,
+as the published networks have it. Where another one follows, both have seen its clean latents: each has keys of its own.
 """
 from __future__ import annotations
 

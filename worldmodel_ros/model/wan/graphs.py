@@ -1,7 +1,8 @@
 """All passes of a chunk as one CUDA graph: the host starts one thing, not 2,500 kernels.
 
 A graph reads and writes where it did when it was captured. What differs from chunk to chunk (noise, condition, the camera's
-scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves are where they are.
+scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves stay where they
+are.
 """
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One network on several processes, each with some heads and some hidden units (Megatron-LM, Shoeybi et al. 2019).
 
 ``checkpoint.tensor_share`` names what a process reads of the weights, and pages hold its heads alone. What is summed over the
-processes: three products of a layer, and the mean squares that queries and keys are normalised by, since these networks normalise
-over all heads of a token.
+processes: three products of a layer, and the mean squares that queries and keys are normalised by, since these networks
+normalise over all heads of a token.
 """
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Schedule:
         return (*(step.timestep for step in self.steps), self.commit)
 
     def fewer(self, count: int) -> Schedule:
-        """So many of the steps, the first among them and the others as far apart as can be. The networks were distilled for all:
-        quality is lost. Raises ValueError for none or for more than there are."""
+        """So many of the steps, the first among them and the others as far apart as can be. The networks were distilled for
+        all: quality is lost. Raises ValueError for none or for more than there are."""
         if not 1 <= count <= len(self.steps):
             raise ValueError(f'{count} steps of {len(self.steps)}')
         return replace(self, steps=tuple(self.steps[at * len(self.steps) // count] for at in range(count)))

@@ -92,7 +92,8 @@ class PagedSequences:
         self._slabs = (window.frames + window.sinks) // window.slab
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
         pages = (sequences * self._slabs + branches * branch) * self.layout.tiles
-        storage = TorchStorage(self.layout, config.layers, config.heads // (1 if group is None else group.count), config.head_dim, pages, precision, device)
+        heads = config.heads if group is None else config.heads // group.count
+        storage = TorchStorage(self.layout, config.layers, heads, config.head_dim, pages, precision, device)
         self.pool = PagePool.of('pages', storage)
 
     def open(self) -> PagedSequence:

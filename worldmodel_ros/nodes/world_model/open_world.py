@@ -44,7 +44,8 @@ def _tier(rung: 'Rung') -> int:
 
 def _quality(rung: 'Rung') -> str:
     """Return how a prediction was made, in words."""
-    return f'{rung.steps} steps{" of the smaller model" if rung.smaller else ""}{"" if rung.whole else ", fewer than published"}'
+    of = ' of the smaller model' if rung.smaller else ''
+    return f'{rung.steps} steps{of}' + ('' if rung.whole else ', fewer than published')
 
 
 class World:
@@ -115,7 +116,7 @@ class WorldActivation:
         self._stamp, self._odometry = 0, False
         self._counting = threading.Lock()
         self._images = self._predictions = self._failures = 0
-        self._made: 'Made | None' = None
+        self._made: Made | None = None
         self._late, self._failure, self._newest = 0, '', -math.inf
 
     def start(self) -> None:
