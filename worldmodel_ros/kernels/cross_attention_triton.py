@@ -62,11 +62,11 @@ def _attend(q, rms, weight, keys, values, bias, out, scales, static, tokens, cou
         total = total * decay + tl.sum(p, 1)
         acc = tl.dot(cast(p, TYPE), v, acc * decay[:, None], input_precision='ieee')
         m = top
-    acc /= total[:, None]
     if scales is None:
-        tl.store(out + at, cast(acc, out.dtype.element_ty), mask=there[:, None])
+        tl.store(out + at, cast(acc / total[:, None], out.dtype.element_ty), mask=there[:, None])
     else:
         scale = tl.load(static)
-        tl.store(out + at, to_e4m3(acc * (1.0 / scale), NATIVE), mask=there[:, None])
+        acc *= (1.0 / (total * scale))[:, None]
+        tl.store(out + at, to_e4m3(acc, NATIVE), mask=there[:, None])
         # All heads write the same; what is not finite shows in the values, as NaN.
         tl.store(scales + row, tl.zeros([BLOCK_M], tl.float32) + scale, mask=there)
