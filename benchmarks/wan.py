@@ -11,9 +11,9 @@ takes longer than its share of ``--seconds`` is cut short, and says of how many 
 * correct: the kernels, and a network of two layers at the full width, compared with their definitions in PyTorch.
 * vae: the decoder as diffusers has it and with the layers of ``vae_layers``; the models' rows have the fastest.
 * kernels: products, attention in parts and what lies between, each by itself.
-* small, large: V2 1.3B and LingBot-World-Fast 14B, bf16 and FP8. ``chunk_ms``: time between chunks whose images are there, each
-  decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after the other. ``submit_ms``: of the host, for
-  passes.
+* small, large: V2 1.3B, whose passes are replayed as a CUDA graph, and LingBot-World-Fast 14B, FP8 and bf16. ``chunk_ms``:
+  time between chunks whose images are there, each decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after
+  the other. ``submit_ms``: of the host, for passes.
 * branches: four futures of a moment. long: a run of many chunks.
 * peers_small, peers_large: with the same weights, the published loop, compiled (``wan_published.py``), and diffusers'
   ``WanTransformer3DModel``, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
@@ -364,7 +364,8 @@ def measure_model(run: Run, part: str, fp8: bool) -> None:
     own = chunks_ms(model, sequence, start, run.chunks[part])
     tflop, p50 = model.tflop(), own['dit_ms']['p50']
     run.row(model=name, dtype=model.dtype, parameters=model.config.parameters, **own,
-            passes=len(model.preset.schedule.timesteps), tokens_a_frame=math.prod(run.grid), chunk_frames=CHUNK,
+            graph=isinstance(model.sampler, GraphedSampler), passes=len(model.preset.schedule.timesteps),
+            tokens_a_frame=math.prod(run.grid), chunk_frames=CHUNK,
             window_frames=model.preset.window_frames, tflop=tflop, tflop_per_s=round(1e3 * sum(tflop.values()) / p50, 1))
     with run.part(f'profile of {name} {model.dtype}'):
         profile(model, sequence)
