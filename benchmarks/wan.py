@@ -12,8 +12,8 @@ takes longer than its share of ``--seconds`` is cut short, and says of how many 
 * vae: the decoder as diffusers has it and with the layers of ``vae_layers``; the models' rows have the fastest.
 * kernels: products, attention in parts and what lies between, each by itself.
 * small, large: V2 1.3B, whose passes are replayed as a CUDA graph, and LingBot-World-Fast 14B, FP8 and bf16. ``chunk_ms``:
-  time between chunks whose images are there, each decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one after
-  the other. ``submit_ms``: of the host, for passes.
+  time between chunks whose images are there, each decoded while the passes of the next one run. ``dit_ms``, ``vae_ms``: one
+  after the other. ``submit_ms``: of the host, for passes.
 * branches: four futures of a moment. long: a run of many chunks.
 * peers_small, peers_large: with the same weights, the published loop, compiled (``wan_published.py``), and diffusers'
   ``WanTransformer3DModel``, compiled as it offers, bf16. It has no cache, so a pass is over all frames of the window; of the
