@@ -13,7 +13,8 @@ from triton.compiler.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from worldmodel_ros.kernels import attention_hopper, cross_attention_triton, flat_write_triton, linear_hopper, page_write_triton
+from worldmodel_ros.kernels import (
+    attention_hopper, cross_attention_triton, flat_write_triton, linear_hopper, page_write_triton, rows_triton)
 from worldmodel_ros.kernels.pages import Precision
 
 BM, BN, D, PAGE = attention_hopper.BLOCK_M, attention_hopper.BLOCK_N, attention_hopper.HEAD_DIM, 256
@@ -105,12 +106,24 @@ def flat(own_scale, queries):
     return compiled(plain(kernel, constants, known), num_warps=page_write_triton.warps(block * D, values))
 
 
-def cross():
+def cross(fp8):
     constants = {'H': 40, 'D': D, 'BLOCK_M': cross_attention_triton.BLOCK_M, 'BLOCK_N': cross_attention_triton.BLOCK_N,
-                 'TYPE': tl.bfloat16}
-    known = {**dict.fromkeys(('q', 'keys', 'values', 'out'), '*bf16'), **dict.fromkeys(('rms', 'weight', 'bias'), '*fp32'),
+                 'TYPE': tl.bfloat16, 'NATIVE': True, **({} if fp8 else dict.fromkeys(('scales', 'static')))}
+    known = {**dict.fromkeys(('q', 'keys', 'values'), '*bf16'), 'out': '*u8' if fp8 else '*bf16',
+             **dict.fromkeys(('rms', 'weight', 'bias', 'scales', 'static'), '*fp32'),
              'scale_log2': 'fp32', 'log2_e': 'fp32'}
     return compiled(plain(cross_attention_triton._attend, constants, known), num_warps=8, num_stages=2)
+
+
+def rows(fp8, film):
+    """What lies between two products, of rows of 5,120 values: in five blocks."""
+    cut = rows_triton.blocks(5120)
+    constants = {'D': 5120, **cut, 'LIMIT': 448.0, 'NATIVE': True, 'static': None, 'static_stride': 0,
+                 **({} if film else dict.fromkeys(('film_scale', 'film_shift'))),
+                 **({} if fp8 else dict.fromkeys(('scales', 'bound', 'ahead')))}
+    known = {'out': '*u8' if fp8 else '*bf16', 'eps': 'fp32', **dict.fromkeys(('y', 'film_scale', 'film_shift'), '*bf16'),
+             **dict.fromkeys(('x', 'gate', 'shift', 'scale', 'total', 'scales', 'bound', 'ahead'), '*fp32')}
+    return compiled(plain(rows_triton._modulate, constants, known), num_warps=rows_triton.warps(5120))
 
 
 def plain(kernel, constants, known):
@@ -134,6 +147,6 @@ def compiled(source, **options):
 
 
 if __name__ == '__main__':
-    kernels = {'attention': attention, 'product': product, 'page': page, 'flat': flat, 'cross': cross}
+    kernels = {'attention': attention, 'product': product, 'page': page, 'flat': flat, 'cross': cross, 'rows': rows}
     named = (variant.split('-') if '-' in variant else (variant, '') for variant in sys.argv[1:])
     print(json.dumps([kernels[name](*(letter == 'y' for letter in letters)) for name, letters in named]))

@@ -18,7 +18,7 @@ pytest.importorskip('triton', reason='Triton is not installed: pip install trito
 from worldmodel_ros.kernels import rows_triton
 from worldmodel_ros.kernels.cross_attention_triton import cross_attention_triton
 from worldmodel_ros.kernels.flat_write_triton import write_flat_triton
-from worldmodel_ros.kernels.norm_silu_triton import norm_silu_triton
+from worldmodel_ros.kernels.norm_silu_triton import add_triton, norm_silu_triton
 from worldmodel_ros.kernels.splits_triton import merge_triton
 
 TOKENS, HEADS, DIM, SLABS = 2 * 21, 3, 32, 2  # a slab is a page of 16 tokens and one of 5
@@ -80,6 +80,11 @@ def test_attention_to_a_prompt_is_the_definition_s(text, dtype):
     arguments = q, random_tensor(generator(9), HEADS * DIM), keys, values, bias, 1e-6
     limit = 1e-5 if dtype is torch.float32 else 0.006
     assert relative_error(cross_attention_triton(*arguments).float(), cross_attention(*arguments).float()) < limit
+    static = values.abs().amax().float() / 448.0
+    (found, scales), (wanted, wanted_scales) = (f(*arguments, static) for f in (cross_attention_triton, cross_attention))
+    assert torch.equal(scales, wanted_scales) and scales.shape == (130, 1)
+    assert (found.float() != wanted.float()).double().mean() < 0.1  # what lies at the edge of two numbers
+    assert relative_error(found.float() * scales, cross_attention(*arguments).float()) < 0.04
 
 
 def test_parts_of_a_softmax_are_merged_to_the_whole():
@@ -93,6 +98,12 @@ def test_parts_of_a_softmax_are_merged_to_the_whole():
     arguments = torch.cat(parts).float(), torch.cat(lse, 1).float(), 3, 20
     for function in (merge, merge_triton):
         assert relative_error(function(*arguments), whole) < 1e-6
+        rounded, scales = function(*arguments, True)
+        assert rounded.dtype is torch.float8_e4m3fn and relative_error(rounded.float() * scales, whole) < 0.04
+    broken = arguments[0].clone()
+    broken[3] = float('nan')
+    for function in (merge, merge_triton):
+        assert function(broken, *arguments[1:], True)[1].isnan().flatten().tolist() == [row == 3 for row in range(20)]
 
 
 def test_keys_are_split_where_processors_would_idle():
@@ -126,5 +137,21 @@ def test_norm_and_silu_are_those_of_the_decoder_in_either_order_of_the_axes(form
     found = norm_silu_triton(x, weight)
     assert found.stride() == x.stride()
     torch.testing.assert_close(found, F.silu(F.normalize(x, dim=1) * 12 ** 0.5 * weight[:, None, None, None]))
+    bias = random_tensor(generator(3), 12)
+    found = norm_silu_triton(x, weight, bias, before=2 if form is torch.channels_last_3d else 0)
+    y = x + bias[:, None, None, None]
+    torch.testing.assert_close(found[:, :, -3:], F.silu(F.normalize(y, dim=1) * 12 ** 0.5 * weight[:, None, None, None]))
     with pytest.raises(ValueError, match='must be one video'):
         norm_silu_triton(x.transpose(2, 4), weight)
+
+
+def test_frames_are_left_free_and_residuals_are_added_where_channels_are_last():
+    x, residual = random_tensor(generator(1), 2, 1, 12, 3, 5, 7)
+    x, residual = (part.contiguous(memory_format=torch.channels_last_3d) for part in (x, residual))
+    bias = random_tensor(generator(2), 12)
+    assert norm_silu_triton(x, bias, before=2).shape == (1, 12, 5, 5, 7)
+    torch.testing.assert_close(add_triton(x, bias, residual), x + bias[:, None, None, None] + residual)
+    with pytest.raises(ValueError, match='channels are last'):
+        norm_silu_triton(x.contiguous(), bias, before=2)
+    with pytest.raises(ValueError, match='must be alike'):
+        add_triton(x, bias, residual.contiguous())

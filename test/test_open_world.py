@@ -2,6 +2,7 @@
 import json
 import math
 import queue
+import shutil
 import time
 from importlib.util import find_spec
 
@@ -13,6 +14,7 @@ import torch
 from worldmodel_ros.cache.pool import OutOfPages
 from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.open_world.description import WorldDescription, optical_frame
+from worldmodel_ros.engine.open_world.ladder import Rung
 from worldmodel_ros.engine.open_world.session import WorldSession, to_uint8, to_vae
 from worldmodel_ros.engine.open_world.worker import PERIOD, Seen, WorldWorker
 from worldmodel_ros.engine.open_world.world import OpenWorld
@@ -183,6 +185,15 @@ def test_a_description_that_does_not_fit_is_refused_with_the_remedy(folder, tmp_
         OpenWorld.load(tmp_path)
 
 
+def test_two_networks_are_refused(folder, tmp_path):
+    for name in ('high_noise_model', 'low_noise_model'):
+        (tmp_path / name).mkdir()
+    described = json.loads((folder / 'world.json').read_text())
+    (tmp_path / 'world.json').write_text(json.dumps(described))
+    with pytest.raises(ModelError, match='has two networks'):
+        OpenWorld.load(tmp_path)
+
+
 def test_worlds_are_told_from_other_models(folder, tmp_path):
     assert is_world(str(folder)) and not is_world('tiny') and not is_world(str(tmp_path))
     with pytest.raises(ModelError, match='back end'):
@@ -232,8 +243,8 @@ class Robot:
 def test_each_prediction_is_anchored_in_the_newest_image(world):
     with Robot(world, chunks=2) as robot:
         robot.show(twist=LEFT)
-        seen, future, seconds = robot.predictions.get(timeout=DEADLINE)
-        assert seen.sequence == 1 and seconds > 0.0 and future.frames.shape == (20, H, W, 3)
+        seen, future, made = robot.predictions.get(timeout=DEADLINE)
+        assert seen.sequence == 1 and made.seconds > 0.0 and made.rung == Rung(2, True) and future.frames.shape == (20, H, W, 3)
         assert np.allclose(future.actions, LEFT)
         answer = robot.ask([LEFT] * 8, [LEFT] * 3, [RIGHT] * 3)
         assert answer.complete and answer.stamp == seen.stamp
@@ -243,6 +254,33 @@ def test_each_prediction_is_anchored_in_the_newest_image(world):
         robot.show()
         assert robot.predictions.get(timeout=DEADLINE)[0].sequence == 2
     assert not robot.failures and world.pages.pool.allocator.usage().used == 0
+
+
+def test_a_prediction_that_would_be_late_has_fewer_steps_or_is_of_the_smaller_model(world, folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / 'large')
+    described = json.loads((other / 'world.json').read_text())
+    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(folder)}))
+    large = OpenWorld.load(other)
+    assert large.smaller.spec.image_size == large.spec.image_size
+    with Robot(large, deadline=1e-6) as robot:  # whatever is known is late, what is not known yet is tried
+        made = []
+        for _ in range(4):
+            robot.show(twist=LEFT)
+            seen, future, how = robot.predictions.get(timeout=DEADLINE)
+            made.append(how)
+            assert future.frames.shape == (8, H, W, 3)
+        assert [how.rung for how in made] == [Rung(2, True), Rung(2, True, True), Rung(1, False, True), Rung(1, False, True)]
+        assert made[0].expected == 0.0 < made[-1].expected and not robot.failures
+        assert robot.ask([LEFT] * 8).complete  # by the model that saw the newest image
+    assert large.pages.pool.allocator.usage().used == large.smaller.pages.pool.allocator.usage().used == 0
+    with Robot(large, observes=True, deadline=1e-6) as robot:  # one model's pages alone hold what was observed
+        robot.show()
+        assert robot.predictions.get(timeout=DEADLINE)[2].rung == Rung(2, True)
+        robot.show(8)
+        assert robot.predictions.get(timeout=DEADLINE)[2].rung == Rung(1, False)
+    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(folder), 'size': [48, 48]}))
+    with pytest.raises(ModelError, match='give both the same size'):
+        OpenWorld.load(other)
 
 
 def test_observed_images_are_committed_chunk_by_chunk_and_a_gap_begins_again(world):

@@ -39,7 +39,7 @@ def test_counted_work_is_that_of_the_real_sizes(wan, options):
     run.grid, run.tiny = (30, 52), False
     model = object.__new__(wan.Model)
     model.run, model.preset = run, run.preset('lingbot_world_fast')
-    model.config, model.prompt = model.preset.config, Prompt(None, None, torch.zeros(512))
+    model.config, model.prompt = model.preset.config, Prompt(None, None, torch.zeros(512), None)
     tflop = model.tflop()
     # Of five passes, the last ends at the last layer's keys and values.
     whole = 5 - 1 / 40

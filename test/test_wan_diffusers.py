@@ -14,6 +14,7 @@ from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.wan.checkpoint import load
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 from worldmodel_ros.model.wan.vae import DecodeStream, ImageCondition, StreamState, WanVae
+from worldmodel_ros.model.wan.vae_layers import fuse
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / 'benchmarks' / 'results' / 'wan_equality.json'
@@ -113,6 +114,25 @@ def test_the_layers_that_take_diffusers_place_give_its_images():
         decoded.wait()
         parts.append(decoded.images())
     assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-5) and stream.state.nbytes > 0
+
+
+@needs_diffusers
+@torch.inference_mode()
+def test_residual_blocks_of_a_gpu_give_diffusers_images_also_from_states_of_one_frame():
+    from diffusers import AutoencoderKLWan
+    torch.manual_seed(0)
+    model = randomise(AutoencoderKLWan(base_dim=8))
+    plain, own = WanVae(copy.deepcopy(model), fused=False), WanVae(model, fused=False)
+    fuse(own.model.decoder, blocks=True)
+    assert not {'WanResidualBlock'} & {type(layer).__name__ for layer in own.model.decoder.modules()}
+    latents = tiny.draw('z', 16, 7, 4, 6)
+    one, other = plain.start(), own.start()
+    states = [one]
+    for at, part in enumerate(latents.split([1, 3, 1, 2], 1)):
+        wanted, one = plain.decode(part, one)
+        found, other = own.decode(part, states[1] if at == 1 else other)
+        assert torch.allclose(found, wanted, atol=1e-5), at
+        states.append(one)  # of one frame after the first: what a CPU has saved goes on on a GPU
 
 
 @needs_diffusers

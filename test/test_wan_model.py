@@ -17,6 +17,7 @@ from worldmodel_ros.model.wan.config import PRESETS, WanConfig
 from worldmodel_ros.model.wan.dense import DenseSequence
 from worldmodel_ros.model.wan.precision import to_fp8
 from worldmodel_ros.model.wan.rotary import rotate, rotation, time_shift
+from worldmodel_ros.model.wan.graphs import GraphedSampler
 from worldmodel_ros.model.wan.sampler import Sampler
 from worldmodel_ros.model.wan.schedule import Schedule, Step
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
@@ -237,6 +238,28 @@ def test_bf16_and_fp8_stay_within_their_limits(dit, precision, layers, limit):
     sequence, exact = pages(precision).open(), pages().open()
     worst = max(difference(chunk_of(low, sequence, number), chunk_of(dit, exact, number)) for number in range(6))
     assert 1e-4 < worst <= limit
+
+
+@pytest.mark.parametrize('precision', [Precision.FP32, Precision.FP8])
+def test_chunks_from_held_inputs_are_those_of_the_sampler(dit, precision):
+    plain, graphed = Sampler(dit, SHORT), GraphedSampler(Sampler(dit, SHORT), most=1)
+    one, other = pages(precision, branches=2).open(), pages(precision, branches=2).open()
+    texts = [dit.prompt(tiny.text()), dit.prompt(2.0 * tiny.text()), dit.prompt(tiny.text()[:3])]
+
+    def chunk(sampler, sequence, number, text):
+        control = dit.camera_control(tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536))
+        return sampler.chunk(sequence, texts[text], tiny.noise(number, 3), tiny.condition(number, 3), control)
+    with torch.inference_mode():
+        for number, text in enumerate((0, 0, 1, 2, 0, 0, 0)):  # the window fills and rolls, sinks move, the text is another one
+            found, wanted = chunk(graphed, other, number, text), chunk(plain, one, number, text)
+            assert torch.equal(found, wanted), number
+        left, right = other.fork(), one.fork()
+        assert torch.equal(chunk(graphed, left, 8, 1), chunk(plain, right, 8, 1))
+        assert torch.equal(chunk(graphed, other, 9, 1), chunk(plain, one, 9, 1))
+        seen = tiny.draw('seen', 16, 3, *tiny.LATENT)
+        for sampler, sequence in ((graphed, other), (plain, one)):
+            sampler.commit(sequence, texts[0], seen, tiny.condition(0, 3))
+        assert torch.equal(chunk(graphed, other, 10, 0), chunk(plain, one, 10, 0))
 
 
 def test_observed_frames_are_committed_without_denoising(dit):

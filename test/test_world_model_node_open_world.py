@@ -98,7 +98,8 @@ def test_predictions_are_video_from_the_newest_image_and_no_command_has_a_publis
     assert len(future.frames) == 8 and future.step_period == pytest.approx(1 / RATE)
     assert pixels(future.frames[0]).shape == (H, W, 3)
     assert [stamp_of(frame) - stamp_of(future) for frame in future.frames[:2]] == [62_500_000, 125_000_000]
-    assert future.tier == future.command_tier == ActionChunk.TIER_NONE and future.header.frame_id == 'camera_optical_frame'
+    assert (future.tier, future.command_tier) == (ActionChunk.TIER_TWO_STEP, ActionChunk.TIER_NONE)
+    assert future.header.frame_id == 'camera_optical_frame' and future.timings.total > 0.0
     assert list(future.actions.names) == ['linear.x', 'angular.z'] and not any(future.actions.values)
     assert not len(future.collision_risk) and math.isnan(future.progress) and future.age > 0.0
     image = wait_for(lambda: node.messages('predicted_image/compressed'), 'an image')[-1]

@@ -8,31 +8,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats_triton import INTERPRETED, cast
-from .rows_triton import inverse_rms
+from .formats_triton import INTERPRETED, cast, native_e4m3, to_e4m3
+from .pools_triton import as_bytes
+from .rows import Rounded
+from .rows_triton import inverse_rms, results
 
 BLOCK_M, BLOCK_N = 128, 64  # queries of a program, keys of a step
 
 
-def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
+def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
+                           static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
     """As ``cross_attention.cross_attention``, for D a power of two, q with contiguous rows, all else contiguous."""
     heads, count, dim = keys.shape
     if q.shape[1] != heads * dim or dim & (dim - 1) or not all(
             x.is_contiguous() for x in (q, weight, keys, values, bias)) or keys.shape != values.shape:
         raise ValueError(f'q {tuple(q.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} must be contiguous, '
                          f'heads of a power of two')
-    rms = inverse_rms(q[:, None], eps)
-    out = torch.empty_like(q)
+    rms = inverse_rms(q[:, None], eps) if rms is None else rms
+    out, scales = results(q, static is not None)
     exact = INTERPRETED.value or q.dtype is torch.float32  # the interpreter computes wrongly in bfloat16
     _attend[(triton.cdiv(len(q), BLOCK_M), heads)](
-        q, rms, weight, keys, values, bias, out, len(q), count, math.log2(math.e) / math.sqrt(dim), math.log2(math.e), H=heads,
-        D=dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, TYPE=tl.float32 if exact else tl.bfloat16, num_warps=8, num_stages=2)
-    return out
+        q, rms, weight, keys, values, bias, as_bytes(out), scales, static, len(q), count,
+        math.log2(math.e) / math.sqrt(dim), math.log2(math.e), H=heads, D=dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+        TYPE=tl.float32 if exact else tl.bfloat16, NATIVE=native_e4m3(q.device), num_warps=8, num_stages=2)
+    return out if static is None else (out, scales)
 
 
 @triton.jit
-def _attend(q, rms, weight, keys, values, bias, out, tokens, count, scale_log2, log2_e, H: tl.constexpr, D: tl.constexpr,
-            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr):
+def _attend(q, rms, weight, keys, values, bias, out, scales, static, tokens, count, scale_log2, log2_e, H: tl.constexpr,
+            D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     head = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
@@ -58,4 +62,11 @@ def _attend(q, rms, weight, keys, values, bias, out, tokens, count, scale_log2, 
         total = total * decay + tl.sum(p, 1)
         acc = tl.dot(cast(p, TYPE), v, acc * decay[:, None], input_precision='ieee')
         m = top
-    tl.store(out + at, cast(acc / total[:, None], out.dtype.element_ty), mask=there[:, None])
+    if scales is None:
+        tl.store(out + at, cast(acc / total[:, None], out.dtype.element_ty), mask=there[:, None])
+    else:
+        scale = tl.load(static)
+        acc *= (1.0 / (total * scale))[:, None]
+        tl.store(out + at, to_e4m3(acc, NATIVE), mask=there[:, None])
+        # All heads write the same; what is not finite shows in the values, as NaN.
+        tl.store(scales + row, tl.zeros([BLOCK_M], tl.float32) + scale, mask=there)

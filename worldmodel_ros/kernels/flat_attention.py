@@ -13,6 +13,7 @@ from torch import Tensor
 from . import cross_attention as cross, flat_write, reference
 from .flat_write import QUERY_BLOCK, padded
 from .pages import Pool, Precision, TileLists
+from .rows import Rounded
 from .splits import splits_for
 
 
@@ -51,8 +52,10 @@ def write_flat(pool: Pool, pages: Tensor, slabs: int, qkv: Tensor, rms: Tensor, 
     return write(pool, pages, slabs, qkv, rms, rotary, q_weight, k_weight, quantise_q)
 
 
-def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int) -> Tensor:
-    """Queries as ``write_flat`` gives them to the results (tokens, H * D)."""
+def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLists, plan: FlatPlan, tokens: int,
+                   fp8: bool = False) -> Tensor | Rounded:
+    """Queries as ``write_flat`` gives them to the results (tokens, H * D); with ``fp8``, where parts are merged anyway, to
+    rounded rows, as ``splits.merge`` does."""
     if not plan.hopper:
         if q.is_cuda:
             from .attention_triton import paged_attention_triton as attention
@@ -64,16 +67,17 @@ def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLis
     lse = torch.empty((pool.heads, plan.splits * len(q)), dtype=torch.float32, device=q.device)
     out = paged_attention_hopper(q, [pool], [lists], quantised_q=None if q_scale is None else (q, q_scale),
                                  repeats=plan.splits, lse=lse)
-    return out[:tokens].flatten(1) if plan.splits == 1 else merge_triton(out, lse, plan.splits, tokens)
+    return out[:tokens].flatten(1) if plan.splits == 1 else merge_triton(out, lse, plan.splits, tokens, fp8)
 
 
-def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float) -> Tensor:
+def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
+                    static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
     """``cross_attention.cross_attention``."""
     if q.is_cuda:
         from .cross_attention_triton import cross_attention_triton as attention
     else:
         attention = cross.cross_attention
-    return attention(q, weight, keys, values, bias, eps)
+    return attention(q, weight, keys, values, bias, eps, static, rms)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

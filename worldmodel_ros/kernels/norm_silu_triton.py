@@ -1,4 +1,5 @@
-"""RMSNorm over channels and SiLU of a video's features, in one launch; for either order of the axes in memory."""
+"""RMSNorm over channels and SiLU of a video's features, in one launch; for either order of the axes in memory. And the sum of
+features, a bias and a residual."""
 from __future__ import annotations
 
 import torch
@@ -11,33 +12,62 @@ from .formats_triton import cast
 VALUES = 8192  # of a program
 
 
-def norm_silu_triton(x: Tensor, weight: Tensor) -> Tensor:
-    """silu(x / ||x|| * sqrt(C) * weight) over the channels of x (1, C, T, h, w), contiguous or with the channels last;
-    weight has C numbers. Computed in float32, rounded once."""
+def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0) -> Tensor:
+    """silu(y / ||y|| * sqrt(C) * weight) over the channels of y = x + bias, x (1, C, T, h, w), contiguous or with the channels
+    last; weight and bias have C numbers. Computed in float32, rounded once. ``before``: so many frames lie in front of the
+    result, of which nothing is written; where channels are last."""
     batch, channels = x.shape[:2]
     positions = x[0, 0].numel()
     last = x.is_contiguous(memory_format=torch.channels_last_3d) and channels > 1
     if batch != 1 or not (last or x.is_contiguous()):
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} must be one video, contiguous or with the channels '
                          f'last')
-    out = torch.empty_like(x)
+    if before and not last:
+        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: only where channels are last can frames be before')
+    shape = (1, channels, before + x.shape[2], *x.shape[3:])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device,
+                      memory_format=torch.channels_last_3d if last else torch.contiguous_format)
     wide = triton.next_power_of_2(channels)
     block = max(16, VALUES // wide)
     _norm_silu[(triton.cdiv(positions, block),)](
-        x, weight, out, positions, 1 if last else positions, channels if last else 1, channels ** 0.5, C=channels, WIDE=wide,
-        BLOCK=block, num_warps=8)
+        x, weight, bias, out[:, :, before:], positions, 1 if last else positions, channels if last else 1,
+        channels ** 0.5, C=channels, WIDE=wide, BLOCK=block, num_warps=8)
     return out
 
 
 @triton.jit
-def _norm_silu(x, weight, out, positions, channel_stride, position_stride, root, C: tl.constexpr, WIDE: tl.constexpr,
+def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride, root, C: tl.constexpr, WIDE: tl.constexpr,
                BLOCK: tl.constexpr):
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, WIDE)
     at = position[:, None] * position_stride + channel[None, :] * channel_stride
     inside = (position < positions)[:, None] & (channel < C)[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        value += tl.load(bias + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
     length = tl.maximum(tl.sqrt_rn(tl.sum(value * value, 1)), 1e-12)
     factor = tl.load(weight + channel, mask=channel < C, other=0.0).to(tl.float32)
     normal = value * (root / length)[:, None] * factor[None, :]
     tl.store(out + at, cast(normal / (1.0 + tl.exp(-normal)), out.dtype.element_ty), mask=inside)
+
+
+def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """x + bias + residual for x and residual (1, C, T, h, w), both with the channels last, and C numbers; rounded once."""
+    last = x.is_contiguous(memory_format=torch.channels_last_3d)
+    if not last or x.shape != residual.shape or x.stride() != residual.stride():
+        raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} and residual {tuple(residual.shape)} with strides '
+                         f'{residual.stride()} must be alike, with the channels last')
+    out = torch.empty_like(x)
+    block = VALUES // 4
+    _add[(triton.cdiv(x.numel(), block),)](x, bias, residual, out, x.numel(), C=x.shape[1], BLOCK=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _add(x, bias, residual, out, count, C: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(bias + at % C, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, cast(total, out.dtype.element_ty), mask=inside)

@@ -2,7 +2,8 @@
 
 A program has one row. Many of them are in flight on a processor at a time, most of one frame, whose modulation
 they find in its first-level cache; rows in a loop would keep the modulation in registers, and so only half as many
-loads in flight.
+loads in flight. Triton's blocks are powers of two: a row is several of them (``blocks``), since one that is large enough
+for 5,120 values would compute as many as 8,192.
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .formats_triton import INTERPRETED, cast, largest_magnitude, native_e4m3, scale_for, to_e4m3
+from .formats_triton import INTERPRETED, cast, native_e4m3, scale_for, to_e4m3
 from .pools_triton import as_bytes
 from .quantise import FP8_MAX
 from .rows import Rounded, frame_length
@@ -34,12 +35,12 @@ def modulate_rows(x: Tensor, shift: Tensor, scale: Tensor, added: tuple[Tensor, 
     film_scale, film_shift = (None, None) if film is None else film
     _check((x, y, film_scale, film_shift), (shift, scale, gate))
     total = x if y is None and film is None else torch.empty_like(x)
-    out, scales = _results(x, fp8, dtype)
+    out, scales = results(x, fp8, dtype)
     ahead = None if bound is None else torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     _modulate[(rows,)](
         x, y, gate, film_scale, film_shift, shift, scale, total, as_bytes(out), scales, static, _stride(static), bound,
         ahead, 0 if gate is None else gate.stride(0), shift.stride(0), scale.stride(0), frame_length(x, shift), eps, D=width,
-        BLOCK=triton.next_power_of_2(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=_warps(width))
+        **blocks(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device), num_warps=warps(width))
     return total, (out, scales) if fp8 else out, ahead
 
 
@@ -49,8 +50,8 @@ def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
     if x.stride(2) != 1:
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()}: its last axis must be contiguous')
     out = torch.empty((parts, rows), dtype=torch.float32, device=x.device)
-    _inverse_rms[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, D=width,
-                                BLOCK=triton.next_power_of_2(width), num_warps=_warps(width))
+    _inverse_rms[(rows, parts)](x, out, x.stride(0), x.stride(1), rows, eps, D=width, **blocks(width),
+                                num_warps=warps(width))
     return out
 
 
@@ -61,11 +62,10 @@ def gelu_rows(x: Tensor, fp8: bool = True, static: Tensor | None = None) -> Roun
 
 def _each_row(x: Tensor, fp8: bool, static: Tensor | None, gelu: bool) -> Rounded | Tensor:
     _check((x,))
-    out, scales = _results(x, fp8)
+    out, scales = results(x, fp8)
     rows, width = x.shape
-    _each[(rows,)](x, as_bytes(out), scales, static, _stride(static), K=width, GELU=gelu,
-                   BLOCK=triton.next_power_of_2(width), LIMIT=FP8_MAX, NATIVE=native_e4m3(x.device),
-                   num_warps=_warps(width))
+    _each[(rows,)](x, as_bytes(out), scales, static, _stride(static), K=width, GELU=gelu, **blocks(width), LIMIT=FP8_MAX,
+                   NATIVE=native_e4m3(x.device), num_warps=warps(width))
     return (out, scales) if fp8 else out
 
 
@@ -77,7 +77,8 @@ def _check(whole: Sequence[Tensor | None], by_rows: Sequence[Tensor | None] = ()
                              f'rows of a modulation')
 
 
-def _results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+def results(x: Tensor, fp8: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+    """Memory for rows like x, in e4m3 with their scales where ``fp8``."""
     if not fp8:
         return torch.empty_like(x, dtype=dtype), None
     return (torch.empty_like(x, dtype=torch.float8_e4m3fn),
@@ -89,9 +90,16 @@ def _stride(static: Tensor | None) -> int:
     return 0 if static is None or static.dim() == 0 else static.stride(0)
 
 
-def _warps(width: int) -> int:
-    """64 values to a thread: many more rows are in flight then than of few values (on an H200 6 % faster than 16)."""
+def warps(width: int) -> int:
+    """Of the program of a row. 64 values to a thread: many more rows are in flight then than of few values (on an H200
+    6 % faster than 16)."""
     return max(1, min(8, triton.next_power_of_2(width) // 2048))
+
+
+def blocks(width: int) -> dict[str, int]:
+    """How a row is cut: as many values as all threads take in one load of 16 bytes."""
+    block = 128 * warps(width)
+    return {'BLOCK': block, 'BLOCKS': triton.cdiv(width, block)}
 
 
 @triton.jit
@@ -107,62 +115,105 @@ def gelu(x):
 
 
 @triton.jit
-def _store(x, out, scales, static, static_stride, largest, row, d, inside, D: tl.constexpr, LIMIT: tl.constexpr,
-           NATIVE: tl.constexpr):
-    """One row (BLOCK,), zero beyond its D values, in the type of what it is to be. ``largest``: its magnitude."""
-    if scales is None:
-        tl.store(out + row * D + d, cast(x, out.dtype.element_ty), mask=inside)
-    else:
+def store_row(parts, out, scales, static, static_stride, largest, row, D: tl.constexpr, BLOCK: tl.constexpr,
+              LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+    """One row, of blocks that are zero beyond its D values, in the type of what it is to be. ``largest``: its magnitude."""
+    d = tl.arange(0, BLOCK)
+    inverse = 1.0
+    if scales is not None:
         if static is None:
             scale, inverse = scale_for(largest, LIMIT)
         else:
             scale = tl.load(static + row * static_stride)
             inverse = tl.math.div_rn(1.0, scale)
-            scale += tl.sum(x * 0.0, 0)  # NaN where the row is not finite
-        tl.store(out + row * D + d, to_e4m3(x * inverse, NATIVE), mask=inside)
+            scale += largest * 0.0  # NaN where the row is not finite
         tl.store(scales + row, scale)
+    for part in tl.static_range(len(parts)):
+        at = part * BLOCK + d
+        if scales is None:
+            tl.store(out + row * D + at, cast(parts[part], out.dtype.element_ty), mask=at < D)
+        else:
+            tl.store(out + row * D + at, to_e4m3(parts[part] * inverse, NATIVE), mask=at < D)
 
 
 @triton.jit
-def _inverse_rms(x, out, row_stride, part_stride, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr):
+def _inverse_rms(x, out, row_stride, part_stride, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, BLOCK)
-    value = tl.load(x + row * row_stride + part * part_stride + d, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(out + part * rows + row, tl.rsqrt(tl.sum(value * value, 0) / D + eps))
+    squares = tl.zeros([BLOCK], tl.float32)
+    for block in tl.static_range(BLOCKS):
+        at = block * BLOCK + d
+        value = tl.load(x + row * row_stride + part * part_stride + at, mask=at < D, other=0.0).to(tl.float32)
+        squares += value * value
+    tl.store(out + part * rows + row, tl.rsqrt(tl.sum(squares, 0) / D + eps))
 
 
 @triton.jit
 def _modulate(x, y, gate, film_scale, film_shift, shift, scale, total, out, scales, static, static_stride, bound, ahead,
-              gate_stride, shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, LIMIT: tl.constexpr,
-              NATIVE: tl.constexpr):
+              gate_stride, shift_stride, scale_stride, each, eps, D: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+              LIMIT: tl.constexpr, NATIVE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     frame = row // each
     d = tl.arange(0, BLOCK)
-    inside = d < D
-    value = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    # All that is read, first: what is written goes through a barrier, which no load is moved across.
+    loaded = ()
+    for part in tl.static_range(BLOCKS):
+        loaded = loaded + (tl.load(x + row * D + part * BLOCK + d, mask=part * BLOCK + d < D, other=0.0).to(tl.float32),)
     if y is not None:
-        value = _plus(value, y, gate, row, frame * gate_stride, d, inside, D)
+        values = ()
+        for part in tl.static_range(BLOCKS):
+            at = part * BLOCK + d
+            weight = tl.load(gate + frame * gate_stride + at, mask=at < D, other=0.0).to(tl.float32)
+            values = values + (loaded[part] + weight * tl.load(y + row * D + at, mask=at < D, other=0.0).to(tl.float32),)
+        loaded = values
     if film_scale is not None:
-        if y is not None:
-            value = cast(value, total.dtype.element_ty).to(tl.float32)
-        factor = tl.load(film_scale + row * D + d, mask=inside, other=0.0).to(tl.float32)
-        value = (1.0 + factor) * value
-        value += tl.load(film_shift + row * D + d, mask=inside, other=0.0).to(tl.float32)
-    if y is not None or film_scale is not None:
-        value = cast(value, total.dtype.element_ty)
-        tl.store(total + row * D + d, value, mask=inside)
-        value = value.to(tl.float32)
-    centred = tl.where(inside, value - tl.sum(value, 0) / D, 0.0)
-    normal = centred * tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
-    factor = 1.0 + tl.load(scale + frame * scale_stride + d, mask=inside, other=0.0).to(tl.float32)
-    offset = tl.load(shift + frame * shift_stride + d, mask=inside, other=0.0).to(tl.float32)
-    modulated = normal * factor + offset
+        values = ()
+        for part in tl.static_range(BLOCKS):
+            at = part * BLOCK + d
+            value = loaded[part]
+            if y is not None:
+                value = cast(value, total.dtype.element_ty).to(tl.float32)
+            factor = tl.load(film_scale + row * D + at, mask=at < D, other=0.0).to(tl.float32)
+            offset = tl.load(film_shift + row * D + at, mask=at < D, other=0.0).to(tl.float32)
+            values = values + ((1.0 + factor) * value + offset,)
+        loaded = values
+    values, sums = (), tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(BLOCKS):
+        value = loaded[part]
+        if y is not None or film_scale is not None:
+            value = cast(value, total.dtype.element_ty)
+            tl.store(total + row * D + part * BLOCK + d, value, mask=part * BLOCK + d < D)
+            value = value.to(tl.float32)
+        values = values + (value,)
+        sums += value
+    mean = tl.sum(sums, 0) / D
+    centred, sums = (), tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(BLOCKS):
+        value = values[part] - mean
+        if D % BLOCK:
+            value = tl.where(part * BLOCK + d < D, value, 0.0)
+        centred = centred + (value,)
+        sums += value * value
+    factor = tl.rsqrt(tl.sum(sums, 0) / D + eps)
+    modulated = ()
+    squares, largest, fault = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(BLOCKS):
+        at = part * BLOCK + d
+        slope = 1.0 + tl.load(scale + frame * scale_stride + at, mask=at < D, other=0.0).to(tl.float32)
+        offset = tl.load(shift + frame * shift_stride + at, mask=at < D, other=0.0).to(tl.float32)
+        value = centred[part] * factor * slope + offset
+        modulated = modulated + (value,)
+        squares += value * value
+        largest = tl.maximum(largest, tl.abs(value))
+        fault += value * 0.0
     # Together, since warps wait for each other in every reduction: length, largest, and NaN where not all is finite.
-    squares, largest, fault = tl.reduce((modulated * modulated, tl.abs(modulated), modulated * 0.0), 0, _gathered)
     if bound is not None:
-        limit = tl.sqrt_rn(squares) * tl.load(bound) + tl.load(bound + 1)
+        length, largest, fault = tl.reduce((squares, largest, fault), 0, _gathered)
+        limit = tl.sqrt_rn(length) * tl.load(bound) + tl.load(bound + 1)
         tl.store(ahead + row, tl.maximum(limit * (1.0 / LIMIT), 2.0 ** -120))
-    _store(modulated, out, scales, static, static_stride, largest + fault, row, d, inside, D, LIMIT, NATIVE)
+    else:
+        largest, fault = tl.reduce((largest, fault), 0, _gathered_largest)
+    store_row(modulated, out, scales, static, static_stride, largest + fault, row, D, BLOCK, LIMIT, NATIVE)
 
 
 @triton.jit
@@ -171,18 +222,23 @@ def _gathered(squares, largest, fault, other_squares, other_largest, other_fault
 
 
 @triton.jit
-def _plus(value, y, gate, row, frame_offset, d, inside, D: tl.constexpr):
-    weight = tl.load(gate + frame_offset + d, mask=inside, other=0.0).to(tl.float32)
-    return value + weight * tl.load(y + row * D + d, mask=inside, other=0.0).to(tl.float32)
+def _gathered_largest(largest, fault, other_largest, other_fault):
+    return tl.maximum(largest, other_largest), fault + other_fault
 
 
 @triton.jit
-def _each(x, out, scales, static, static_stride, K: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
-          LIMIT: tl.constexpr, NATIVE: tl.constexpr):
+def _each(x, out, scales, static, static_stride, K: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+          GELU: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
-    inside = d < K
-    value = tl.load(x + row * K + d, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
-        value = gelu(value)
-    _store(value, out, scales, static, static_stride, largest_magnitude(value, 0), row, d, inside, K, LIMIT, NATIVE)
+    values, largest, fault = (), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(BLOCKS):
+        at = part * BLOCK + d
+        value = tl.load(x + row * K + at, mask=at < K, other=0.0).to(tl.float32)
+        if GELU:
+            value = gelu(value)
+        values = values + (value,)
+        largest = tl.maximum(largest, tl.abs(value))
+        fault += value * 0.0
+    largest, fault = tl.reduce((largest, fault), 0, _gathered_largest)
+    store_row(values, out, scales, static, static_stride, largest + fault, row, K, BLOCK, LIMIT, NATIVE)

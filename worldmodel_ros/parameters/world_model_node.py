@@ -87,6 +87,9 @@ PARAMETERS = (
           'chunk; else each prediction begins a session with the newest image', while_configured=True),
     Param('world_chunks', 1, 'of an open world model: chunks of each prediction', low=1, high=16,
           while_configured=True),
+    Param('world_deadline_s', 0.0, 'of an open world model: time that a prediction should take; where it would not, it is made '
+          'in fewer steps, or by the smaller model that world.json names; 0: always as well as it can be', low=0.0, high=600.0,
+          while_configured=True),
     Param('session_directory', '', 'the folder of ~/save_session and ~/load_session, which take names of files in it '
           'only; empty: worldmodel_sessions in $ROS_HOME or ~/.ros. While a server drives, its own one is used'),
     Param('session_files_max', MAX_FILES, 'so many sessions may be saved in session_directory', low=1, high=10_000),

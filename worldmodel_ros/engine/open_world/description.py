@@ -16,7 +16,7 @@ from ...model.wan.schedule import Schedule
 
 _TOKEN = VAE_STRIDE * PATCH  # pixels
 _KEYS = {'preset', 'checkpoint', 'vae', 'text', 'prompt', 'text_encoder', 'size', 'top_speed', 'camera_in_base', 'intrinsics',
-         'chunk_frames', 'window_frames', 'sink_frames', 'schedule'}
+         'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller'}
 # The optical frame (x right, y down, z forward) in a camera body's (x forward, y left, z up); REP 103.
 _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
@@ -41,6 +41,7 @@ class WorldDescription:
     optical: np.ndarray
     intrinsics: Intrinsics | None
     sampling: dict[str, Any]  # what differs from the preset, or replaces it
+    smaller: Path | None = None  # folder of a world that stands in where this one would be late
 
     @classmethod
     def read(cls, folder: Path) -> WorldDescription:
@@ -76,7 +77,8 @@ class WorldDescription:
             folder / content['text'] if 'text' in content else None, str(content.get('prompt', '')),
             folder / content['text_encoder'] if 'text_encoder' in content else None, size, speed, optical_frame(mount),
             Intrinsics(*pinhole) if pinhole else None,
-            {key: content[key] for key in ('chunk_frames', 'window_frames', 'sink_frames', 'schedule') if key in content})
+            {key: content[key] for key in ('chunk_frames', 'window_frames', 'sink_frames', 'schedule') if key in content},
+            folder / content['smaller'] if 'smaller' in content else None)
 
     def sampled(self, config: WanConfig) -> WanPreset:
         """How a network is sampled. Raises ModelError where neither a preset nor the description says."""

@@ -70,9 +70,10 @@ class WorldSession:
         self._sequence.close()
         self._world.closed(self)
 
-    def imagine(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> np.ndarray:
+    def imagine(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None = None) -> np.ndarray:
         """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
-        (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. Raises ValueError and OutOfPages."""
+        (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. ``steps``: fewer than the model has. Raises
+        ValueError and OutOfPages."""
         frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
 
@@ -82,7 +83,8 @@ class WorldSession:
             return torch.randn(shape, generator=generator).to(self._world.device)
         condition = self._condition.fork()
         with torch.inference_mode():
-            latents = self._world.sampler.chunk(self._sequence, self._world.prompt, noise, condition.next(frames), control)
+            sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
+            latents = sampler.chunk(self._sequence, self._world.prompt, noise, condition.next(frames), control)
             images, self._decoded = self._world.vae.decode(latents, self._decoded)
         self._condition, self._pose, self._imagined = condition, poses[-1], True
         return to_uint8(images[:, 1:] if at == 0 else images)

@@ -16,6 +16,7 @@ from ...cache.pool import OutOfPages
 from ...model.wan import camera
 from ..session_folder import SessionFileError, SessionFolder
 from ..what_if import Answer, Question, QuestionError
+from .ladder import Ladder, Rung
 from .session import WorldSession
 from .world import FPS, OpenWorld
 
@@ -51,7 +52,16 @@ class VideoFuture:
     progress: dict[str, float] = field(default_factory=dict)
 
 
-Listener = Callable[[Seen, VideoFuture, float], None]  # with the seconds that it took
+Listener = Callable[[Seen, VideoFuture, 'Made'], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a prediction was made: the ``rung``, how many ``seconds`` it took and how many were ``expected``."""
+
+    rung: Rung
+    seconds: float
+    expected: float
 
 
 class WorldWorker:
@@ -59,14 +69,20 @@ class WorldWorker:
 
     ``observes``: real images are committed to one long session, chunk by chunk (``WorldSession.observe``), and predictions
     follow the newest chunk; else each prediction begins a new session with the newest image (it is anchored there). ``chunks``:
-    of each prediction. ``failed`` is told each exception, which ends the session, and nothing else.
+    of each prediction. ``deadline``, s, if not 0: that each should take; a ladder finds by what quality it does (fewer steps,
+    and, where predictions are anchored, the world's ``smaller`` one). ``failed`` is told each exception, which ends the
+    session, and nothing else.
     """
 
     def __init__(self, world: OpenWorld, predicted: Listener, failed: Callable[[Exception], None], observes: bool = False,
-                 chunks: int = 1):
+                 chunks: int = 1, deadline: float = 0.0):
         self._world, self._observes, self._chunks = world, observes, chunks
         self._predicted, self._failed = predicted, failed
-        self._optical = world.description.optical
+        self._deadline = deadline or math.inf
+        # What was observed is in the pages of one model.
+        smaller = None if observes or world.smaller is None else len(world.smaller.preset.schedule.steps)
+        self._ladder = Ladder(len(world.preset.schedule.steps), smaller)
+        self._session_world = world
         self._wake = threading.Condition()
         self._newest: Seen | None = None
         self._done: Seen | None = None  # that was predicted from last
@@ -178,19 +194,29 @@ class WorldWorker:
 
     def _take(self, newest: Seen) -> None:
         """Bring the session up to the newest image, and predict what comes of what the robot does."""
+        start = time.monotonic()
+        rung, expected = self._ladder.choose(self._deadline, self._chunks)
         if not self._observes:
-            self._anchor(newest)
+            self._anchor(newest, rung.smaller)
         elif not self._observe():
             return
-        start = time.monotonic()
+        else:
+            start = time.monotonic()
         count = sum(self._sizes(self._chunks))
-        future = self._imagine(np.tile(newest.twist, (count, 1)), math.inf)
+        future = self._imagine(np.tile(newest.twist, (count, 1)), math.inf, rung)
         if future:
-            self._predicted(self._root, future, time.monotonic() - start)
+            seconds = time.monotonic() - start
+            self._ladder.took(rung, seconds, self._chunks)
+            self._predicted(self._root, future, Made(rung, seconds, expected))
 
-    def _anchor(self, seen: Seen) -> None:
+    @property
+    def _optical(self) -> np.ndarray:
+        return self._session_world.description.optical
+
+    def _anchor(self, seen: Seen, smaller: bool = False) -> None:
         self._forget()
-        self._session = self._world.open(seen.image, seen.base @ self._optical)
+        self._session_world = self._world.smaller if smaller else self._world
+        self._session = self._session_world.open(seen.image, seen.base @ self._optical)
         self._root = seen
 
     def _queue(self, seen: Seen) -> None:
@@ -234,18 +260,29 @@ class WorldWorker:
             raise QuestionError(f'observation_stamp {question.stamp / 1e9:.9f} is not that of the image that is imagined from '
                                 f'({root.stamp / 1e9:.9f}), and older ones are not kept: leave it zero')
         answer = Answer(root.stamp)
-        for branch in question.branches:
+        sizes = [self._chunks_of(len(branch.actions)) for branch in question.branches]
+        smaller = self._session_world is not self._world
+        for at, branch in enumerate(question.branches):
+            left = question.due - time.monotonic()
+            rung, _ = self._ladder.choose(left, sum(sizes[at:]), smaller)
+            start = time.monotonic()
             try:
-                future = self._imagine(branch.actions, question.due)
+                future = self._imagine(branch.actions, question.due, rung)
             except OutOfPages as error:
                 raise QuestionError(f'no memory is left to imagine in: {error}') from error
             if future is None:
                 return answer
+            self._ladder.took(rung, time.monotonic() - start, sizes[at])
             answer.branches.append((branch.name, future))
         answer.complete = True
         return answer
 
-    def _imagine(self, actions: np.ndarray, due: float) -> VideoFuture | None:
+    def _chunks_of(self, images: int) -> int:
+        """Chunks that so many images take from now on."""
+        first, whole = self._sizes(2)
+        return 1 + max(0, -(-(images - first) // whole))
+
+    def _imagine(self, actions: np.ndarray, due: float, rung: Rung) -> VideoFuture | None:
         """What follows from actions (T, 2) on a fork; None where the steady time ``due`` comes first. A last chunk that they do
         not fill goes on with the last of them, and is cut off."""
         root, session, frames = self._root, self._session.fork(), []
@@ -260,7 +297,7 @@ class WorldWorker:
                 twists = np.zeros((count, 6))
                 twists[:, 0], twists[:, 5] = part.T
                 bases = camera.twist_poses(base, twists, PERIOD, np.eye(4))[every - 1::every]
-                frames.append(session.imagine(bases @ self._optical, root.intrinsics))
+                frames.append(session.imagine(bases @ self._optical, root.intrinsics, rung.steps))
                 base, at = bases[-1], at + count
             return VideoFuture(np.asarray(actions, np.float32), np.concatenate(frames)[:len(actions)])
         finally:

@@ -16,6 +16,8 @@ from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan import checkpoint
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
+from ...model.wan.experts import has_experts
+from ...model.wan.graphs import GraphedSampler
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
 from ...model.wan.sequence import PagedSequence, PagedSequences, Window
@@ -34,6 +36,7 @@ BACKENDS = {'torch': (torch.float32, Precision.FP32, False), 'torch-bf16': (torc
             'torch-fp8': (torch.bfloat16, Precision.FP8, True)}
 _SMALLEST_PAGE = 16
 _FASTEST_TURN = 3.0  # rad/s
+_HOST_BOUND = 2048  # width up to which a GPU would wait for the host to start kernels
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class OpenWorld:
         layers, precision, fp8 = BACKENDS[backend]
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
+        if has_experts(description.checkpoint):
+            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video '
+                             'as a whole, and follow no robot (model.wan.experts runs them)')
         with checkpoint.WanCheckpoint(description.checkpoint) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:
@@ -78,7 +84,8 @@ class OpenWorld:
         dit = checkpoint.load(description.checkpoint, self.device, layers, config=config)
         if fp8:
             to_fp8(dit)
-        self.sampler = Sampler(dit, self.preset.schedule)
+        self._samplers: dict[int, Sampler | GraphedSampler] = {}
+        self._dit = dit
         self.vae = WanVae.load(description.vae, self.device, layers)
         rows = read_rows(description.text) if description.text else encode(
             description.text_encoder, description.prompt, config.text_tokens, self.device)
@@ -95,13 +102,36 @@ class OpenWorld:
         self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
                                     page_tokens=_SMALLEST_PAGE if small else 128)
         speed = description.top_speed
+        self.smaller = None if description.smaller is None else self._smaller(description.smaller, backend, threads)
         self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN),
                               (speed, _FASTEST_TURN), VAE_FRAMES * self.preset.chunk_frames)
+
+    @property
+    def sampler(self) -> Sampler | GraphedSampler:
+        """That takes all steps."""
+        return self.sampler_of(len(self.preset.schedule.steps))
+
+    def sampler_of(self, steps: int) -> Sampler | GraphedSampler:
+        """One that takes so many of the steps. Raises ValueError."""
+        if steps not in self._samplers:
+            sampler = Sampler(self._dit, self.preset.schedule.fewer(steps))
+            hosted = self.device.type == 'cuda' and self._dit.config.width <= _HOST_BOUND
+            self._samplers[steps] = GraphedSampler(sampler) if hosted else sampler
+        return self._samplers[steps]
 
     @classmethod
     def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
         """From a folder with ``world.json``. Raises ModelError."""
         return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions)
+
+    def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
+        """The model of the last rung of the ladder."""
+        world = OpenWorld(WorldDescription.read(folder), backend, threads)
+        if world.description.size != self.description.size or world.preset.chunk_frames != self.preset.chunk_frames:
+            raise ModelError(f'{world.description.name} makes {world.preset.chunk_frames} frames of {world.description.size}, '
+                             f'and stands in for {self.description.name}, which makes {self.preset.chunk_frames} of '
+                             f'{self.description.size}: give both the same size and chunk_frames')
+        return world
 
     def open(self, image: np.ndarray, pose: np.ndarray, seed: int = 0) -> WorldSession:
         """A session that begins with an image, uint8 (H, W, 3) of the world's size, taken at a camera's pose (4, 4). Raises

@@ -62,7 +62,7 @@ class DenseAttention:
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._keep(layer, qkv, q_weight, k_weight)
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor:
         q, k, v = self._keep(layer, qkv, q_weight, k_weight)
         keys, values = (torch.cat([*(frame[layer][part] for frame in self._seen.values()), own])
                         for part, own in ((0, k), (1, v)))

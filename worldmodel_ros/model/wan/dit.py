@@ -20,8 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.flat_attention import cross_attention
-from ...kernels.rows import row_kernels
+from ...kernels.quantise import FP8_MAX, SCALE_MIN
+from ...kernels.rows import Rounded, row_kernels
+from ..parallel.group import TensorParallel
 from .config import PATCH, WanConfig
+from .norms import of_all_heads
 
 KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
 
@@ -29,9 +32,10 @@ KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without 
 class SelfAttention(Protocol):
     """Attention of one pass to the window and to the chunk itself."""
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         """From a layer's products (N, 3, H, d) for the tokens of a chunk, queries and keys neither normalised (by the
-        weights (H * d,)) nor rotated, to (N, H * d); keeps keys and values for the passes to come."""
+        weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keeps keys and values for
+        the passes to come."""
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         """Keep keys and values only."""
@@ -51,11 +55,15 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,)."""
+    """A text as the layers see it: keys and values (L, H, S, d), and the logarithm of how often each row counts, (S,).
+
+    ``scales``, float32 (L,): what attention to the values is rounded by for a product in FP8.
+    """
 
     keys: Tensor
     values: Tensor
     bias: Tensor
+    scales: Tensor
 
 
 CameraControl = Sequence[tuple[Tensor, Tensor]]  # of each layer: scale and shift (N, D)
@@ -91,6 +99,7 @@ class WanBlock(nn.Module):
         self.camera = nn.ModuleDict({name: nn.Linear(d, d) for name in ('first', 'second', 'scale', 'shift')}) \
             if config.camera_width else None
         self.fp8 = False  # ``precision.to_fp8`` says when
+        self.group: TensorParallel | None = None  # ``parallel.join`` says whose
 
     def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
         """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
@@ -100,14 +109,17 @@ class WanBlock(nn.Module):
                                                          dtype=self.dtype)
         return self.qkv(rows).unflatten(-1, (3, self.heads, -1)), x
 
-    def leave(self, x: Tensor, attended: Tensor, modulation: Tensor, camera: tuple[Tensor, Tensor] | None, keys: Tensor,
-              values: Tensor, bias: Tensor) -> Unsummed:
+    def leave(self, x: Tensor, attended: Tensor | Rounded, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
+              keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
         """The stream after the layer; attended (N, D), the camera's scale and shift (N, D), the prompt's keys and values
-        (H, S, d) and bias (S,)."""
+        (H, S, d), bias (S,) and scale ()."""
         kernels, parts, options = row_kernels(x), modulation.split(1), {'eps': self.eps, 'dtype': self.dtype}
-        y = self.proj(attended.to(self.dtype))
+        y = self.proj(attended.to(self.dtype) if isinstance(attended, Tensor) else attended)
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
-        y = self.cross_proj(cross_attention(self.cross_q(rows), self.cross_q_norm, keys, values, bias, self.eps))
+        q = self.cross_q(rows)
+        rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
+        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None,
+                                            rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
@@ -117,7 +129,8 @@ class WanBlock(nn.Module):
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (H, S, d) of embedded text (S, D)."""
         k, v = self.cross_kv(rows).chunk(2, -1)
-        k = F.rms_norm(k.float(), k.shape[-1:], self.cross_k_norm.float(), self.eps).to(v.dtype)
+        rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
+        k = (k.float() * rms[:, None] * self.cross_k_norm.float()).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +198,9 @@ class WanDiT(nn.Module):
         dtype = self.blocks[0].dtype
         embedded = self.text(F.pad(rows, (0, 0, 0, filler)).to(self.device, dtype))
         keys, values = zip(*(block.prompt(embedded) for block in self.blocks))
-        return Prompt(torch.stack(keys), torch.stack(values), bias.to(self.device))
+        values = torch.stack(values)
+        scales = (values.flatten(1).abs().amax(1).float() * (1.0 / FP8_MAX)).clamp_min(SCALE_MIN)
+        return Prompt(torch.stack(keys), values, bias.to(self.device), scales)
 
     def camera_control(self, rays: Tensor) -> CameraControl:
         """Scales and shifts of each layer for a chunk's rays (N, camera_width), as ``camera.ray_tokens`` gives them; nothing in
@@ -222,9 +237,9 @@ class WanDiT(nn.Module):
             if not whole and layer == len(self.blocks) - 1:
                 attention.keep(layer, qkv, block.q_norm, block.k_norm)
                 return None
-            attended = attention.attend(layer, qkv, block.q_norm, block.k_norm)
+            attended = attention.attend(layer, qkv, block.q_norm, block.k_norm, block.fp8)
             stream = block.leave(x, attended, rows, None if camera is None else camera[layer], prompt.keys[layer],
-                                 prompt.values[layer], prompt.bias)
+                                 prompt.values[layer], prompt.bias, prompt.scales[layer])
         return stream
 
 

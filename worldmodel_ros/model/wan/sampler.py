@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .dit import CameraControl, Prompt, SelfAttention, WanDiT
-from .schedule import Schedule
+from .schedule import Schedule, Step
 
 
 class Sequence(Protocol):
@@ -36,15 +36,18 @@ class Sampler:
         ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
         (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
         """
-        latents, clean = noise(0), None
+        latents = noise(0)
         with sequence.chunk(latents.shape[1]) as attention:
-            for index, step in enumerate(self.schedule.steps):
-                if index:
-                    latents = (1.0 - step.entry) * clean + step.entry * noise(index)
-                velocity = self.dit(_inputs(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
-                # What is left of rounding here would be amplified by the steps to come.
-                clean = (latents.double() - step.sigma * velocity.double()).float()
-            self._keep(clean, prompt, condition, camera, attention)
+            return self.passes(attention, prompt, lambda step: noise(step) if step else latents, condition, camera)
+
+    @torch.inference_mode()
+    def passes(self, attention: SelfAttention, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None,
+               camera: CameraControl | None) -> Tensor:
+        """All passes of a chunk, as ``chunk``, whose keys and values ``attention`` keeps."""
+        def velocity(step: Step, latents: Tensor) -> Tensor:
+            return self.dit(with_condition(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
+        clean = denoise(self.schedule, noise, velocity)
+        self._keep(clean, prompt, condition, camera, attention)
         return clean
 
     @torch.inference_mode()
@@ -56,8 +59,23 @@ class Sampler:
 
     def _keep(self, clean: Tensor, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
               attention: SelfAttention) -> None:
-        self.dit.keep(_inputs(clean, condition), self._modulation[self.schedule.commit], prompt, camera, attention)
+        self.dit.keep(with_condition(clean, condition), self._modulation[self.schedule.commit], prompt, camera, attention)
 
 
-def _inputs(latents: Tensor, condition: Tensor | None) -> Tensor:
+def denoise(schedule: Schedule, noise: Callable[[int], Tensor], velocity: Callable[[Step, Tensor], Tensor]) -> Tensor:
+    """Clean latents, float32, from the noise of the steps, by what a network says of a step's latents."""
+    latents, clean, found = noise(0), None, None
+    for index, step in enumerate(schedule.steps):
+        if index:
+            # The noise that the network found, or new noise.
+            added = noise(index) if schedule.renewed else (clean.double() + found).float()
+            latents = (1.0 - step.entry) * clean + step.entry * added
+        found = velocity(step, latents).double()
+        # What is left of rounding here would be amplified by the steps to come.
+        clean = (latents.double() - step.sigma * found).float()
+    return clean
+
+
+def with_condition(latents: Tensor, condition: Tensor | None) -> Tensor:
+    """What a network takes: noisy latents, and what the first image says, if it takes that."""
     return latents if condition is None else torch.cat([latents, condition.to(latents)])

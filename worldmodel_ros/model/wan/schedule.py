@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,10 +25,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a chunk, and the timestep of the pass on the clean latents that writes the cache."""
+    """The steps of a chunk, and the timestep of the pass on the clean latents that writes the cache. ``renewed``: what a step
+    adds is new noise; else it is the noise that the network found in the step before, as an Euler step leaves it."""
 
     steps: tuple[Step, ...]
     commit: float = 0.0
+    renewed: bool = True
 
     def __post_init__(self):
         levels = [step.sigma for step in self.steps]
@@ -39,6 +41,13 @@ class Schedule:
     def timesteps(self) -> tuple[float, ...]:
         """All that the network is asked for, the commit last."""
         return (*(step.timestep for step in self.steps), self.commit)
+
+    def fewer(self, count: int) -> Schedule:
+        """So many of the steps, the first among them and the others as far apart as can be. The networks were distilled for
+        all: quality is lost. Raises ValueError for none or for more than there are."""
+        if not 1 <= count <= len(self.steps):
+            raise ValueError(f'{count} steps of {len(self.steps)}')
+        return replace(self, steps=tuple(self.steps[at * len(self.steps) // count] for at in range(count)))
 
     @classmethod
     def unipc(cls, indices: Sequence[int], shift: float) -> Schedule:
@@ -64,6 +73,12 @@ class Schedule:
         sigmas = _shifted(np.linspace(1.0, 0.0, TRAINED_STEPS + 1, dtype=np.float32)[:-1], np.float32(shift))
         levels = [float(np.float32(sigmas[TRAINED_STEPS - step])) for step in steps]
         return cls(tuple(Step(float(np.float32(level) * np.float32(TRAINED_STEPS)), level, level) for level in levels))
+
+    @classmethod
+    def euler(cls, levels: Sequence[float]) -> Schedule:
+        """Euler steps of the flow from each noise level to the next one, and from the last one to none."""
+        return cls(tuple(Step(float(np.float32(level) * np.float32(TRAINED_STEPS)), float(level), float(level) if at else 1.0)
+                         for at, level in enumerate(levels)), renewed=False)
 
 
 def _shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from ...cache.torch_storage import TorchStorage
 from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write_flat
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
-from ...kernels.rows import row_kernels
+from ...kernels.rows import Rounded, row_kernels
+from ..parallel.group import TensorParallel
 from .config import WanConfig, WanPreset
+from .norms import of_all_heads
 from .rotary import rotate, rotation, time_shift
 
 
@@ -72,22 +75,25 @@ class Window:
 class PagedSequences:
     """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
 
-    ``grid``: rows and columns of tokens in a frame. ``heads``: how many of the network's this process holds, all unless given.
+    ``grid``: rows and columns of tokens in a frame. ``group``: whose process holds its share of the network's heads; all unless
+    given.
     FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
                  device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
-                 heads: int | None = None):
+                 group: TensorParallel | None = None):
         if precision is Precision.FP4:
             raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
         self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
+        self.group = group
         self.layout = FlatLayout(window.slab, grid[0] * grid[1], page_tokens)
         # While sinks are moved, both copies are held.
         self._slabs = (window.frames + window.sinks) // window.slab
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
         pages = (sequences * self._slabs + branches * branch) * self.layout.tiles
-        storage = TorchStorage(self.layout, config.layers, heads or config.heads, config.head_dim, pages, precision, device)
+        heads = config.heads if group is None else config.heads // group.count
+        storage = TorchStorage(self.layout, config.layers, heads, config.head_dim, pages, precision, device)
         self.pool = PagePool.of('pages', storage)
 
     def open(self) -> PagedSequence:
@@ -179,7 +185,8 @@ class PagedAttention:
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
         layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
-        self._slabs, self._rotary = len(own), rotary
+        self._slabs, self._rotary, self._group = len(own), rotary, owner.group
+        self._most_pages = owner.window.frames // owner.window.slab * layout.tiles
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
         whole = layout.valid(layout.frames)
         entries = [(int(page), int(count)) for pages, counts in (*rows, *((pages, whole) for pages in own))
@@ -188,16 +195,38 @@ class PagedAttention:
         self._lists = self._plan.lists(entries, layout.page_tokens, owner.device)
         self._own = to_device(torch.from_numpy(own.ravel().astype(np.int32)), owner.device)
 
-    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    def inputs(self) -> dict[str, Tensor]:
+        """What is read on the device: the lists of pages, of which the last entries may be no page, places, and rotations."""
+        lists = {name: getattr(self._lists, name) for name in ('starts', 'pages', 'lengths', 'full')}
+        return {**lists, 'own': self._own, 'rotary': self._rotary}
+
+    def reading(self, inputs: dict[str, Tensor]) -> PagedAttention:
+        """The same, from these instead."""
+        other = copy(self)
+        lists = {name: inputs[name] for name in ('starts', 'pages', 'lengths', 'full')}
+        other._lists, other._own, other._rotary = replace(self._lists, **lists), inputs['own'], inputs['rotary']
+        return other
+
+    @property
+    def most_pages(self) -> int:
+        """That a chunk may ever see."""
+        return self._most_pages
+
+    @property
+    def form(self) -> tuple:
+        """What passes over another chunk must share to be the same work on other numbers."""
+        return id(self._storage), self._slabs, self._plan
+
+    def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         pool = self._storage.layer(layer)
         q, scale = self._write(pool, qkv, q_weight, k_weight)
-        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv))
+        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv), fp8)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        rms = row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps)
+        rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
 
 

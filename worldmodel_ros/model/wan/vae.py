@@ -48,11 +48,14 @@ class WanVae:
 
     MARK = 'Rep'  # diffusers' sign for "has seen one frame"
 
-    def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True):
-        """``fused``: the decoder is ``vae_layers.fuse``d, on a GPU with its weights' channels last where ``channels_last``."""
+    def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True,
+                 blocks: bool = True):
+        """``fused``: the decoder is ``vae_layers.fuse``d, on a GPU with its weights' channels last where ``channels_last``, and
+        then with residual blocks of our own where ``blocks``."""
         self.model = model.eval().requires_grad_(False)
         if fused:
-            fuse(model.decoder, channels_last and next(model.parameters()).is_cuda)
+            last = channels_last and next(model.parameters()).is_cuda
+            fuse(model.decoder, last, last and blocks)
         shape = 1, -1, 1, 1, 1
         parameter = next(model.parameters())
         self._mean = torch.tensor(model.config.latents_mean, device=parameter.device).view(shape)

@@ -28,10 +28,24 @@ from worldmodel_ros.nodes.world_model.inputs import ExecutedTopic, Intake, Intak
 from worldmodel_ros.nodes.world_model.outputs import Statistics, predicted_path
 
 if TYPE_CHECKING:
-    from worldmodel_ros.engine.open_world.worker import Seen, VideoFuture
+    from worldmodel_ros.engine.open_world.ladder import Rung
+    from worldmodel_ros.engine.open_world.worker import Made, Seen, VideoFuture
 
 _LOG_INTERVAL = 2.0  # s
 _SHOWN = 4  # images of a prediction, of which one is shown in predicted_image
+
+
+def _tier(rung: 'Rung') -> int:
+    """Return the tier of a message: all steps stand at the place of two, fewer at that of one."""
+    if rung.smaller:
+        return ActionChunk.TIER_SMALLER
+    return ActionChunk.TIER_TWO_STEP if rung.whole else ActionChunk.TIER_ONE_STEP
+
+
+def _quality(rung: 'Rung') -> str:
+    """Return how a prediction was made, in words."""
+    of = ' of the smaller model' if rung.smaller else ''
+    return f'{rung.steps} steps{of}' + ('' if rung.whole else ', fewer than published')
 
 
 class World:
@@ -95,13 +109,15 @@ class WorldActivation:
         self.executed, self._refusals = executed, refusals
         self.intake = Intake(world.spec, IntakeSettings.of(settings), executed.actions,
                              lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
-        self.worker = WorldWorker(world, self.predicted, self.failed, settings['world_observes'], settings['world_chunks'])
+        self.worker = WorldWorker(world, self.predicted, self.failed, settings['world_observes'], settings['world_chunks'],
+                                  settings['world_deadline_s'])
         self.statistics = Statistics()  # of ticks, of which there are none
         self._pose = np.zeros(3)  # x, y, yaw, by executed actions where no odometry is heard
         self._stamp, self._odometry = 0, False
         self._counting = threading.Lock()
         self._images = self._predictions = self._failures = 0
-        self._took, self._failure, self._newest = 0.0, '', -math.inf
+        self._made: Made | None = None
+        self._late, self._failure, self._newest = 0, '', -math.inf
 
     def start(self) -> None:
         """Begin to predict."""
@@ -138,20 +154,22 @@ class WorldActivation:
         """Go on by the parameters as they are now."""
         self.intake.settings = IntakeSettings.of(self._settings)
 
-    def predicted(self, seen: 'Seen', future: 'VideoFuture', seconds: float) -> None:
+    def predicted(self, seen: 'Seen', future: 'VideoFuture', made: 'Made') -> None:
         """Publish a predicted video."""
         with self._counting:
-            self._predictions, self._took, self._failure = self._predictions + 1, seconds, ''
+            self._predictions, self._made, self._failure = self._predictions + 1, made, ''
+            late = made.seconds > (self._settings['world_deadline_s'] or math.inf)
+            self._late = self._late + 1 if late else self._late
         camera, base_frame = self.intake.camera_frame, self._settings['base_frame']
         period = self._world.spec.step_period
         self._parts.future.publish(PredictedFuture(
             header=header(seen.stamp, camera), episode_id=seen.episode, sequence=seen.sequence,
-            tier=ActionChunk.TIER_NONE, command_tier=ActionChunk.TIER_NONE, age=time.monotonic() - seen.received,
+            tier=_tier(made.rung), command_tier=ActionChunk.TIER_NONE, age=time.monotonic() - seen.received,
             step_period=period, frames=frames(future.frames, seen.stamp, period, camera),
             actions=ActionChunk(header=header(seen.stamp, base_frame), episode_id=seen.episode, sequence=seen.sequence,
                                 step_period=period, names=list(self._world.spec.action_names),
                                 values=float32s(future.actions)),
-            progress=math.nan, timings=Timings()))
+            progress=math.nan, timings=Timings(total=made.seconds, predicted=made.expected)))
         self._parts.path.publish(predicted_path(future, seen.stamp, period, base_frame))
         if self._parts.image.get_subscription_count():
             shown = np.hstack([seen.image, *future.frames[_SHOWN - 1::_SHOWN]])
@@ -180,7 +198,10 @@ class WorldActivation:
     def values(self) -> dict[str, Any]:
         """Return key-value pairs of a report."""
         with self._counting:
-            return {'images': self._images, 'predictions': self._predictions, 'prediction_s': self._took,
+            made = self._made
+            return {'images': self._images, 'predictions': self._predictions, 'prediction_s': made.seconds if made else 0.0,
+                    'deadline_s': self._settings['world_deadline_s'], 'late': self._late,
+                    'quality': _quality(made.rung) if made else 'none yet',
                     'failures': self._failures,
                     'odometry': 'measured' if self._odometry else 'not heard: executed commands stand in'}
 

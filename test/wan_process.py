@@ -1,0 +1,55 @@
+"""One of several processes of a tiny Wan network: prints the digest of what it got, and the first one saves it.
+
+    python wan_process.py FOLDER RANK COUNT PRECISION [PORT]; the first prints the port that the others take
+"""
+import math
+import sys
+from pathlib import Path
+
+import torch
+import wan_tiny as tiny
+from test_wan_model import CONFIG, SHORT, WINDOW
+
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model.parallel.group import TensorParallel
+from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.wan.checkpoint import build, tensor_share
+from worldmodel_ros.model.wan.parallel import join
+from worldmodel_ros.model.wan.precision import to_fp8
+from worldmodel_ros.model.wan.sampler import Sampler
+from worldmodel_ros.model.wan.sequence import PagedSequences
+
+
+@torch.inference_mode()
+def chunks(precision, group=None, count=4):
+    """Latents of chunks, and of a branch, with a window that rolls and sinks that are moved."""
+    layers = torch.float32 if precision is Precision.FP32 else torch.bfloat16
+    part = {} if group is None else {'part': tensor_share(CONFIG, group.rank, group.count)}
+    dit = build(CONFIG, tiny.Drawn(), layers=layers, **part)
+    if precision is Precision.FP8:
+        to_fp8(dit)
+    if group is not None:
+        join(dit, group)
+    owner = PagedSequences(CONFIG, WINDOW, tiny.GRID, precision, page_tokens=16, branches=1, group=group)
+    sampler, sequence, prompt, found = Sampler(dit, SHORT), owner.open(), dit.prompt(tiny.text()), []
+
+    def chunk(sequence, number):
+        control = dit.camera_control(tiny.draw(f'rays {number}', 3 * math.prod(tiny.GRID), 1536))
+        found.append(sampler.chunk(sequence, prompt, tiny.noise(number, 3), tiny.condition(number, 3), control))
+    for number in range(count):
+        chunk(sequence, number)
+    fork = sequence.fork()
+    chunk(fork, count)
+    return found
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    folder, rank, count, precision = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Precision(sys.argv[4])
+    if rank == 0:
+        store = Link.listen(count)
+        print(store.port, flush=True)
+    else:
+        store = Link.connect(int(sys.argv[5]), count)
+    group = TensorParallel(Link.join(torch.device('cpu'), rank, count, store))
+    torch.save(chunks(precision, group), folder / f'{rank}.pt')

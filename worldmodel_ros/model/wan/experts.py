@@ -1,0 +1,138 @@
+"""Checkpoints with two networks, one for much noise and one for little (Wan2.2 A14B).
+
+At a timestep of the boundary or above it the first one denoises, below it the second one. Each is on the device that it is
+placed on, with pages of its own there; what goes from one to the other is the latents of a chunk. A chunk may be a whole video,
+as the published networks have it. Where another one follows, both have seen its clean latents: each has keys of its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..checkpoint_description import ModelError
+from . import checkpoint
+from .config import read_json
+from .dit import CameraControl, Modulation, Prompt, SelfAttention, WanDiT
+from .sampler import Sequence as PassSequence, denoise, with_condition
+from .schedule import TRAINED_STEPS, Schedule, Step
+
+# Folders of the two networks, and the boundary by what they see where the folder does not tell: image and text, or text alone.
+LAYOUTS = {'original': ('high_noise_model', 'low_noise_model'), 'diffusers': ('transformer', 'transformer_2')}
+PUBLISHED_BOUNDARIES = {True: 0.9, False: 0.875}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Two networks and the share of noise, 0 to 1, from which on the first one is asked."""
+
+    high: WanDiT
+    low: WanDiT
+    boundary: float
+
+    def __post_init__(self):
+        if not 0.0 < self.boundary < 1.0:
+            raise ValueError(f'boundary {self.boundary}: a share of noise between 0 and 1')
+        if self.high.config != self.low.config:
+            raise ValueError(f'the two networks differ: {self.high.config}, {self.low.config}')
+
+    @property
+    def networks(self) -> tuple[WanDiT, WanDiT]:
+        return self.high, self.low
+
+    def at(self, timestep: float) -> int:
+        """Which of the two denoises."""
+        return int(timestep < self.boundary * TRAINED_STEPS)
+
+    def prompt(self, text: Tensor) -> tuple[Prompt, Prompt]:
+        """``WanDiT.prompt`` of both."""
+        return tuple(network.prompt(text.to(network.device)) for network in self.networks)
+
+    def camera_control(self, rays: Tensor) -> tuple[CameraControl, CameraControl]:
+        """``WanDiT.camera_control`` of both."""
+        return tuple(network.camera_control(rays) for network in self.networks)
+
+
+class ExpertSampler:
+    """``Sampler`` of two networks: what it takes is of both, in their order, but for noise and condition."""
+
+    def __init__(self, experts: Experts, schedule: Schedule):
+        self.experts, self.schedule = experts, schedule
+        with torch.inference_mode():
+            self._modulation: list[dict[float, Modulation]] = [
+                {timestep: network.modulation(timestep) for timestep in schedule.timesteps
+                 if timestep == schedule.commit or experts.at(timestep) == index}
+                for index, network in enumerate(experts.networks)]
+
+    @torch.inference_mode()
+    def chunk(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
+              condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Tensor:
+        """The next chunk's clean latents, where the noise is; appended to the sequences of both networks. As
+        ``Sampler.chunk``."""
+        latents = noise(0)
+        with _chunks(sequences, latents.shape[1], False) as attentions:
+            def velocity(step: Step, x: Tensor) -> Tensor:
+                index = self.experts.at(step.timestep)
+                return self._network(index)(*self._given(index, x, step.timestep, prompts, condition, cameras, attentions)
+                                            ).to(latents.device)
+            clean = denoise(self.schedule, lambda step: noise(step) if step else latents, velocity)
+            self._keep(clean, prompts, condition, cameras, attentions)
+        return clean
+
+    @torch.inference_mode()
+    def commit(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], latents: Tensor,
+               condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> None:
+        """Append observed frames to both, as ``Sampler.commit``."""
+        with _chunks(sequences, latents.shape[1], True) as attentions:
+            self._keep(latents, prompts, condition, cameras, attentions)
+
+    def _keep(self, clean: Tensor, *others: object) -> None:
+        for index in range(2):
+            self._network(index).keep(*self._given(index, clean, self.schedule.commit, *others))
+
+    def _network(self, index: int) -> WanDiT:
+        return self.experts.networks[index]
+
+    def _given(self, index: int, latents: Tensor, timestep: float, prompts: Sequence[Prompt], condition: Tensor | None,
+               cameras: Sequence[CameraControl] | None, attentions: Sequence[SelfAttention]) -> tuple:
+        inputs = with_condition(latents, condition).to(self._network(index).device)
+        return (inputs, self._modulation[index][timestep], prompts[index], None if cameras is None else cameras[index],
+                attentions[index])
+
+
+@contextmanager
+def _chunks(sequences: Sequence[PassSequence], frames: int, observed: bool) -> Iterator[list[SelfAttention]]:
+    """Both sequences end the chunk, or none: where the passes fail, each leaves its context by that exception."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(sequence.chunk(frames, observed)) for sequence in sequences]
+
+
+def has_experts(path: Path) -> bool:
+    """Whether a folder holds two networks."""
+    return any(all((path / name).is_dir() for name in names) for names in LAYOUTS.values())
+
+
+def load(path: Path, devices: Sequence[torch.device | str] = ('cpu', 'cpu'), layers: torch.dtype = torch.bfloat16,
+         boundary: float | None = None) -> Experts:
+    """Both networks from a folder of either layout, each onto its device. ``boundary``: as the folder says
+    (``model_index.json``), or as it was published, unless given. Raises ModelError."""
+    for names in LAYOUTS.values():
+        folders = [path / name for name in names]
+        if all(folder.is_dir() for folder in folders):
+            break
+    else:
+        wanted = ', or '.join(' and '.join(names) for names in LAYOUTS.values())
+        raise ModelError(f'{path} has no two networks: they are in {wanted}')
+    high, low = (checkpoint.load(folder, device, layers) for folder, device in zip(folders, devices, strict=True))
+    if boundary is None and (path / 'model_index.json').is_file():
+        boundary = read_json(path / 'model_index.json').get('boundary_ratio')
+    if boundary is None:
+        boundary = PUBLISHED_BOUNDARIES[high.config.condition_channels > 0]
+    try:
+        return Experts(high, low, float(boundary))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f'{path}: {error}') from error

@@ -1,0 +1,101 @@
+"""All passes of a chunk as one CUDA graph: the host starts one thing, not 2,500 kernels.
+
+A graph reads and writes where it did when it was captured. What differs from chunk to chunk (noise, condition, the camera's
+scales and shifts, which pages are seen and written) is copied there before each replay; the pages themselves stay where they
+are.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from .dit import CameraControl, Prompt
+from .sampler import Sampler
+from .sequence import PagedAttention, PagedSequence
+
+
+class GraphedSampler:
+    """``Sampler`` over pages, whose ``chunk`` replays a graph. The first chunk of another size, of a text of another length, or
+    over the pages of another owner takes longer: it is captured. At most ``most`` graphs are kept, each with the memory of a
+    pass. On a CPU there are no graphs; the same steps are run from the same places."""
+
+    def __init__(self, sampler: Sampler, most: int = 2):
+        self.sampler, self.dit, self.schedule = sampler, sampler.dit, sampler.schedule
+        self._most, self._graphs = most, {}
+
+    @torch.inference_mode()
+    def chunk(self, sequence: PagedSequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
+              camera: CameraControl | None = None) -> Tensor:
+        """As ``Sampler.chunk``."""
+        steps = [noise(step) for step in range(len(self.schedule.steps))]
+        with sequence.chunk(steps[0].shape[1]) as attention:
+            given = _Inputs(attention, prompt, steps, condition, camera)
+            key = (attention.form, *((name, tensor.shape) for name, tensor in given.tensors.items()))
+            graph = self._graphs.pop(key, None) or _Graph(self.sampler, attention, prompt, given)
+            self._graphs[key] = graph  # the last one is the newest
+            while len(self._graphs) > self._most:
+                del self._graphs[next(iter(self._graphs))]
+            return graph.replay(prompt, given)
+
+    def commit(self, sequence: PagedSequence, prompt: Prompt, latents: Tensor, condition: Tensor | None = None,
+               camera: CameraControl | None = None) -> None:
+        """``Sampler.commit``."""
+        self.sampler.commit(sequence, prompt, latents, condition, camera)
+
+
+class _Inputs:
+    """All that passes read, by name. Lists of pages are as long as they can ever be."""
+
+    def __init__(self, attention: PagedAttention, prompt: Prompt, noise: list[Tensor], condition: Tensor | None,
+                 camera: CameraControl | None):
+        device = noise[0].device
+        self.tensors = {f'noise {step}': tensor for step, tensor in enumerate(noise)}
+        self.tensors |= {} if condition is None else {'condition': condition.to(device, torch.float32)}
+        self.tensors |= {f'camera {layer} {part}': tensor for layer, control in enumerate(camera or ())
+                         for part, tensor in enumerate(control)}
+        for name, tensor in attention.inputs().items():
+            if name in ('pages', 'lengths'):
+                tensor = torch.cat([tensor, tensor.new_zeros(attention.most_pages - len(tensor))])
+            self.tensors[f'attention {name}'] = tensor
+        self.layers = len(camera or ())
+        self.prompt = {field.name: getattr(prompt, field.name) for field in fields(prompt)}
+        self.tensors |= {f'prompt {name}': tensor for name, tensor in self.prompt.items()}
+
+
+class _Graph:
+    """The passes of one chunk, captured with its inputs."""
+
+    def __init__(self, sampler: Sampler, attention: PagedAttention, prompt: Prompt, given: _Inputs):
+        self._held = held = {name: tensor.clone() for name, tensor in given.tensors.items()}
+        self._prompt = prompt
+        text = Prompt(**{name: held[f'prompt {name}'] for name in given.prompt})
+        camera = [(held[f'camera {layer} 0'], held[f'camera {layer} 1']) for layer in range(given.layers)] or None
+        attention = attention.reading({name: held[f'attention {name}'] for name in attention.inputs()})
+
+        def passes() -> Tensor:
+            return sampler.passes(attention, text, lambda step: held[f'noise {step}'], held.get('condition'), camera)
+        self._passes, self._graph, self._out = passes, None, None
+        if sampler.dit.device.type == 'cuda':
+            # Once outside of a graph: what is compiled, loaded or allocated at first must not be part of one.
+            stream = torch.cuda.Stream(sampler.dit.device)
+            stream.wait_stream(torch.cuda.current_stream(sampler.dit.device))
+            with torch.cuda.stream(stream):
+                passes()
+            torch.cuda.synchronize(sampler.dit.device)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode='thread_local'):
+                self._out = passes()
+
+    def replay(self, prompt: Prompt, given: _Inputs) -> Tensor:
+        """The chunk's latents."""
+        for name, tensor in given.tensors.items():
+            if not name.startswith('prompt') or prompt is not self._prompt:
+                self._held[name].copy_(tensor)
+        self._prompt = prompt
+        if self._graph is None:
+            return self._passes()
+        self._graph.replay()
+        return self._out.clone()
