@@ -85,8 +85,10 @@ def test_commands_that_are_written_down_are_understood_and_name_models_that_are_
     assert {'README.md', 'serving.md', 'worldmodel serve --help'} <= {where for where, _ in commands}
     description = bringup.load()
     starters = {'up': 'sim', 'replay': 'replay', 'demo': 'sim'}
-    targets = {'sim_demo': 'sim', 'multi_robot': 'sim', 'world_model': 'robot', 'replay': 'replay'}
-    own = {'namespace', 'robots', 'params_file', 'autostart', 'activation_timeout'}
+    targets = {'sim_demo': 'sim', 'multi_robot': 'sim', 'world_model': 'robot', 'replay': 'replay',
+               'shared_control': 'robot'}
+    own = {'joy_vel', 'collision_monitor', 'collision_monitor_params_file',
+           'namespace', 'robots', 'params_file', 'autostart', 'activation_timeout'}
     for where, words in commands:
         line = f'{where}: {" ".join(words)}'
         if words[0] == 'ros2':

@@ -33,10 +33,11 @@ def attributes_of(variable, path, function=None):
 
 def test_there_are_the_launch_files_that_users_are_told_of():
     assert [path.name for path in LAUNCH_FILES] == [
-        'multi_robot.launch.py', 'replay.launch.py', 'sim_demo.launch.py', 'world_model.launch.py']
+        'multi_robot.launch.py', 'replay.launch.py', 'shared_control.launch.py', 'sim_demo.launch.py', 'world_model.launch.py']
 
 
-@pytest.mark.parametrize('path', LAUNCH_FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize('path', [path for path in LAUNCH_FILES if path.name != 'shared_control.launch.py'],
+                         ids=lambda path: path.name)
 def test_a_launch_file_describes_nothing_by_itself(path):
     tree = ast.parse(path.read_text())
     docstring, imported, function = tree.body
@@ -106,6 +107,37 @@ def test_launch_makes_the_nodes_of_the_description(name, target, namespaces):
         assert yaml.safe_load(Path(files[-1]).read_text()) == {
             node.full_name(namespace): {'ros__parameters': dict(node.parameters)}}
         assert all(f'-r {source}:={goal}' in command for source, goal in node.remappings.items())
+
+
+@pytest.mark.parametrize('monitored', [True, False], ids=['collision monitor', 'none'])
+def test_a_joystick_and_the_collision_monitor_stand_between_gate_and_base(monitored):
+    actions, context = actions_of(DIRECTORY / 'shared_control.launch.py', cmd_vel='/base/cmd_vel', joy_vel='/pad/cmd_vel',
+                                  collision_monitor=str(monitored).lower())
+    from launch.actions import ExecuteProcess
+    from launch_ros.actions import Node
+    topics, waiting = {}, list(actions)
+    while waiting:  # an included description is visited in its turn
+        entity = waiting.pop(0)
+        if isinstance(entity, Node):
+            entity._perform_substitutions(context)  # not what it executes: that is installed with a distribution only
+            topics[entity.node_name.rpartition('/')[2]] = dict(entity.expanded_remapping_rules or [])
+        elif not isinstance(entity, ExecuteProcess):
+            waiting = list(entity.visit(context) or []) + waiting
+    own = {name: yaml.safe_load((DIRECTORY.parent / 'config' / f'{name}.yaml').read_text())[f'/**/{name}']['ros__parameters']
+           for name in ('twist_mux', 'collision_monitor', 'command_gate')}
+    model, joystick = (own['twist_mux']['topics'][name] for name in ('model', 'joystick'))
+    assert topics['command_gate']['cmd_vel'] == model['topic']
+    assert topics['twist_mux'][joystick['topic']] == '/pad/cmd_vel'
+    assert joystick['priority'] > model['priority']
+    assert topics['world_model_node']['cmd_vel'] == '/base/cmd_vel'  # what is really executed
+    assert own['command_gate']['output'] == 'twist_stamped' and own['twist_mux']['use_stamped']
+    if monitored:
+        assert topics['twist_mux']['cmd_vel_out'] == own['collision_monitor']['cmd_vel_in_topic']
+        assert topics['collision_monitor'][own['collision_monitor']['cmd_vel_out_topic']] == '/base/cmd_vel'
+        assert own['collision_monitor']['enable_stamped_cmd_vel']
+    else:
+        assert topics['twist_mux']['cmd_vel_out'] == '/base/cmd_vel'
+        assert 'collision_monitor' not in topics
 
 
 @pytest.mark.parametrize('installed', [False, True], ids=['own player', 'ros2 bag play'])
