@@ -108,6 +108,17 @@ def start_from(model: WorldModel, folder: Path) -> list[str]:
     return fresh
 
 
+def take_autoencoder(model: WorldModel, folder: Path) -> None:
+    """Give a model that is to be trained the autoencoder of a checkpoint, which may be of another size of images: it is made of
+    convolutions. Raises ModelError when the checkpoint cannot be read, or has another one."""
+    state = {name.removeprefix('vae.'): tensor for name, tensor in _read_weights(folder).items() if name.startswith('vae.')}
+    try:
+        model.vae.load_state_dict(state)
+    except RuntimeError as error:
+        raise ModelError(f'the autoencoder of {folder}, of preset {read_description(folder).preset.name!r}, is no start for a '
+                         f'{model.preset.name!r}: it has another width; name a checkpoint with the same') from error
+
+
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of a checkpoint, floating-point ones as float32."""
     state: dict[str, torch.Tensor] = {}

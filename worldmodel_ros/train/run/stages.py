@@ -128,6 +128,9 @@ def _compare(name: str, before: dict[str, float], after: dict[str, float], run: 
 def simulate_data(run: Run, name: str) -> dict[str, Any]:
     """Simulated episodes for training, and others for the calibration."""
     data, folder = run.config.data, run.out / name
+    if data.live:
+        run.simulation()
+        return {'live': data.live}
     if data.folders:
         return {'folders': list(data.folders)}
     first_held_back = data.first_seed + data.episodes
