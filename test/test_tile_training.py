@@ -1,4 +1,5 @@
 """Training over tiles: masks over whole sequences against a session on pages, and against FlexAttention."""
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,18 @@ from torch.nn.attention.flex_attention import create_mask
 
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.model.presets import SMALL_TILES
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.presets import SMALL, SMALL_TILES
 from worldmodel_ros.model.sampling import FLOW, HALF
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.sim.rollout import array_shapes, collect
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import Chunks
+from worldmodel_ros.train.data.batches import FAR, Chunks, _after_sinks
+from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -94,13 +101,17 @@ def test_one_pass_over_frames_and_chunks_is_the_pass_over_chunks_after_the_frame
     torch.testing.assert_close(together, apart, rtol=0, atol=2e-5)
 
 
+# As ``small_tiles``, with a sixteenth of its tokens; its own sizes follow for a few frames alone.
+FEW_TOKENS = replace(SMALL_TILES, name='few-tokens', image_size=(32, 32), tile=(4, 2, 2))
+
+
 def masks():
     """Of both patterns of the preset for training and of one with a neighbourhood in the plane, over a gap in time."""
-    times = np.concatenate([np.arange(4), 400 + np.arange(12)])
-    for preset, frames in ((SMALL_TILES, times), (TILED, np.arange(16))):
-        starts = np.array([5, 11])
-        for which, found in (('sequence', clips.sequence_mask(preset, frames, starts, torch.device('cpu'))),
-                             ('noisy', clips.noisy_mask(preset, frames, starts, torch.device('cpu')))):
+    times = np.concatenate([np.arange(4), 400 + np.arange(28)])
+    for preset, frames, starts in ((FEW_TOKENS, times, [5, 21]), (TILED, np.arange(16), [5, 11]),
+                                   (SMALL_TILES, np.arange(6), [3])):
+        for which, found in (('sequence', clips.sequence_mask(preset, frames, np.array(starts), torch.device('cpu'))),
+                             ('noisy', clips.noisy_mask(preset, frames, np.array(starts), torch.device('cpu')))):
             yield from ((preset, which, mask) for mask in dict.fromkeys(found))
 
 
@@ -126,10 +137,76 @@ def test_the_blocks_of_flex_attention_are_those_of_the_mask(preset, which, mask)
 
 @pytest.mark.parametrize('number', range(2))
 def test_flex_attention_gives_what_a_dense_mask_gives(number):
-    preset, rng = SMALL_TILES, torch.Generator().manual_seed(number)
-    mask = clips.sequence_mask(preset, np.arange(8), np.array([3]), torch.device('cpu'))[number]
-    q, k, v = (torch.randn(1, 2, 12 * preset.tokens, 16, generator=rng) for _ in range(3))
+    preset, rng = FEW_TOKENS, torch.Generator().manual_seed(number)
+    mask = clips.sequence_mask(preset, np.arange(32), np.array([3, 22]), torch.device('cpu'))[number]
+    q, k, v = (torch.randn(1, 2, 40 * preset.tokens, 16, generator=rng) for _ in range(3))
     expected = mask.attend(q, k, v)
     mask.blocks = mask.make_blocks()
     found = mask.attend(q, k, v)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_clips_begin_with_the_sinks_of_their_episode_and_go_on_later_in_it():
+    rng = np.random.default_rng(0)
+    drawn = [_after_sinks(SMALL_TILES, 20, 100, rng) for _ in range(200)]
+    for index, times in drawn:
+        assert (index[:4] == np.arange(4)).all() and (times[:4] == np.arange(4)).all()
+        assert (np.diff(index[4:]) == 1).all() and (np.diff(times[4:]) == 1).all() and index[-1] < 100
+        assert times[4] % 4 == 0 and times[4] >= index[4]  # later in the session than in the episode, never before
+        assert times[4] == index[4] or index[4] >= 4 + FAR
+    ahead = np.array([index[4] for index, _ in drawn])
+    assert 0.2 < (ahead == 4).mean() < 0.5 and ahead.max() == 84
+    assert max(times[4] for _, times in drawn) > 4000
+
+
+def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of_the_oldest():
+    simulation = Simulation(range(7, 14), 1, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    try:
+        simulation.wait(4)
+        while simulation.episodes.added < 6:
+            time.sleep(0.05)
+    finally:
+        simulation.stop()
+    held, live = simulation.held, simulation.episodes
+    assert len(held) == 1 and len(live) == 4
+    seeds = [7, 12, 13, 10, 11]  # the first is held back; of the six others, the last two replaced the first two
+    alone = collect(seeds, 6, SMALL_TILES.image_size, 1)
+    for name in ('frames', 'actions', 'expert', 'poses', 'visible'):
+        found = torch.cat([getattr(held, name), getattr(live, name)]).numpy()
+        np.testing.assert_array_equal(found, alone[name])
+
+
+def test_live_episodes_that_come_later_are_encoded_as_those_before():
+    model = tiled_model.tiled_model(TILED)
+    rng = np.random.default_rng(0)
+    live = LiveEpisodes(3, 5, TILED, torch.device('cpu'))
+    made = [{name: np.zeros(shape[1:], kind) for name, (shape, kind) in array_shapes(1, 5, TILED.image_size).items()
+             if len(shape) > 1} for _ in range(2)]
+    for each in made:
+        each['frames'][:] = rng.integers(0, 256, each['frames'].shape)
+    live.add(made[:1])
+    live.encode(model.vae)
+    live.add(made[1:])
+    assert len(live) == 2
+    for number, each in enumerate(made):
+        images = torch.from_numpy(each['frames'])[None].float().div(127.5).sub(1.0).movedim(-1, -3)
+        torch.testing.assert_close(live.latents[number].float(), model.vae.encode_clips(images)[0], rtol=0.02, atol=0.02)
+
+
+def test_a_simulation_that_ends_early_says_why():
+    simulation = Simulation(range(1), 0, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    try:
+        with pytest.raises(RuntimeError, match='ended after 1 episodes: no seeds are left'):
+            simulation.wait(2)
+    finally:
+        simulation.stop()
+
+
+def test_an_autoencoder_serves_another_size_of_images():
+    small = WorldModel(SMALL_TILES)
+    checkpoint.take_autoencoder(small, model_folder('tiny'))
+    tiny = checkpoint.load(model_folder('tiny'))
+    for name, tensor in tiny.vae.state_dict().items():
+        assert torch.equal(small.vae.state_dict()[name], tensor)
+    with pytest.raises(ModelError, match="of preset 'tiny', is no start for a 'small'"):
+        checkpoint.take_autoencoder(WorldModel(SMALL), model_folder('tiny'))

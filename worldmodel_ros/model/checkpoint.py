@@ -70,7 +70,7 @@ def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype =
         for name, buffer in model.named_buffers():
             if name in state:
                 buffer.copy_(weights.take(name, buffer.shape, None))
-    return model
+    return model.to(device)  # also what no checkpoint holds, such as the order of tokens
 
 
 class _Bounded(TorchFunctionMode):

@@ -5,6 +5,7 @@ So a GPU that is there for minutes does not wait for its data. A dataset on disk
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ class LiveEpisodes(Episodes):
         arrays = {name: torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
                   for name, (shape, kind) in array_shapes(capacity, frames, preset.image_size).items() if name in ARRAYS}
         super().__init__(**arrays)
-        self.count, self.added, self._vae = 0, 0, None
+        self.count, self.added, self._vae, self._lock = 0, 0, None, threading.Lock()
 
     def __len__(self) -> int:
         return self.count
@@ -44,17 +45,19 @@ class LiveEpisodes(Episodes):
 
     @torch.no_grad()
     def encode(self, vae: VAE, images: int = 1024) -> None:
-        """Fill ``latents`` of all episodes, and of those that come from now on."""
-        self._vae = vae
-        preset = vae.preset
-        self.latents = torch.zeros(*self.frames.shape[:2], *preset.latent_size, preset.latent_channels, dtype=torch.bfloat16,
-                                   device=self.frames.device)
-        for first in range(0, self.count, CHUNK):
-            self._encode(torch.arange(first, min(first + CHUNK, self.count), device=self.frames.device))
+        """Fill ``latents`` of all episodes, one at a time, and of those that come from now on."""
+        shape = *self.frames.shape[:2], *vae.preset.latent_size, vae.preset.latent_channels
+        with self._lock:  # an episode that comes meanwhile would be left out
+            self._vae, self.latents = vae, torch.zeros(shape, dtype=torch.bfloat16, device=self.frames.device)
+            self._encode(torch.arange(self.count, device=self.frames.device))
 
     @torch.no_grad()
     def add(self, episodes: list[Mapping[str, np.ndarray]]) -> None:
         """Add episodes, arrays as ``sim.rollout.collect`` returns them, without their first axis."""
+        with self._lock:
+            self._add(episodes)
+
+    def _add(self, episodes: list[Mapping[str, np.ndarray]]) -> None:
         capacity = self.frames.shape[0]
         place = (torch.arange(self.added, self.added + len(episodes)) % capacity).to(self.frames.device)
         for field in fields(Episodes):
@@ -86,7 +89,7 @@ class Simulation:
         check_mix(mix)
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
-        self._held_back, self._pool, self._failed = held_back, multiprocessing.get_context('spawn').Pool(workers), None
+        self._held_back, self._pool, self._failed = held_back, multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,)), None  # the training goes first
         jobs = ((seed, frames, preset.image_size, mix) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()

@@ -160,6 +160,10 @@ class Run:
             self._simulation.wait(data.begin)
         return self._simulation
 
+    def live_episodes(self) -> dict[str, int]:
+        """How many episodes have been simulated so far while it trains, for the record; nothing where they are a dataset."""
+        return {} if self._simulation is None else {'live_episodes': self._simulation.episodes.added}
+
     def release(self) -> None:
         """Free the episodes' memory."""
         self._episodes = None
