@@ -4,7 +4,7 @@ and the time of a chunk.
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
 Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``quality``, ``memory``, ``precision``, ``chunk_time`` with the preset's name.
+soon as it is done: ``quality``, ``memory``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
 """
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from torch import Tensor
 
 from worldmodel_ros.cache.tiers import TierPolicy
 from worldmodel_ros.engine import memory
+from worldmodel_ros.engine.backends import PARALLEL_KINDS
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
-from worldmodel_ros.engine.loading import model_folder
+from worldmodel_ros.engine.loading import load, model_folder
 from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model import checkpoint
-from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.model.checkpoint_description import ModelError, read_description
 from worldmodel_ros.model.sampling import HALF
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks
@@ -210,7 +211,7 @@ def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[
     """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
     rows, base = [], None
     for name, kind, near in (('bf16', Precision.BF16, None), ('fp8', Precision.FP8, None),
-                             ('fp8 for the newest quarter, fp4', Precision.FP4, None), ('fp4', Precision.FP4, 4)):
+                             ('fp8 for the newest quarter, fp4', Precision.FP4, None), ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
         engine = engine_of(model, kind, near)
         result = quality(engine, episodes, first, 6, (2,))
         scores, latents = np.array(result.pop('rows')['2 steps']), result.pop('latents')
@@ -337,6 +338,44 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
     return found
 
 
+def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str) -> tuple[np.ndarray, np.ndarray]:
+    """Commands (ticks, A) of one process or of several that drive to the red object, and the latents of the chunk that is imagined
+    at the end."""
+    from worldmodel_ros.sim.world import World
+    engine = load(str(model), 'torch', sessions=1, gpus=gpus, parallel=parallel)
+    try:
+        session, commands = engine.open_session(), []
+        world = World(image_size=engine.spec.image_size)
+        world.reset(seed)
+        command = np.zeros(engine.spec.actions, np.float32)
+        for _ in range(ticks):
+            session.observe(world.render(), command)
+            plan = session.plan('red')
+            command = np.asarray(plan[0], np.float32)
+            commands.append(command)
+            world.step(command, PERIOD)
+        return np.stack(commands), session.imagine(plan).latents
+    finally:
+        engine.close()
+
+
+def sharded(model: Path, seed: int, ticks: int) -> list[dict]:
+    """How far two processes are from one, each in its own closed loop in the same room."""
+    (commands, latents), rows = closed_loop(model, seed, ticks, 1, 'sequence'), []
+    for parallel in PARALLEL_KINDS:
+        try:
+            others, imagined = closed_loop(model, seed, ticks, 2, parallel)
+        except ModelError as error:
+            rows.append({'processes': 2, 'parallel': parallel, 'refused': str(error)})
+            continue
+        rows.append({'processes': 2, 'parallel': parallel, 'ticks': ticks, 'same_commands': bool((others == commands).all()),
+                     'commands_differ_by': float(np.abs(others - commands).max()),
+                     'latents_differ_by': float(np.abs(imagined - latents).max()),
+                     'mean_latent': float(np.abs(latents).mean())})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def _quantiles(times: Sequence[float]) -> dict[str, float]:
     return {'p50_ms': round(float(np.quantile(times, 0.5)), 3), 'p99_ms': round(float(np.quantile(times, 0.99)), 3)}
 
@@ -350,7 +389,8 @@ def main() -> int:
     parser.add_argument('--frames', type=int, default=110)
     parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
-    parser.add_argument('--parts', default='chunk_time,quality,precision,memory')
+    parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
+    parser.add_argument('--parts', default='chunk_time,quality,precision,memory,sharded')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     options = parser.parse_args()
@@ -379,6 +419,8 @@ def main() -> int:
 
     if 'chunk_time' in parts and on_gpu:
         write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
+    if 'sharded' in parts:
+        write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
     if 'quality' in parts:
         engine = engine_of(model, kind)
         engine.warm_up()
