@@ -1,10 +1,10 @@
-"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, precision by age,
-and the time of a chunk.
+"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, precision by
+age, the time of a chunk, and one process against two.
 
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
 Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``quality``, ``memory``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
+soon as it is done: ``prediction``, ``memory``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
 """
 from __future__ import annotations
 
@@ -211,7 +211,8 @@ def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[
     """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
     rows, base = [], None
     for name, kind, near in (('bf16', Precision.BF16, None), ('fp8', Precision.FP8, None),
-                             ('fp8 for the newest quarter, fp4', Precision.FP4, None), ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
+                             ('fp8 for the newest quarter, fp4', Precision.FP4, None),
+                             ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
         engine = engine_of(model, kind, near)
         result = quality(engine, episodes, first, 6, (2,))
         scores, latents = np.array(result.pop('rows')['2 steps']), result.pop('latents')
@@ -338,39 +339,44 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
     return found
 
 
-def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str) -> tuple[np.ndarray, np.ndarray]:
-    """Commands (ticks, A) of one process or of several that drive to the red object, and the latents of the chunk that is imagined
-    at the end."""
+def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, shown: tuple[np.ndarray, np.ndarray] | None = None
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images (ticks, H, W, 3) and commands (ticks, A) of one process or of several driving to the red object, and the latents
+    of the chunk that is imagined at the end. ``shown``: images and commands of another loop, which are observed instead."""
     from worldmodel_ros.sim.world import World
     engine = load(str(model), 'torch', sessions=1, gpus=gpus, parallel=parallel)
     try:
-        session, commands = engine.open_session(), []
+        session, commands, seen = engine.open_session(), [], []
         world = World(image_size=engine.spec.image_size)
         world.reset(seed)
         command = np.zeros(engine.spec.actions, np.float32)
-        for _ in range(ticks):
-            session.observe(world.render(), command)
-            plan = session.plan('red')
-            command = np.asarray(plan[0], np.float32)
-            commands.append(command)
+        for tick in range(ticks):
+            seen.append(world.render() if shown is None else shown[0][tick])
+            session.observe(seen[-1], command)
+            commands.append(np.asarray(session.plan('red')[0], np.float32))
+            command = commands[-1] if shown is None else shown[1][tick]
             world.step(command, PERIOD)
-        return np.stack(commands), session.imagine(plan).latents
+        future = session.imagine(np.tile(command, (engine.spec.chunk_frames, 1)))
+        return np.stack(seen), np.stack(commands), future.latents
     finally:
         engine.close()
 
 
 def sharded(model: Path, seed: int, ticks: int) -> list[dict]:
-    """How far two processes are from one, each in its own closed loop in the same room."""
-    (commands, latents), rows = closed_loop(model, seed, ticks, 1, 'sequence'), []
+    """How far two processes are from one, each in its own closed loop in the same room, and when both see the same images."""
+    (images, commands, latents), rows = closed_loop(model, seed, ticks, 1, 'sequence'), []
     for parallel in PARALLEL_KINDS:
         try:
-            others, imagined = closed_loop(model, seed, ticks, 2, parallel)
+            own, others, imagined = closed_loop(model, seed, ticks, 2, parallel)
+            *_, same = closed_loop(model, seed, ticks, 2, parallel, (images, commands))
         except ModelError as error:
             rows.append({'processes': 2, 'parallel': parallel, 'refused': str(error)})
             continue
         rows.append({'processes': 2, 'parallel': parallel, 'ticks': ticks, 'same_commands': bool((others == commands).all()),
                      'commands_differ_by': float(np.abs(others - commands).max()),
+                     'pixels_that_differ': float((own != images).any(-1).mean()),
                      'latents_differ_by': float(np.abs(imagined - latents).max()),
+                     'latents_differ_by_after_the_same_images': float(np.abs(same - latents).max()),
                      'mean_latent': float(np.abs(latents).mean())})
         print(rows[-1], file=sys.stderr, flush=True)
     return rows
@@ -390,7 +396,7 @@ def main() -> int:
     parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default='chunk_time,quality,precision,memory,sharded')
+    parser.add_argument('--parts', default='chunk_time,prediction,precision,memory,sharded')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     options = parser.parse_args()
@@ -421,13 +427,14 @@ def main() -> int:
         write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
     if 'sharded' in parts:
         write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
-    if 'quality' in parts:
+    if 'prediction' in parts:
         engine = engine_of(model, kind)
         engine.warm_up()
         found = quality(engine, episodes, min(options.first, options.frames - AHEAD - 4), 6)
         found.pop('rows'), found.pop('latents')
-        write('quality', {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes),
-                          'agreement_with_training': agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])})
+        same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
+        write('prediction', {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes),
+                          'agreement_with_training': same})
         del engine
     if 'precision' in parts:
         few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}

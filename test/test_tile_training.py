@@ -21,7 +21,7 @@ from worldmodel_ros.model.sampling import FLOW, HALF
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.sim.rollout import array_shapes, collect
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import FAR, Chunks, _after_sinks
+from worldmodel_ros.train.data.batches import FAR, Chunks, after_sinks
 from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 
@@ -148,7 +148,7 @@ def test_flex_attention_gives_what_a_dense_mask_gives(number):
 
 def test_clips_begin_with_the_sinks_of_their_episode_and_go_on_later_in_it():
     rng = np.random.default_rng(0)
-    drawn = [_after_sinks(SMALL_TILES, 20, 100, rng) for _ in range(200)]
+    drawn = [after_sinks(SMALL_TILES, 20, 100, rng) for _ in range(200)]
     for index, times in drawn:
         assert (index[:4] == np.arange(4)).all() and (times[:4] == np.arange(4)).all()
         assert (np.diff(index[4:]) == 1).all() and (np.diff(times[4:]) == 1).all() and index[-1] < 100

@@ -244,8 +244,8 @@ ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=2
                    head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((2, 3, 3), (2, 3, 3), (0, 1, 1)),
                    sink_slabs=1)
 
-# The 3-D cache at a size that one GPU trains in minutes: 16,384 tokens in the window. Cache layers see in turn the whole plane of
-# the newest four slabs and their own place in all of the window; heads as wide as the kernels of Hopper GPUs take them.
+# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens in the window. Cache layers see in turn the whole plane
+# of the newest four slabs and their own place in all of the window; heads are as wide as the kernels of Hopper GPUs take them.
 SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=64,
                       head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
                       **NO_SINKS)

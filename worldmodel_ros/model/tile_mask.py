@@ -25,7 +25,7 @@ BLOCK = 128  # tokens along each side of a block that is computed or left out
 
 @dataclass(frozen=True, eq=False)
 class FrameOrder:
-    """Slabs of frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as."""
+    """Frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as."""
 
     times: np.ndarray
     slabs: np.ndarray

@@ -29,7 +29,8 @@ class Chunks:
     starts: np.ndarray  # (chunks,)
     noise: Tensor  # (B, N, h, w, Z)
     noisy_actions: Tensor  # (B, N, A)
-    times: np.ndarray | None = field(default=None, kw_only=True)  # (F,) numbers of the frames in their session; None: 0 to F - 1
+    # (F,) numbers of the committed frames in their session; None: 0 to F - 1
+    times: np.ndarray | None = field(default=None, kw_only=True)
 
     @property
     def frame_times(self) -> np.ndarray:
@@ -88,7 +89,7 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
         episode, frame = torch.cat([episode, others[0]]), torch.cat([frame, others[1]])
     times = None
     if preset.sink_slabs and episodes.lengths is None:
-        index, times = _after_sinks(preset, options.clip_frames, episodes.frames.shape[1], rng)
+        index, times = after_sinks(preset, options.clip_frames, episodes.frames.shape[1], rng)
         frame = torch.from_numpy(index).to(frame.device).expand(frame.shape)
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean, options.context_noise, generator)
@@ -96,7 +97,7 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
     return noisy_chunks(preset, options, clean, context, actions, episode, frame, rng, generator, times)
 
 
-def _after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Frames (F,) of an episode of so many: its first slabs, which are sinks, and then others in a row; and their numbers in
     the session. That may have gone on for any time after the sinks, unless these were seen a moment ago."""
     size, sinks = preset.tile[0], preset.sink_slabs * preset.tile[0]

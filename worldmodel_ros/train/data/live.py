@@ -89,7 +89,8 @@ class Simulation:
         check_mix(mix)
         self.episodes = LiveEpisodes(capacity, frames, preset, device)
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
-        self._held_back, self._pool, self._failed = held_back, multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,)), None  # the training goes first
+        self._held_back, self._failed = held_back, None
+        self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # the training goes first
         jobs = ((seed, frames, preset.image_size, mix) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
@@ -131,6 +132,7 @@ def _drive(job: tuple[int, int, tuple[int, int], dict[str, float]]) -> dict[str,
     seed, frames, size, mix = job
     if not _worlds:
         _worlds.append(World(image_size=size))
-    arrays = {name: np.zeros(shape[1:], kind) for name, (shape, kind) in array_shapes(1, frames, size).items() if len(shape) > 1}
+    shapes = array_shapes(1, frames, size)
+    arrays = {name: np.zeros(shape[1:], kind) for name, (shape, kind) in shapes.items() if len(shape) > 1}
     drive_episode(_worlds[0], seed, mix, arrays)
     return arrays

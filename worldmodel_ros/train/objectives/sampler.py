@@ -1,7 +1,6 @@
 """Denoising without gradients: chunks over a fixed context, and rollouts that go on from their own predictions."""
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 

@@ -138,13 +138,14 @@ class TrainConfig:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
         if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
-            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: set '
-                             'them to null')
+            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
+                             'set them to null')
         if self.vae is None and self.init is None and self.autoencoder is None:
-            raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder from')
+            raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder '
+                             'from')
         if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
-            raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and training '
-                             f'begins with {self.data.begin}: give no folders, and at most as many')
+            raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
+                             f'training begins with {self.data.begin}: give no folders, and at most as many')
         if self.student is None and self.self_forcing is not None and self.init is None:
             raise ValueError('self_forcing goes on from a student: give that stage, or a model in init')
         last = self.data.first_seed + self.data.episodes + self.data.held_back
