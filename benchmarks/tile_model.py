@@ -392,6 +392,7 @@ def main() -> int:
     parser.add_argument('--beside', default='tiny', help='model with a short window whose memory is measured, too')
     parser.add_argument('--rooms', type=int, default=32)
     parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
+    parser.add_argument('--hidden', type=float, nargs='+', default=HIDDEN, help='seconds that an object is out of view')
     parser.add_argument('--frames', type=int, default=110)
     parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
@@ -412,7 +413,7 @@ def main() -> int:
         with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
             for pixels in (size, 64):
                 sights[pixels] = [sight for sight in pool.map(
-                    turned_away, [(seed, hidden, pixels) for hidden in HIDDEN for seed in seeds], chunksize=2) if sight]
+                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
     name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
