@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from small_model import SMALL, small_checkpoint
+from tiled_model import tiled_model
 
 from worldmodel_ros import cli
 from worldmodel_ros.control.motion import MANEUVERS, maneuver
@@ -21,6 +22,7 @@ from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
 from worldmodel_ros.evaluate.quality.task import Task
+from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS
@@ -285,6 +287,12 @@ def test_seeds_that_cannot_judge_are_refused(text, complaint, capsys):
 def test_tasks_that_cannot_be_done_are_refused(wrong, complaint):
     with pytest.raises(QualityError, match=complaint):
         Task(range(2_000_000, 2_000_001), **wrong)
+
+
+def test_a_model_with_tiles_is_refused_with_what_judges_it(tmp_path, capsys):
+    checkpoint.save(tiled_model(), tmp_path, {})
+    assert cli.main(['evaluate', 'quality', '--seeds', '2000000:2000001', '--model', str(tmp_path), '--backend', 'torch']) == 1
+    assert 'has tiles' in (told := capsys.readouterr().err) and 'benchmarks/tile_model.py' in told
 
 
 def test_one_json_object_tells_everything(tmp_path, monkeypatch):

@@ -99,8 +99,8 @@ def _finetune(chosen: argparse.Namespace) -> list[tuple[Path, float]]:
     description = read_description(model_folder(chosen.model))
     preset = description.preset
     if preset.tile:
-        raise ModelError(f'{chosen.model} is of preset {preset.name!r}, which has tiles, over which a model can only '
-                         'be run: adapt one without')
+        raise ModelError(f'{chosen.model} is of preset {preset.name!r}, which has tiles, over which no recording '
+                         'is learned from yet: adapt one without')
     options = FineTuning.on(device, chosen.minutes, steps=tuple(chosen.steps) if chosen.steps else None,
                             mirror=not chosen.no_mirror, seed=chosen.seed)
     recordings, held_out = ([recording.read(path, preset, chosen.config) for path in paths]

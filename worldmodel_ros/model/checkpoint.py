@@ -70,7 +70,7 @@ def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype =
         for name, buffer in model.named_buffers():
             if name in state:
                 buffer.copy_(weights.take(name, buffer.shape, None))
-    return model
+    return model.to(device)  # also what no checkpoint holds, such as the order of tokens
 
 
 class _Bounded(TorchFunctionMode):
@@ -106,6 +106,17 @@ def start_from(model: WorldModel, folder: Path) -> list[str]:
                                  f'{name} has another shape; name a checkpoint of the same size') from error
             fresh.append(name)
     return fresh
+
+
+def take_autoencoder(model: WorldModel, folder: Path) -> None:
+    """Give a model that is to be trained the autoencoder of a checkpoint, which may be of another size of images: it is made of
+    convolutions. Raises ModelError when the checkpoint cannot be read, or has another one."""
+    state = {name.removeprefix('vae.'): tensor for name, tensor in _read_weights(folder).items() if name.startswith('vae.')}
+    try:
+        model.vae.load_state_dict(state)
+    except RuntimeError as error:
+        raise ModelError(f'the autoencoder of {folder}, of preset {read_description(folder).preset.name!r}, is no start for a '
+                         f'{model.preset.name!r}: it has another width; name a checkpoint with the same') from error
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,8 +11,9 @@ the frame, which most layers attend within.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from ..kernels.attention import rotate_qk
 from .presets import Preset
 from .rotary import token_order
 from .tile_attention import TileAttention
+from .tile_mask import TileMask
 
 State = tuple[Tensor, ...]  # what ``Block.leave`` needs of ``Block.enter``
 
@@ -46,9 +48,11 @@ def gather_pages(rows: Tensor, index: Tensor) -> Tensor:
     return rows.index_select(0, index.flatten()).reshape(*index.shape[:2], -1, rows.shape[-1])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | TileMask | None) -> Tensor:
     """softmax(q k^T / sqrt(d) + bias) v for q (B, H, N, d), k and v (B, H, S, d), bias (N, S) or (B, 1, N, S);
-    faster without one."""
+    faster without one. A mask of tiles in its place does the same its own way."""
+    if isinstance(bias, TileMask):
+        return bias.attend(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias.to(q.dtype))
 
 
@@ -125,10 +129,10 @@ class Block(nn.Module):
         x = x + gate1 * self.proj(attended)
         return x + gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
 
-    def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | None,
+    def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | TileMask | None,
                 window: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, P, D), cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P), window k and v
-        (B, H, S, d) each. Returns x and the block's own keys (rotated) and values, (B, H, T * P, d)."""
+        """x (B, T, P, D), cond (B, T, D), rotary (2, T * P, d / 2), bias (T * P, S + T * P) or a mask of as many frames,
+        window k and v (B, H, S, d) each. Returns x and the block's own keys (rotated) and values, (B, H, T * P, d)."""
         qkv, state = self.enter(x, cond)
         q, k, v = qkv.flatten(1, 2).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = (rotate(part, rotary).to(v.dtype) for part in (self.q_norm(q), self.k_norm(k)))
@@ -175,21 +179,27 @@ class DiT(nn.Module):
         x = tokens.reshape(b, t, rows, columns, p, p, z).permute(0, 1, 2, 4, 3, 5, 6)
         return x.reshape(b, t, rows * p, columns * p, z)
 
-    def forward(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, frame_bias: Tensor,
-                window_k: Tensor | None = None, window_v: Tensor | None = None
+    def forward(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
+                mask: Tensor | Sequence[TileMask], window_k: Tensor | None = None, window_v: Tensor | None = None
                 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """One pass over a block of T frames.
 
         latents (B, T, h, w, Z); tau (B, T), 0 is noise and 1 is clean; step (B, T) rows of the step embedding;
         action (B, T, A) in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2);
-        frame_bias (T, W + T), additive, between frames; window_k and window_v (L, B, H, W * P, d) or None.
+        mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for each cache layer;
+        window_k and window_v (L, B, H, W * P, d) or None.
 
         Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
         block's keys and values in the cache layers (L, B, H, T * P, d), keys rotated to their absolute time.
         """
         windows = [None] * len(self.preset.cache_layers) if window_k is None else zip(window_k, window_v)
-        bias = frame_bias_to_tokens(frame_bias, self.preset.tokens)
-        return self._layers(latents, tau, step, action, rotary[:, None], bias, windows)
+        if self.preset.tile is None:
+            return self._layers(latents, tau, step, action, rotary[:, None],
+                                repeat(frame_bias_to_tokens(mask, self.preset.tokens)), windows)
+        if isinstance(mask, Tensor):
+            raise ValueError(f'preset {self.preset.name!r} attends to tiles, of which a mask between frames knows '
+                             f'nothing: give masks of tiles, or use over_tiles')
+        return self._layers(latents, tau, step, action, rotary[:, None], mask, windows)
 
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                    key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor
@@ -208,7 +218,7 @@ class DiT(nn.Module):
             bias = key_bias[:, None, :, None].expand(-1, -1, -1, queries // rows, -1).reshape(b, 1, queries, keys)
         windows = ((gather_pages(rows_k, layer), gather_pages(rows_v, layer))
                    for layer in index.unbind())
-        return self._layers(latents, tau, step, action, rotary, bias, windows)
+        return self._layers(latents, tau, step, action, rotary, repeat(bias), windows)
 
     def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention
                    ) -> tuple[Tensor, Tensor]:
@@ -246,22 +256,20 @@ class DiT(nn.Module):
     def clean(self, features: Tensor) -> Tensor:
         return self.unpatchify(self.out(features))
 
-    def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor, bias: Tensor | None,
-                windows: Iterable[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The pass itself; rotary (2, B or 1, T, P, d / 2), bias (..., T * P, S + T * P) between tokens, and each cache
-        layer's window."""
-        if self.preset.tile is not None:
-            raise ValueError(f'preset {self.preset.name!r} attends to tiles, of which a mask between frames knows '
-                             f'nothing: use over_tiles')
+    def _layers(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
+                biases: Iterable[Tensor | TileMask | None], windows: Iterable[tuple[Tensor, Tensor] | None]
+                ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The pass itself; rotary (2, B or 1, T, P, d / 2), and for each cache layer its bias (..., T * P, S + T * P)
+        between tokens, or mask, and its window."""
         cond, x = self.enter(latents, tau, step, action)
-        windows, keys, values = iter(windows), [], []
+        biases, windows, keys, values = iter(biases), iter(windows), [], []
         of_tokens = rotary.flatten(2, 3)[:, :, None]
-        of_frames = None if all(self.kinds) else rotary.expand(2, *x.shape[:3], -1).flatten(1, 2)[:, :, None]
+        of_frame = rotary[:, :1, None, 0]  # within a frame time is the same, whichever it is
         for block, is_cache in zip(self.blocks, self.kinds):
             if is_cache:
-                x, k, v = block(x, cond, of_tokens, bias, next(windows))
+                x, k, v = block(x, cond, of_tokens, next(biases), next(windows))
                 keys.append(k)
                 values.append(v)
             else:  # frames as a batch
-                x = block(x.flatten(0, 1)[:, None], cond.flatten(0, 1)[:, None], of_frames, None, None)[0].view_as(x)
+                x = block(x.flatten(0, 1)[:, None], cond.flatten(0, 1)[:, None], of_frame, None, None)[0].view_as(x)
         return *self.finish(x, cond), torch.stack(keys), torch.stack(values)

@@ -244,7 +244,13 @@ ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=2
                    head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((2, 3, 3), (2, 3, 3), (0, 1, 1)),
                    sink_slabs=1)
 
+# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens in the window. Cache layers see in turn the whole plane
+# of the newest four slabs and their own place in all of the window; heads are as wide as the kernels of Hopper GPUs take them.
+SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=64,
+                      head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
+                      **NO_SINKS)
+
 # The same network over a quarter of the tokens: 4,096 a chunk.
 ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)
 
-PRESETS = {preset.name: preset for preset in (TINY, SMALL, BASE, ROBOT_3B, ROBOT_3B_4K)}
+PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}

@@ -147,6 +147,35 @@ class Touch:
         return self._steps(world, expert) if self._free < APART else _towards(world, self._target, self._speed)
 
 
+class LookAway:
+    """Turns away from what it sees, stays away for a while, at times driving, and turns back: what comes into view then was
+    seen before."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._pieces: list[tuple[int, tuple[float, float]]] = []  # steps and command of each piece to come, the last one first
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        if not self._pieces:
+            self._pieces = self._plan()
+        left, command = self._pieces.pop()
+        if left > 1:
+            self._pieces.append((left - 1, command))
+        return np.array(command)
+
+    def _plan(self) -> list[tuple[int, tuple[float, float]]]:
+        rng = self._rng
+        speed = rng.choice((-1.0, 1.0)) * rng.uniform(0.6, LIMITS.w_max)
+        turn = max(1, round(rng.uniform(1.2, 3.6) / abs(speed) / 0.1))
+        away = int(rng.integers(2, 60))
+        drive = (0.0, 0.0) if rng.random() < 0.6 else (rng.uniform(-0.2, 0.3), rng.uniform(-0.2, 0.2))
+        look = int(rng.integers(3, 20)), (rng.choice((0.0, 0.0, 0.2)), 0.0)
+        back = turn, (0.0, -speed)
+        if rng.random() < 0.25:  # all around instead
+            back = max(1, round(math.tau / abs(speed) / 0.1) - turn), (0.0, speed)
+        return [look, back, (away, drive), (turn, (0.0, speed))]
+
+
 def _towards(world: World, colour: str, speed: float) -> np.ndarray:
     """Straight at an object, at most at ``speed``."""
     bearing = world.goal_bearing(colour)
@@ -155,5 +184,6 @@ def _towards(world: World, colour: str, speed: float) -> np.ndarray:
 
 
 DRIVERS: Mapping[str, Callable[[np.random.Generator], Driver]] = {
-    'expert': Expert, 'searcher': Searcher, 'smooth': Smooth, 'steps': Steps, 'ram': Ram, 'touch': Touch}
+    'expert': Expert, 'searcher': Searcher, 'smooth': Smooth, 'steps': Steps, 'ram': Ram, 'touch': Touch,
+    'look_away': LookAway}
 DEFAULT_MIX: Mapping[str, float] = {'expert': 0.5, 'smooth': 0.18, 'steps': 0.2, 'ram': 0.12}

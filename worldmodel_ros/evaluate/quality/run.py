@@ -140,7 +140,12 @@ def _open(task: Task) -> _Models:
     from ...engine import load
     from ...engine.loading import model_folder
     from ...model import checkpoint
+    from ...model.checkpoint_description import read_description
     from .imagination import Imagination
+    for name in filter(None, (task.model, task.teacher)):
+        if (folder := model_folder(name)).joinpath('model.json').is_file() and read_description(folder).preset.tile:
+            raise QualityError(f'{name} has tiles, over which this evaluation does not imagine in batches: judge it by '
+                               'benchmarks/tile_model.py')
     torch.set_num_threads(1)  # processes share the cores, and sums must not depend on how
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     engine = load(task.model, task.backend)

@@ -1,7 +1,7 @@
 """What one step of training learns from: committed frames, and noisy chunks after them."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,19 @@ class Chunks:
     starts: np.ndarray  # (chunks,)
     noise: Tensor  # (B, N, h, w, Z)
     noisy_actions: Tensor  # (B, N, A)
+    # (F,) numbers of the committed frames in their session; None: 0 to F - 1
+    times: np.ndarray | None = field(default=None, kw_only=True)
+
+    @property
+    def frame_times(self) -> np.ndarray:
+        """Numbers (F,) of the committed frames in their session."""
+        return np.arange(self.context.shape[1]) if self.times is None else self.times
+
+    @property
+    def noisy_times(self) -> np.ndarray:
+        """Numbers (N,) of the frames of the chunks."""
+        size = self.noise.shape[1] // len(self.starts)
+        return (self.frame_times[self.starts - 1][:, None] + 1 + np.arange(size)).reshape(-1)
 
 
 @dataclass
@@ -56,11 +69,17 @@ class Batch(Chunks):
                                 ).reshape(-1).to(self.noise.device)
 
 
+FAR = 40  # frames between a sink and what follows it, from which on nothing tells how many they were
+LONGEST = 6000  # frames of a session that a clip stands for, ten minutes
+WHOLE_SHARE = 0.25  # of the batches of a preset with sinks, whose clips begin with their episode
+
+
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
          generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
     """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
 
-    contacts (N, 2): episodes and frames that ``contact_share`` of the clips hold one of; None: no such share.
+    contacts (N, 2): episodes and frames that ``contact_share`` of the clips hold one of; None: no such share. Clips of a preset
+    whose sinks are slabs begin with those of their episode, and go on somewhere later in it, all at the same frame.
     """
     around = 0 if contacts is None else round(options.contact_share * options.batch)
     episode, frame = episodes.clips(options.batch - around, options.clip_frames, generator)
@@ -68,10 +87,24 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
         lead = min(preset.window_frames, options.clip_frames - 1)
         others = episodes.clips_around(contacts, around, options.clip_frames, lead, generator)
         episode, frame = torch.cat([episode, others[0]]), torch.cat([frame, others[1]])
+    times = None
+    if preset.sink_slabs and episodes.lengths is None:
+        index, times = after_sinks(preset, options.clip_frames, episodes.frames.shape[1], rng)
+        frame = torch.from_numpy(index).to(frame.device).expand(frame.shape)
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean, options.context_noise, generator)
     actions = episodes.actions[episode, frame]
-    return noisy_chunks(preset, options, clean, context, actions, episode, frame, rng, generator)
+    return noisy_chunks(preset, options, clean, context, actions, episode, frame, rng, generator, times)
+
+
+def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Frames (F,) of an episode of so many: its first slabs, which are sinks, and then others in a row; and their numbers in
+    the session. That may have gone on for any time after the sinks, unless these were seen a moment ago."""
+    size, sinks = preset.tile[0], preset.sink_slabs * preset.tile[0]
+    skipped = 0 if rng.random() < WHOLE_SHARE else size * int(rng.integers((total - frames) // size + 1))
+    later = size * int(rng.integers(skipped // size, LONGEST // size)) if skipped >= FAR and rng.random() < 0.5 else skipped
+    behind = np.where(np.arange(frames) < sinks, 0, 1)
+    return np.arange(frames) + skipped * behind, np.arange(frames) + later * behind
 
 
 def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Tensor:
@@ -85,18 +118,23 @@ def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Ten
 
 
 def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context: Tensor, actions: Tensor,
-                 episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-    """Draw chunks over clips whose context is observed; their step rows are the flow's."""
+                 episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator,
+                 times: np.ndarray | None = None) -> Batch:
+    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times``: of frames that do not
+    follow one another in the session, where it leaves out what is between its sinks and the rest."""
     b, f = clean.shape[:2]
-    starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows)
+    sinks = 0 if times is None else preset.sink_slabs * preset.tile[0]
+    starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
+    observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
+    observed[:, :sinks] = False  # the commands after these are not those of the next frames
     index = torch.from_numpy(clips.chunk_frames(preset, starts)).to(clean.device)
     target = clean[:, index]
     tau = per_chunk(preset, torch.rand(b, options.chunks, device=clean.device, generator=generator))
     noise = torch.randn(target.shape, device=clean.device, generator=generator)
     return Batch(context, actions, starts, noise, actions[:, index], clean, episode, frame, target, tau,
                  torch.full_like(tau, FLOW, dtype=torch.long), torch.zeros_like(tau, dtype=torch.bool),
-                 torch.ones_like(tau), torch.ones_like(tau), torch.ones(b, f, dtype=torch.bool, device=clean.device),
-                 draw_policy(preset, b, f, clean.device, generator))
+                 torch.ones_like(tau), torch.ones_like(tau), observed, draw_policy(preset, b, f, clean.device, generator),
+                 times=times)
 
 
 def per_chunk(preset: Preset, values: Tensor) -> Tensor:

@@ -1,9 +1,12 @@
 """Layout of a training sequence: clean frames first, then noisy chunks, under one mask between frames.
 
-The clean frames are what a session commits; a noisy chunk sees the window before it and itself, exactly as at run time.
+The clean frames are what a session commits; a noisy chunk sees the window before it and itself, exactly as at run time. For a
+preset with tiles there is a mask for each of its patterns instead (``model.tile_mask``), and the clean frames have numbers of
+their own: a session's sinks stay, however long ago they were seen.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -12,15 +15,18 @@ from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rollout import BLOCKED, frame_mask
-from worldmodel_ros.model.rotary import rotary_angles
+from worldmodel_ros.model.rotary import space_rotation, time_rotation
+from worldmodel_ros.model.tile_mask import FrameOrder, TileMask, chunk_sees, commit_frames, plane_tiles
+
+Mask = Tensor | list[TileMask]  # what ``DiT.forward`` takes
 
 
-def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generator, full_windows: float = 0.0
+def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generator, full_windows: float = 0.0, first: int = 1
                 ) -> np.ndarray:
-    """First frames of the noisy chunks, at least one frame before each; a share of them has a full window before it,
+    """First frames of the noisy chunks, at least ``first`` frames before each; a share of them has a full window before it,
     where the clip is long enough."""
     last = frames - preset.chunk_frames
-    starts = rng.integers(1, last + 1, chunks)
+    starts = rng.integers(first, last + 1, chunks)
     if last >= preset.window_frames:
         full = round(full_windows * chunks)
         starts[:full] = rng.integers(preset.window_frames, last + 1, full)
@@ -51,18 +57,72 @@ def sequence_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool =
     return np.concatenate([clean, noisy])
 
 
+def committed_mask(preset: Preset, times: np.ndarray, device: torch.device) -> Mask:
+    """The mask of clean frames at ``times``, each committed after those before it."""
+    if preset.tile is None:
+        return on_device(frame_mask(preset, 0, len(times), committed=True), device)
+    order = FrameOrder.committed(preset, times)
+    return _of_layers(preset, device, lambda slabs: commit_frames(preset, order, slabs))
+
+
+def noisy_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False) -> Mask:
+    """The mask of ``noisy_bias``, after clean frames at ``times``."""
+    if preset.tile is None:
+        return on_device(noisy_bias(preset, len(times), starts, blind), device)
+    return _of_layers(preset, device, lambda slabs: _noisy_frames(preset, times, starts, slabs, blind))
+
+
+def sequence_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False) -> Mask:
+    """The mask of ``sequence_bias``, of clean frames at ``times`` and the chunks after them."""
+    if preset.tile is None:
+        return on_device(sequence_bias(preset, len(times), starts, blind), device)
+    order, f = FrameOrder.committed(preset, times), len(times)
+
+    def frames(slabs: int) -> np.ndarray:
+        noisy = _noisy_frames(preset, times, starts, slabs, blind)
+        clean = np.concatenate([commit_frames(preset, order, slabs), np.zeros((f, len(noisy)), bool)], 1)
+        return np.concatenate([clean, noisy])
+
+    return _of_layers(preset, device, frames)
+
+
+def _noisy_frames(preset: Preset, times: np.ndarray, starts: np.ndarray, slabs: int, blind: bool) -> np.ndarray:
+    """What ``noisy_bias`` lets through, for a neighbourhood of so many slabs: bool (chunks * K, F + chunks * K)."""
+    k, f, before = preset.chunk_frames, len(times), FrameOrder.committed(preset, times)
+    seen = np.zeros((k * len(starts), f + k * len(starts)), bool)
+    for number, start in enumerate(starts):
+        rows = slice(number * k, (number + 1) * k)
+        sees = chunk_sees(preset, before, FrameOrder.chunk(preset, times[start - 1] + 1 + np.arange(k)), slabs)
+        seen[rows, :f], seen[rows, f + rows.start:f + rows.stop] = sees[:, :f], sees[:, f:]
+    if blind:
+        seen[-k:, :f] = False
+    return seen
+
+
+def _of_layers(preset: Preset, device: torch.device, frames: Callable[[int], np.ndarray]) -> list[TileMask]:
+    """A mask for each cache layer, of a pattern's ``frames`` by its slabs; layers of one pattern share it."""
+    masks = {pattern: TileMask(preset, torch.from_numpy(frames(pattern[0])).to(device, non_blocking=True),
+                               plane_tiles(preset, *(size or 1 << 20 for size in pattern[1:])))
+             for pattern in dict.fromkeys(preset.patterns)}
+    return [masks[preset.patterns[layer % len(preset.patterns)]] for layer in range(len(preset.cache_layers))]
+
+
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.asarray(array, np.float32)).to(device, non_blocking=True)
 
 
 def rotary(preset: Preset, times: np.ndarray, device: torch.device) -> Tensor:
-    """Phases of frames at ``times``, small integers. Only their numbers go to the device: copying the phases themselves
-    with every pass would make the host wait for it."""
+    """Phases of frames at ``times``, whole numbers, float32 (2, T, P, d / 2). Only their numbers go to the device: copying the
+    phases themselves with every pass would make the host wait for it."""
     length = 1 << int(max(times)).bit_length()
-    return _rotary_table(preset, length, device)[:, torch.from_numpy(np.asarray(times, np.int64)).to(device)]
+    time, space = _rotary_tables(preset, length, device)
+    time = time[:, torch.from_numpy(np.asarray(times, np.int64)).to(device)]
+    shape = 2, time.shape[1], preset.tokens
+    return torch.cat([time[:, :, None].expand(*shape, -1), space[:, None].expand(*shape, -1)], -1)
 
 
 @lru_cache(maxsize=8)
-def _rotary_table(preset: Preset, length: int, device: torch.device) -> Tensor:
+def _rotary_tables(preset: Preset, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of frame numbers below ``length``, (2, length, pairs), and of the tokens of a frame, (2, P, pairs)."""
     with torch.inference_mode(False):  # it outlives the caller's mode
-        return on_device(rotary_angles(preset, np.arange(length)), device)
+        return on_device(time_rotation(preset, np.arange(length)), device), on_device(space_rotation(preset), device)

@@ -1,12 +1,11 @@
 """Denoising without gradients: chunks over a fixed context, and rollouts that go on from their own predictions."""
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from worldmodel_ros.model.dit import DiT
-from worldmodel_ros.model.rollout import Rollout, frame_mask
+from worldmodel_ros.model.rollout import Rollout
 from worldmodel_ros.model.sampling import FLOW, Steps
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
@@ -18,16 +17,16 @@ class ChunkSampler:
 
     def __init__(self, model: WorldModel, batch: Chunks):
         self.model, self.batch, preset = model, batch, model.preset
-        device, frames = batch.context.device, batch.context.shape[1]
+        device, times = batch.context.device, batch.frame_times
         ones = torch.ones(batch.context.shape[:2], device=device)
         _, _, self.k, self.v = model.dit(
-            batch.context, ones, ones.long() * FLOW, batch.actions, clips.rotary(preset, np.arange(frames), device),
-            clips.on_device(frame_mask(preset, 0, frames, committed=True), device))
-        self.rotary = clips.rotary(preset, clips.chunk_frames(preset, batch.starts), device)
-        self.bias = clips.on_device(clips.noisy_bias(preset, frames, batch.starts), device)
+            batch.context, ones, ones.long() * FLOW, batch.actions, clips.rotary(preset, times, device),
+            clips.committed_mask(preset, times, device))
+        self.rotary = clips.rotary(preset, batch.noisy_times, device)
+        self.mask = clips.noisy_mask(preset, times, batch.starts, device)
 
     def predict(self, z: Tensor, tau: Tensor, step: Tensor) -> Tensor:
-        return self.model.dit(z, tau, step, self.batch.noisy_actions, self.rotary, self.bias, self.k, self.v)[0].float()
+        return self.model.dit(z, tau, step, self.batch.noisy_actions, self.rotary, self.mask, self.k, self.v)[0].float()
 
     def euler(self, z: Tensor, tau: Tensor, length: Tensor | float, row: int, steps: int = 1) -> Tensor:
         """Move z (B, N, ...) from level tau (B, N) by ``length``, in equal steps."""

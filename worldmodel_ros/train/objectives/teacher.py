@@ -72,12 +72,13 @@ class WorldObjective(Objective):
         """One pass over committed and noisy frames; returns predicted latents and features of the noisy frames, and
         features of the committed ones. ``blind``: the last chunk sees no context."""
         frames = batch.context.shape[1]
-        times = np.concatenate([np.arange(frames), clips.chunk_frames(self.preset, batch.starts)])
+        times = batch.frame_times
         ones = torch.ones(batch.context.shape[:2], device=z.device)
         x, features, _, _ = self.model.dit(
             torch.cat([batch.context, z], 1), torch.cat([ones, tau], 1), torch.cat([ones.long() * FLOW, step], 1),
-            torch.cat([batch.actions, batch.noisy_actions], 1), clips.rotary(self.preset, times, z.device),
-            clips.on_device(clips.sequence_bias(self.preset, frames, batch.starts, blind), z.device))
+            torch.cat([batch.actions, batch.noisy_actions], 1),
+            clips.rotary(self.preset, np.concatenate([times, batch.noisy_times]), z.device),
+            clips.sequence_mask(self.preset, times, batch.starts, z.device, blind))
         return x[:, frames:].float(), features[:, frames:], features[:, :frames]
 
     def flow_weight(self, tau: Tensor) -> Tensor:

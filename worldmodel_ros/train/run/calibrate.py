@@ -37,11 +37,13 @@ def contact_logits(model: WorldModel, episodes: Episodes, batches: int, batch: i
     logits, truth = [], []
     for _ in range(batches):
         drawn = draw(episodes, model.preset, TeacherOptions(batch=batch, context_noise=0.0), rng, generator)
-        sampler = ChunkSampler(model, drawn)
         zero = torch.zeros(drawn.target.shape[:2], device=device)
-        half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
-        features = model.dit(half_way, zero + 0.5, torch.full_like(zero, HALF, dtype=torch.long), drawn.noisy_actions,
-                             sampler.rotary, sampler.bias, sampler.k, sampler.v)[1]
+        # Of presets with tiles, attention in float32 does not fit into what a GPU's multiprocessor has.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda' and model.preset.tile is not None):
+            sampler = ChunkSampler(model, drawn)
+            half_way = sampler.euler(drawn.noise, zero, 0.5, HALF)
+            features = model.dit(half_way, zero + 0.5, torch.full_like(zero, HALF, dtype=torch.long), drawn.noisy_actions,
+                                 sampler.rotary, sampler.mask, sampler.k, sampler.v)[1].float()
         index = torch.from_numpy(clips.chunk_frames(model.preset, drawn.starts)).to(device)
         logits.append(model.outcome_head(features)[0].float().flatten())
         truth.append(episodes.collided[drawn.episode, drawn.frame][:, index].float().flatten())

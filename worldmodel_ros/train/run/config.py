@@ -18,7 +18,10 @@ TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module doe
 class DataConfig:
     """Simulated episodes by default: ``episodes`` of ``frames``, by the seeds from ``first_seed``, and ``held_back`` further
     ones that are not trained on but calibrate the contact probability. ``mix``: weights of the drivers of ``sim.behaviour``, by
-    name; null: the usual ones. ``folders`` of LeRobot datasets are taken instead."""
+    name; null: the usual ones. ``folders`` of LeRobot datasets are taken instead.
+
+    ``live``: not before, but while the model is trained on them; so many, the newest, are held on its device, and nothing is
+    written to disk. Training begins with ``begin`` of them. 0: a dataset, before anything else."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
@@ -26,6 +29,8 @@ class DataConfig:
     first_seed: int = 0
     held_back: int = 64
     mix: Mapping[str, float] | None = None
+    live: int = 0
+    begin: int = 128
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run. A section that is null is a stage that is left out; ``init`` names a model to start from."""
+    """A run. A section that is null is a stage that is left out; ``init`` names a model to start from, ``autoencoder`` one of
+    which only that is taken, with latents of the same kind, whatever its size of images."""
 
     preset: str
     policy: str | None = None  # 'flow' or 'regression' instead of the preset's
     seed: int = 0
     init: str | None = None
+    autoencoder: str | None = None
     compile: bool = True
     checkpoint_minutes: float = 10.0
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
@@ -130,12 +137,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
-        if self.model_preset.tile:  # raises for an unknown policy
-            trainable = ', '.join(name for name, preset in PRESETS.items() if not preset.tile)
-            raise ValueError(f'preset {self.preset!r} has tiles, over which a model can only be run: to train one, choose '
-                             f'from {trainable}')
-        if self.vae is None and self.init is None:
-            raise ValueError('vae is null and init too: give the stage, or a model to take the autoencoder from')
+        if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
+            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
+                             'set them to null')
+        if self.vae is None and self.init is None and self.autoencoder is None:
+            raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder '
+                             'from')
+        if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
+            raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
+                             f'training begins with {self.data.begin}: give no folders, and at most as many')
         if self.student is None and self.self_forcing is not None and self.init is None:
             raise ValueError('self_forcing goes on from a student: give that stage, or a model in init')
         last = self.data.first_seed + self.data.episodes + self.data.held_back
@@ -164,7 +174,7 @@ class TrainConfig:
         if name == 'data':
             return {'preset': self.preset, 'data': everything['data']}
         until = STAGES[:STAGES.index(name) + 1]
-        return {key: everything[key] for key in ('preset', 'policy', 'seed', 'init', *until)}
+        return {key: everything[key] for key in ('preset', 'policy', 'seed', 'init', 'autoencoder', *until)}
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.data.episodes import Episodes
+from worldmodel_ros.train.data.live import Simulation
 from .config import TrainConfig
 from .ranks import Ranks
 from .reading import ConfigError
@@ -36,6 +38,7 @@ class Run:
     def __init__(self, config: TrainConfig, out: Path, ranks: Ranks, others: Sequence[Path] = ()):
         self.config, self.out, self.ranks, self.others = config, out, ranks, others
         self._episodes: Episodes | None = None
+        self._simulation: Simulation | None = None
         if ranks.main:
             out.mkdir(parents=True, exist_ok=True)
             (out / 'config.yaml').write_text(yaml.safe_dump(plain(config), sort_keys=False))
@@ -115,6 +118,8 @@ class Run:
             new = checkpoint.start_from(model, self.init)
             if new and self.ranks.main:
                 print(f'[init] {self.config.init} has no {" and no ".join(new)} of this form: new', flush=True)
+        elif self.config.autoencoder is not None:
+            checkpoint.take_autoencoder(model, model_folder(self.config.autoencoder))
         return model.to(self.ranks.device)
 
     def teacher(self) -> WorldModel:
@@ -123,6 +128,8 @@ class Run:
 
     def episodes(self) -> Episodes:
         """This process's share of the episodes, on its device; read once."""
+        if self.config.data.live:
+            return self.simulation().episodes
         if self._episodes is None:
             folders = [Path(folder) for folder in self.config.data.folders] or [self.found('data') / 'train']
             episodes = lerobot.load(folders, str(self.ranks.device), self.preset, self.config.clip_frames,
@@ -136,12 +143,33 @@ class Run:
 
     def held_back(self) -> Episodes | None:
         """The episodes that are not trained on, on this process's device; None where there are none."""
+        if self.config.data.live:
+            return self.simulation().held
         folder = self.found('data') / 'held_back'
         return lerobot.load([folder], str(self.ranks.device), self.preset) if lerobot.is_dataset(folder) else None
+
+    def simulation(self) -> Simulation:
+        """What simulates this process's share of live episodes, begun at the first call."""
+        data, ranks = self.config.data, self.ranks
+        if self._simulation is None:
+            seeds = range(data.first_seed + ranks.rank, data.first_seed + data.episodes + data.held_back, ranks.count)
+            # One core is for the training itself.
+            workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
+            self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
+                                          data.mix, ranks.device, workers)
+            self._simulation.wait(data.begin)
+        return self._simulation
+
+    def live_episodes(self) -> dict[str, int]:
+        """How many episodes have been simulated so far while it trains, for the record; nothing where they are a dataset."""
+        return {} if self._simulation is None else {'live_episodes': self._simulation.episodes.added}
 
     def release(self) -> None:
         """Free the episodes' memory."""
         self._episodes = None
+        if self._simulation is not None:
+            self._simulation.stop()
+            self._simulation = None
         if self.ranks.device.type == 'cuda':
             torch.cuda.empty_cache()
 

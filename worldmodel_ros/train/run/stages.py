@@ -104,7 +104,7 @@ def learn(run: Run, name: str) -> dict[str, Any]:
     before = near.errors(model) if near else {}
     result = optimise(learner, objective, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
                       compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes)
-    recorded = {'steps': result['steps'], 'training_seconds': result['seconds']}
+    recorded = {'steps': result['steps'], 'training_seconds': result['seconds'], **run.live_episodes()}
     if near:
         recorded['short_horizon'] = _compare(name, before, near.errors(averaged_copy(model)), run)  # a copy is not compiled
     if name == 'vae':
@@ -128,6 +128,9 @@ def _compare(name: str, before: dict[str, float], after: dict[str, float], run: 
 def simulate_data(run: Run, name: str) -> dict[str, Any]:
     """Simulated episodes for training, and others for the calibration."""
     data, folder = run.config.data, run.out / name
+    if data.live:
+        run.simulation()
+        return {'live': data.live}
     if data.folders:
         return {'folders': list(data.folders)}
     first_held_back = data.first_seed + data.episodes

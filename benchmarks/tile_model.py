@@ -1,0 +1,454 @@
+"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, precision by
+age, the time of a chunk, and one process against two.
+
+    python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
+
+Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
+soon as it is done: ``prediction``, ``memory``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
+"""
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from result_file import provenance, write_result
+from torch import Tensor
+
+from worldmodel_ros.cache.tiers import TierPolicy
+from worldmodel_ros.engine import memory
+from worldmodel_ros.engine.backends import PARALLEL_KINDS
+from worldmodel_ros.engine.backends.torch import TorchBackend
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.loading import load, model_folder
+from worldmodel_ros.engine.sampler import Noise
+from worldmodel_ros.engine.session import Session
+from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
+from worldmodel_ros.evaluate.quality.objects import find_objects
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError, read_description
+from worldmodel_ros.model.sampling import HALF
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.batches import Chunks
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
+
+FIRST_SEED = 6_000_000
+PERIOD = 0.1  # s
+HORIZONS = (0.4, 1.0)  # s
+AHEAD = 12  # frames that are predicted, whole chunks
+HIDDEN = (3.0, 6.0, 12.0)  # s that an object is out of view
+TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns away, and back by the same angle
+CLOSE = math.radians(5.0)
+MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One episode in which an object is turned away from: frames (T, H, W, 3), the action that led to each (T, 2), the frame
+    ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
+
+    seed: int
+    hidden: float
+    frames: np.ndarray
+    actions: np.ndarray
+    start: int
+    colour: str
+    bearing: float
+    visible: tuple[str, ...]
+
+
+def turned_away(job: tuple[int, float, int]) -> Sight | None:
+    """Look at an object, turn away, stay, and turn back; None where no object is in sight, or it is not in the end."""
+    from worldmodel_ros.sim.scene import COLOURS
+    from worldmodel_ros.sim.world import World
+    seed, hidden, size = job
+    world = World(image_size=(size, size))
+    world.reset(seed)
+    frames, actions = [world.render()], [(0.0, 0.0)]
+
+    def drive(command: tuple[float, float]) -> None:
+        world.step(np.array(command), PERIOD)
+        frames.append(world.render())
+        actions.append(command)
+
+    def centred() -> list[str]:
+        return [colour for colour in COLOURS if world.visible(colour) and abs(world.goal_bearing(colour)) < 0.35
+                and 0.5 < world.goal_distance(colour) < 3.0]
+
+    while not (found := centred()):
+        if len(frames) > MOST_SEARCH:
+            return None
+        drive((0.0, 0.6))
+    colour, side = found[0], 1.0 if np.random.default_rng(seed).random() < 0.5 else -1.0
+    for _ in range(12):
+        drive((0.0, 0.0))
+    out_of_view = 0
+    for _ in range(AWAY):
+        drive((0.0, side * TURN_RATE))
+        out_of_view += not world.visible(colour)
+    # It comes into view again about as many frames before the end of the turn as it left after its beginning.
+    for _ in range(max(0, round(hidden / PERIOD) - 2 * out_of_view)):
+        drive((0.0, 0.0))
+    if world.visible(colour):
+        return None
+    start = len(frames) - 1
+    for _ in range(BACK):
+        drive((0.0, -side * TURN_RATE * AWAY / BACK))
+    if not world.visible(colour):
+        return None
+    return Sight(seed, hidden, np.stack(frames), np.array(actions, np.float32), start, colour, world.goal_bearing(colour),
+                 tuple(each for each in COLOURS if world.visible(each)))
+
+
+def _scene(seed: int) -> Any:
+    from worldmodel_ros.sim.world import World
+    world = World(image_size=(64, 64))
+    world.reset(seed)
+    return world.scene
+
+
+def end(units: Iterator) -> Any:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(units)
+        except StopIteration as stop:
+            return stop.value
+
+
+def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
+    """A model with its pages in a precision; ``near``: frames of age from which on FP4 pages are FP4, instead of a quarter of
+    the window."""
+    by_window = memory.TierPolicy.by_window
+    if near is not None:
+        memory.TierPolicy.by_window = staticmethod(lambda frames: TierPolicy((near,)))
+    try:
+        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
+    finally:
+        memory.TierPolicy.by_window = by_window
+
+
+def seen(session: Session, frames: np.ndarray, actions: np.ndarray) -> None:
+    for frame, action in zip(frames, actions, strict=True):
+        session.observe(frame, action)
+
+
+def quality(engine: Engine, episodes: dict[str, np.ndarray], first: int, every: int, steps: Sequence[int] = (2, 1)) -> dict:
+    """PSNR by horizon while the robot moves, of what sessions predict, of the last image and of the autoencoder alone."""
+    rows: dict[str, list[list[float]]] = {}
+    sharp, latents = [], []
+    wanted = [round(horizon / PERIOD) - 1 for horizon in HORIZONS]
+    session = engine.open_session()
+    for frames, actions in zip(episodes['frames'], episodes['actions']):
+        session.reset()
+        for t in range(len(frames) - AHEAD):
+            session.observe(frames[t], actions[t])
+            later = actions[t + 1:t + 1 + AHEAD]
+            if t < first or (t - first) % every or not (np.abs(later[:4]) > (MOVING_V, MOVING_W)).any():
+                continue
+            true = frames[[t + 1 + k for k in wanted]]
+            for count in steps:
+                future = end(session.what_if(later, count))
+                rows.setdefault(f'{count} steps', []).append([psnr(future.frames[k], image) for k, image in zip(wanted, true)])
+                if count == steps[0]:
+                    latents.append(np.asarray(future.latents))
+                    sharp.append(sharpness(future.frames[wanted[-1]]) / max(sharpness(true[-1]), 1e-6))
+            rows.setdefault('copy last', []).append([psnr(frames[t], image) for image in true])
+    result = {name: {f'{horizon} s': round(float(np.mean([row[i] for row in values])), 3) for i, horizon in enumerate(HORIZONS)}
+              for name, values in rows.items()}
+    return {'psnr_db': result, 'chunks': len(latents), 'sharpness_1_s': round(float(np.mean(sharp)), 3),
+            'rows': rows, 'latents': latents}
+
+
+def through_autoencoder(engine: Engine, episodes: dict[str, np.ndarray]) -> float:
+    """PSNR of frames that the autoencoder alone gives back."""
+    vae, device, found = engine.backend.model.vae, engine.backend.device, []
+    for frames in episodes['frames'][:8]:
+        images = torch.from_numpy(frames[:40]).to(device).float().div(127.5).sub(1.0).movedim(-1, -3)
+        with torch.inference_mode():
+            latents = vae.encode_clips(images[None])[0]
+            decoded = vae.decode_clip(latents[1:], latents[0])
+        decoded = ((decoded + 1.0) * 127.5).round().clamp(0, 255).byte().movedim(-3, -1).cpu().numpy()
+        found += [psnr(a, b) for a, b in zip(decoded, frames[1:40])]
+    return round(float(np.mean(found)), 3)
+
+
+def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
+    """By seconds out of view: how often the object is in the imagined view at the end, and within 5 degrees of where it is."""
+    rows: dict[float, list[tuple[bool, bool, float, bool, int]]] = {}
+    session, chunk = engine.open_session(), engine.spec.chunk_frames
+    for sight in sights:
+        session.reset()
+        seen(session, sight.frames[:sight.start + 1], sight.actions[:sight.start + 1])
+        later = sight.actions[sight.start + 1:]
+        picture = end(session.what_if(later[:len(later) // chunk * chunk], 2)).frames[-1]
+        scene = _scene(sight.seed)
+        found, true = find_objects(picture, scene), find_objects(sight.frames[-1], scene)
+        error = abs(found[sight.colour].bearing - sight.bearing) if sight.colour in found else math.inf
+        rows.setdefault(sight.hidden, []).append((
+            sight.colour in found, error <= CLOSE, error, sight.colour in true,
+            len(set(found) - set(sight.visible))))
+    return {f'{hidden} s': {'episodes': len(values), 'present': round(float(np.mean([v[0] for v in values])), 3),
+                            'within_5_degrees': round(float(np.mean([v[1] for v in values])), 3),
+                            'median_error_deg': round(math.degrees(float(np.median([v[2] for v in values]))), 2)
+                            if np.isfinite(np.median([v[2] for v in values])) else None,
+                            'found_in_the_true_image': round(float(np.mean([v[3] for v in values])), 3),
+                            'colours_imagined_that_are_not_there': round(float(np.mean([v[4] for v in values])), 3)}
+            for hidden, values in rows.items()}
+
+
+def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[dict]:
+    """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
+    rows, base = [], None
+    for name, kind, near in (('bf16', Precision.BF16, None), ('fp8', Precision.FP8, None),
+                             ('fp8 for the newest quarter, fp4', Precision.FP4, None),
+                             ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
+        engine = engine_of(model, kind, near)
+        result = quality(engine, episodes, first, 6, (2,))
+        scores, latents = np.array(result.pop('rows')['2 steps']), result.pop('latents')
+        base = base or (scores, latents)
+        change = (scores - base[0]).mean(1)
+        draws = np.random.default_rng(0).choice(change, (2000, len(change))).mean(1)
+        rows.append({'pages': name, **result, 'change_db': round(float(change.mean()), 4),
+                     'interval_95': [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
+                     'latent_error': round(float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b)
+                                                          for a, b in zip(latents, base[1])])), 5)})
+        print(rows[-1], file=sys.stderr, flush=True)
+        del engine
+        torch.cuda.empty_cache()
+    return rows
+
+
+def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: int = 20) -> dict:
+    """How far sessions on pages are from the pass of training over the same frames: RMS of latents, relative."""
+    model, device, k = engine.backend.model, engine.backend.device, engine.spec.chunk_frames
+    session, found, starts, latents, state = engine.open_session(), [], [], [], None
+    for t in range(len(frames) - k):
+        (latent, state), = engine.backend.run('encode', [(frames[t], state)])
+        latents.append(engine.backend.host(latent))
+        session.observe(frames[t], actions[t])
+        if t % 5 == 3 and len(found) < chunks:
+            found.append(session.imagine(actions[t + 1:t + 1 + k]).latents)
+            starts.append(t + 1)
+    draw = Noise(0, (k, *engine.spec.latent_size, engine.spec.latent_channels)).draw
+    noise = torch.from_numpy(np.concatenate([draw(start) for start in starts]))[None].to(device)
+    context, executed = (torch.from_numpy(np.asarray(part))[None].to(device) for part in (np.stack(latents), actions))
+    starts = np.array(starts)
+    index = torch.from_numpy((starts[:, None] + np.arange(k)).ravel()).to(device)
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+        sampler = ChunkSampler(model, Chunks(context, executed[:, :context.shape[1]], starts, noise, executed[:, index]))
+        ours = sampler.euler(noise, torch.zeros(noise.shape[:2], device=device), 1.0, HALF, 2)[0]
+    ours, pages = ours.unflatten(0, (-1, k)).float().cpu().numpy(), np.stack(found)
+    errors = np.sqrt(((ours - pages) ** 2).mean((1, 2, 3, 4)) / (pages ** 2).mean())
+    return {'chunks': len(errors), 'frames': len(latents), 'rms_error_mean': round(float(errors.mean()), 6),
+            'rms_error_max': round(float(errors.max()), 6)}
+
+
+def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int = 200) -> dict:
+    """ms of a chunk of two steps over a full window, on the device and as a call of a session; and of the same network under
+    torch.compile with FlexAttention over keys and values that are cloned when the window rolls."""
+    result: dict[str, Any] = {}
+    for name, kind in (('paged bf16', Precision.BF16), ('paged fp8', Precision.FP8)):
+        engine = engine_of(model, kind)
+        engine.warm_up()
+        session, chunk = engine.open_session(), engine.spec.chunk_frames
+        times = []
+        seen(session, frames[:72], actions[:72])
+        for _ in range(20):
+            session.imagine(actions[72:72 + chunk])
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            session.imagine(actions[72:72 + chunk])
+            times.append(1e3 * (time.perf_counter() - start))
+        result[name] = _quantiles(times)
+        print(name, result[name], file=sys.stderr, flush=True)
+        del session, engine
+        torch.cuda.empty_cache()
+    for name, graph in (('torch.compile, FlexAttention, cloned cache', False),
+                        ('torch.compile, FlexAttention, cloned cache, CUDA graph', True)):
+        try:
+            result[name] = _quantiles(_cloned(model, graph, repeats))
+        except Exception as error:  # the others are still worth having
+            result[name] = {'failed': repr(error)[:300]}
+        print(name, result[name], file=sys.stderr, flush=True)
+    return result
+
+
+@torch.inference_mode()
+def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
+    network = checkpoint.load(model, 'cuda').dit.bfloat16()
+    network.conditioning.float()
+    preset, device = network.preset, torch.device('cuda')
+    k, f = preset.chunk_frames, preset.window_frames + preset.sink_slabs * preset.tile[0]
+    for block in network.blocks:
+        block.compile(dynamic=False)
+    times = np.arange(f)
+    starts = np.array([f])
+    shape = *preset.latent_size, preset.latent_channels
+    z = torch.randn(1, k, *shape, device=device)
+    actions = torch.zeros(1, k, preset.actions, device=device)
+    keys = torch.randn(2, len(preset.cache_layers), 1, preset.heads, f * preset.tokens, preset.head_dim, device=device,
+                       dtype=torch.bfloat16)
+    new = keys[..., -k * preset.tokens:, :].clone()
+    sinks = preset.sink_slabs * preset.tile[0] * preset.tokens
+    mask = clips.noisy_mask(preset, times, starts, device)
+    rotary = clips.rotary(preset, f + np.arange(k), device)
+    tau = [torch.full((1, k), level, device=device) for level in (0.0, 0.5)]
+    row = torch.full((1, k), HALF, dtype=torch.long, device=device)
+
+    def chunk() -> Tensor:
+        window = torch.cat([keys[..., :sinks, :], keys[..., sinks + new.shape[-2]:, :], new], -2)
+        x = z
+        for step, level in enumerate(tau):
+            clean = network(x, level, row, actions, rotary, mask, window[0], window[1])[0].float()
+            x = x + (clean - x) / (2 - step)
+        return x
+
+    for _ in range(5):
+        chunk()
+    work: Callable[[], Any] = chunk
+    if graph:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            chunk()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            out = chunk()
+
+        def work() -> Tensor:
+            captured.replay()
+            return out
+    found = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work().cpu()
+        found.append(1e3 * (time.perf_counter() - start))
+    return found
+
+
+def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, shown: tuple[np.ndarray, np.ndarray] | None = None
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images (ticks, H, W, 3) and commands (ticks, A) of one process or of several driving to the red object, and the latents
+    of the chunk that is imagined at the end. ``shown``: images and commands of another loop, which are observed instead."""
+    from worldmodel_ros.sim.world import World
+    engine = load(str(model), 'torch', sessions=1, gpus=gpus, parallel=parallel)
+    try:
+        session, commands, seen = engine.open_session(), [], []
+        world = World(image_size=engine.spec.image_size)
+        world.reset(seed)
+        command = np.zeros(engine.spec.actions, np.float32)
+        for tick in range(ticks):
+            seen.append(world.render() if shown is None else shown[0][tick])
+            session.observe(seen[-1], command)
+            commands.append(np.asarray(session.plan('red')[0], np.float32))
+            command = commands[-1] if shown is None else shown[1][tick]
+            world.step(command, PERIOD)
+        future = session.imagine(np.tile(command, (engine.spec.chunk_frames, 1)))
+        return np.stack(seen), np.stack(commands), future.latents
+    finally:
+        engine.close()
+
+
+def sharded(model: Path, seed: int, ticks: int) -> list[dict]:
+    """How far two processes are from one, each in its own closed loop in the same room, and when both see the same images."""
+    (images, commands, latents), rows = closed_loop(model, seed, ticks, 1, 'sequence'), []
+    for parallel in PARALLEL_KINDS:
+        try:
+            own, others, imagined = closed_loop(model, seed, ticks, 2, parallel)
+            *_, same = closed_loop(model, seed, ticks, 2, parallel, (images, commands))
+        except ModelError as error:
+            rows.append({'processes': 2, 'parallel': parallel, 'refused': str(error)})
+            continue
+        rows.append({'processes': 2, 'parallel': parallel, 'ticks': ticks, 'same_commands': bool((others == commands).all()),
+                     'commands_differ_by': float(np.abs(others - commands).max()),
+                     'pixels_that_differ': float((own != images).any(-1).mean()),
+                     'latents_differ_by': float(np.abs(imagined - latents).max()),
+                     'latents_differ_by_after_the_same_images': float(np.abs(same - latents).max()),
+                     'mean_latent': float(np.abs(latents).mean())})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def _quantiles(times: Sequence[float]) -> dict[str, float]:
+    return {'p50_ms': round(float(np.quantile(times, 0.5)), 3), 'p99_ms': round(float(np.quantile(times, 0.99)), 3)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--model', required=True)
+    parser.add_argument('--beside', default='tiny', help='model with a short window whose memory is measured, too')
+    parser.add_argument('--rooms', type=int, default=32)
+    parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
+    parser.add_argument('--hidden', type=float, nargs='+', default=HIDDEN, help='seconds that an object is out of view')
+    parser.add_argument('--frames', type=int, default=110)
+    parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
+    parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
+    parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
+    parser.add_argument('--parts', default='chunk_time,prediction,precision,memory,sharded')
+    parser.add_argument('--workers', type=int, default=os.cpu_count())
+    parser.add_argument('--folder', type=Path, required=True)
+    options = parser.parse_args()
+    parts, model = options.parts.split(','), model_folder(options.model)
+    size = read_description(model).preset.image_size[0]
+    from worldmodel_ros.sim.rollout import collect
+    episodes = collect(range(options.first_seed, options.first_seed + options.rooms), options.frames, (size, size),
+                       options.workers)
+    episodes = {name: np.array(episodes[name]) for name in ('frames', 'actions')}
+    sights: dict[int, list[Sight]] = {}
+    if 'memory' in parts:
+        seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
+        with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
+            for pixels in (size, 64):
+                sights[pixels] = [sight for sight in pool.map(
+                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
+    print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
+    name = read_description(model).preset.name
+    start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
+    on_gpu = torch.cuda.is_available()
+    kind = Precision.BF16 if on_gpu else Precision.FP32
+
+    def write(part: str, result: dict) -> None:
+        write_result({**start, **result}, options.folder / f'{part}_{name}.json')
+        print(part, result, file=sys.stderr, flush=True)
+
+    if 'chunk_time' in parts and on_gpu:
+        write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
+    if 'sharded' in parts:
+        write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
+    if 'prediction' in parts:
+        engine = engine_of(model, kind)
+        engine.warm_up()
+        found = quality(engine, episodes, min(options.first, options.frames - AHEAD - 4), 6)
+        found.pop('rows'), found.pop('latents')
+        same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
+        write('prediction', {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes),
+                          'agreement_with_training': same})
+        del engine
+    if 'precision' in parts:
+        few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
+        write('precision', {'rows': precision(model, few, min(options.first, options.frames - AHEAD - 4))})
+    if 'memory' in parts:
+        rows = {name: remembered(engine_of(model, kind), sights[size])}
+        write('memory', {'rows': rows})
+        beside = Engine(TorchBackend(checkpoint.load(model_folder(options.beside)),
+                                     precision=Precision.FP32), model_folder(options.beside), 1)
+        rows[options.beside] = remembered(beside, sights[64])
+        write('memory', {'rows': rows})
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,212 @@
+"""Training over tiles: masks over whole sequences against a session on pages, and against FlexAttention."""
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tiled_model
+from torch.nn.attention.flex_attention import create_mask
+
+from worldmodel_ros.engine.backends.torch import TorchBackend
+from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.loading import model_folder
+from worldmodel_ros.engine.sampler import Noise
+from worldmodel_ros.kernels.pages import Precision
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.presets import SMALL, SMALL_TILES
+from worldmodel_ros.model.sampling import FLOW, HALF
+from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.sim.rollout import array_shapes, collect
+from worldmodel_ros.train.data import clips
+from worldmodel_ros.train.data.batches import FAR, Chunks, after_sinks
+from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
+from worldmodel_ros.train.objectives.sampler import ChunkSampler
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+CHUNKS = 20
+# 2 x 2 tiles a slab of two frames; chunks of two slabs; a window of four; all of a column, and half of a plane around.
+TILED = replace(tiled_model.TILED, image_size=(64, 64), patterns=((0, 1, 1), (3, 1, 2)))
+
+
+def decided_model():
+    return tiled_model.decided(tiled_model.tiled_model(TILED))
+
+
+@pytest.fixture(scope='module')
+def model():
+    return decided_model()
+
+
+def episode(count, seed=0):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, *TILED.image_size, 3), dtype=np.uint8)
+    return images, rng.uniform(-0.3, 0.3, (count, 2)).astype(np.float32)
+
+
+def driven(model, images, actions, precision):
+    """A session that imagines a chunk after every few frames: the latents of its images, features and chunks."""
+    engine = Engine(TorchBackend(model, precision=precision), Path('tiled'), 1)
+    session, chunk = engine.open_session(), TILED.chunk_frames
+    latents, features, chunks, starts, state = [], [], [], [], None
+    for t, (image, action) in enumerate(zip(images, actions)):
+        (latent, state), = engine.backend.run('encode', [(image, state)])
+        latents.append(engine.backend.host(latent))
+        session.observe(image, action)
+        features.append(engine.backend.host(session._features))
+        if t % 3 == 0 and len(chunks) < CHUNKS and t + chunk < len(images):
+            chunks.append(session.imagine(actions[t + 1:t + 1 + chunk]).latents)
+            starts.append(t + 1)
+    return np.stack(latents), np.stack(features), np.stack(chunks), np.array(starts)
+
+
+@pytest.mark.parametrize('precision, most', [(Precision.FP32, 1e-4), (Precision.BF16, 0.012)])
+def test_a_pass_of_training_gives_what_a_session_on_pages_gives_over_twenty_chunks(precision, most):
+    images, actions = episode(3 * CHUNKS + 5)
+    latents, features, chunks, starts = driven(decided_model(), images, actions, precision)
+    assert len(chunks) == CHUNKS and starts[-1] > 6 * TILED.window_frames
+    model, k = decided_model(), TILED.chunk_frames
+    draw = Noise(0, (k, *TILED.latent_size, TILED.latent_channels)).draw
+    noise = torch.from_numpy(np.concatenate([draw(start) for start in starts.tolist()]))[None]
+    latents, actions = (torch.from_numpy(part)[None] for part in (latents, actions))
+    index = (starts[:, None] + np.arange(k)).ravel()
+    with torch.inference_mode():
+        sampler = ChunkSampler(model, Chunks(latents, actions, starts, noise, actions[:, index]))
+        found = sampler.euler(noise, torch.zeros(noise.shape[:2]), 1.0, HALF, 2)[0].unflatten(0, (-1, k)).numpy()
+        ones, times = torch.ones(1, len(images)), np.arange(len(images))
+        of_frames = model.dit(latents, ones, ones.long() * FLOW, actions, clips.rotary(TILED, times, ones.device),
+                              clips.committed_mask(TILED, times, ones.device))[1][0].numpy()
+    for ours, pages in ((found, chunks), (of_frames, features)):
+        error = np.sqrt(np.mean((ours - pages) ** 2, tuple(range(1, ours.ndim))) / np.mean(pages ** 2))
+        assert error.max() < most
+
+
+def test_one_pass_over_frames_and_chunks_is_the_pass_over_chunks_after_the_frames(model):
+    k, rng = TILED.chunk_frames, torch.Generator().manual_seed(1)
+    starts, frames = np.array([1, 9, 22]), 26
+    shape = *TILED.latent_size, TILED.latent_channels
+    latents, noise = (torch.randn(2, count, *shape, generator=rng) for count in (frames, len(starts) * k))
+    actions, tau = torch.rand(2, frames, 2, generator=rng) * 0.2, torch.full((2, len(starts) * k), 0.3)
+    batch = Chunks(latents, actions, starts, noise, actions[:, (starts[:, None] + np.arange(k)).ravel()])
+    ones, times = torch.ones(2, frames), batch.frame_times
+    with torch.inference_mode():
+        apart = ChunkSampler(model, batch).predict(noise, tau, torch.full_like(tau, FLOW, dtype=torch.long))
+        together = model.dit(
+            torch.cat([latents, noise], 1), torch.cat([ones, tau], 1), torch.full((2, frames + noise.shape[1]), FLOW),
+            torch.cat([actions, batch.noisy_actions], 1),
+            clips.rotary(TILED, np.concatenate([times, batch.noisy_times]), ones.device),
+            clips.sequence_mask(TILED, times, starts, ones.device))[0][:, frames:]
+    torch.testing.assert_close(together, apart, rtol=0, atol=2e-5)
+
+
+# As ``small_tiles``, with a sixteenth of its tokens; its own sizes follow for a few frames alone.
+FEW_TOKENS = replace(SMALL_TILES, name='few-tokens', image_size=(32, 32), tile=(4, 2, 2))
+
+
+def masks():
+    """Of both patterns of the preset for training and of one with a neighbourhood in the plane, over a gap in time."""
+    times = np.concatenate([np.arange(4), 400 + np.arange(28)])
+    for preset, frames, starts in ((FEW_TOKENS, times, [5, 21]), (TILED, np.arange(16), [5, 11]),
+                                   (SMALL_TILES, np.arange(6), [3])):
+        for which, found in (('sequence', clips.sequence_mask(preset, frames, np.array(starts), torch.device('cpu'))),
+                             ('noisy', clips.noisy_mask(preset, frames, np.array(starts), torch.device('cpu')))):
+            yield from ((preset, which, mask) for mask in dict.fromkeys(found))
+
+
+@pytest.mark.parametrize('preset, which, mask', masks(), ids=lambda value: getattr(value, 'name', None))
+def test_the_blocks_of_flex_attention_are_those_of_the_mask(preset, which, mask):
+    blocks, units = mask.make_blocks(), mask.units
+    full = create_mask(blocks.mask_mod, 1, 1, *blocks.seq_lengths, device='cpu')[0, 0]
+    assert (full == units.repeat_interleave(mask.unit, 0).repeat_interleave(mask.unit, 1)).all()
+    if mask.column:
+        assert (torch.kron(mask.frames, mask.tiles).repeat_interleave(mask.run, 0).repeat_interleave(mask.run, 1)
+                == mask.dense).all()
+    else:
+        assert (full == mask.dense).all()
+    listed = torch.zeros(1, 1, -(-full.shape[0] // 128), -(-full.shape[1] // 128), dtype=torch.int)
+    for counts, indices, value in ((blocks.kv_num_blocks, blocks.kv_indices, 1),
+                                   (blocks.full_kv_num_blocks, blocks.full_kv_indices, 2)):
+        for row in range(listed.shape[2]):
+            listed[0, 0, row, indices[0, 0, row, :counts[0, 0, row]].long()] = value
+    cells = torch.nn.functional.pad(full, (0, -full.shape[1] % 128, 0, -full.shape[0] % 128)).unflatten(1, (-1, 128)
+                                                                                                      ).unflatten(0, (-1, 128))
+    assert (listed[0, 0] == cells.any(3).any(1).int() + cells.all(3).all(1).int()).all()
+
+
+@pytest.mark.parametrize('number', range(2))
+def test_flex_attention_gives_what_a_dense_mask_gives(number):
+    preset, rng = FEW_TOKENS, torch.Generator().manual_seed(number)
+    mask = clips.sequence_mask(preset, np.arange(32), np.array([3, 22]), torch.device('cpu'))[number]
+    q, k, v = (torch.randn(1, 2, 40 * preset.tokens, 16, generator=rng) for _ in range(3))
+    expected = mask.attend(q, k, v)
+    mask.blocks = mask.make_blocks()
+    found = mask.attend(q, k, v)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_clips_begin_with_the_sinks_of_their_episode_and_go_on_later_in_it():
+    rng = np.random.default_rng(0)
+    drawn = [after_sinks(SMALL_TILES, 20, 100, rng) for _ in range(200)]
+    for index, times in drawn:
+        assert (index[:4] == np.arange(4)).all() and (times[:4] == np.arange(4)).all()
+        assert (np.diff(index[4:]) == 1).all() and (np.diff(times[4:]) == 1).all() and index[-1] < 100
+        assert times[4] % 4 == 0 and times[4] >= index[4]  # later in the session than in the episode, never before
+        assert times[4] == index[4] or index[4] >= 4 + FAR
+    ahead = np.array([index[4] for index, _ in drawn])
+    assert 0.2 < (ahead == 4).mean() < 0.5 and ahead.max() == 84
+    assert max(times[4] for _, times in drawn) > 4000
+
+
+def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of_the_oldest():
+    simulation = Simulation(range(7, 14), 1, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    try:
+        simulation.wait(4)
+        while simulation.episodes.added < 6:
+            time.sleep(0.05)
+    finally:
+        simulation.stop()
+    held, live = simulation.held, simulation.episodes
+    assert len(held) == 1 and len(live) == 4
+    seeds = [7, 12, 13, 10, 11]  # the first is held back; of the six others, the last two replaced the first two
+    alone = collect(seeds, 6, SMALL_TILES.image_size, 1)
+    for name in ('frames', 'actions', 'expert', 'poses', 'visible'):
+        found = torch.cat([getattr(held, name), getattr(live, name)]).numpy()
+        np.testing.assert_array_equal(found, alone[name])
+
+
+def test_live_episodes_that_come_later_are_encoded_as_those_before():
+    model = tiled_model.tiled_model(TILED)
+    rng = np.random.default_rng(0)
+    live = LiveEpisodes(3, 5, TILED, torch.device('cpu'))
+    made = [{name: np.zeros(shape[1:], kind) for name, (shape, kind) in array_shapes(1, 5, TILED.image_size).items()
+             if len(shape) > 1} for _ in range(2)]
+    for each in made:
+        each['frames'][:] = rng.integers(0, 256, each['frames'].shape)
+    live.add(made[:1])
+    live.encode(model.vae)
+    live.add(made[1:])
+    assert len(live) == 2
+    for number, each in enumerate(made):
+        images = torch.from_numpy(each['frames'])[None].float().div(127.5).sub(1.0).movedim(-1, -3)
+        torch.testing.assert_close(live.latents[number].float(), model.vae.encode_clips(images)[0], rtol=0.02, atol=0.02)
+
+
+def test_a_simulation_that_ends_early_says_why():
+    simulation = Simulation(range(1), 0, 4, 6, SMALL_TILES, None, torch.device('cpu'), 1)
+    try:
+        with pytest.raises(RuntimeError, match='ended after 1 episodes: no seeds are left'):
+            simulation.wait(2)
+    finally:
+        simulation.stop()
+
+
+def test_an_autoencoder_serves_another_size_of_images():
+    small = WorldModel(SMALL_TILES)
+    checkpoint.take_autoencoder(small, model_folder('tiny'))
+    tiny = checkpoint.load(model_folder('tiny'))
+    for name, tensor in tiny.vae.state_dict().items():
+        assert torch.equal(small.vae.state_dict()[name], tensor)
+    with pytest.raises(ModelError, match="of preset 'tiny', is no start for a 'small'"):
+        checkpoint.take_autoencoder(WorldModel(SMALL), model_folder('tiny'))

@@ -1,0 +1,158 @@
+"""Masks of a preset with tiles over frames that lie next to each other in one tensor, as training passes them.
+
+What a session's lists of pages say (``engine.tile_window``), as a mask: which frames a frame sees, and which tiles of the
+plane each tile does. FlexAttention skips the blocks that a mask leaves out; ``dense`` is the definition, for CPUs and tests.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from ..cache.layout import TileLayout
+from .presets import Preset
+
+_compiled_flex_attention = torch.compile(flex_attention, dynamic=False)  # else it computes and masks everything
+
+BLOCK = 128  # tokens along each side of a block that is computed or left out
+
+
+@dataclass(frozen=True, eq=False)
+class FrameOrder:
+    """Frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as."""
+
+    times: np.ndarray
+    slabs: np.ndarray
+
+    @classmethod
+    def committed(cls, preset: Preset, times: np.ndarray) -> FrameOrder:
+        """Frames that are in their own slabs."""
+        return cls(times, times // preset.tile[0])
+
+    @classmethod
+    def chunk(cls, preset: Preset, times: np.ndarray) -> FrameOrder:
+        """A chunk to be denoised: whole slabs, behind that of the frame before it, complete or not."""
+        frames = preset.tile[0]
+        return cls(times, (times[0] - 1) // frames + 1 + np.arange(len(times)) // frames)
+
+
+def commit_frames(preset: Preset, order: FrameOrder, slabs: int) -> np.ndarray:
+    """Which committed frames (T, T) each of them sees in a neighbourhood of so many ``slabs``, 0 for all: those up to itself in
+    its slab, the slabs that are within the window before it, and sinks."""
+    times, own = order.times, order.slabs
+    visible = (np.tril(np.ones((len(times),) * 2, bool))
+               & (_kept(preset, own[None], times[:, None]) | (own[None] == own[:, None])))
+    return visible & _near(own, own, visible, own, slabs)
+
+
+def chunk_sees(preset: Preset, before: FrameOrder, chunk: FrameOrder, slabs: int) -> np.ndarray:
+    """Which of the committed frames ``before`` it (S) and of its own frames each frame of a chunk (T) sees, (T, S + T)."""
+    kept = (before.times < chunk.times[0]) & _kept(preset, before.slabs, chunk.times[0])
+    visible = np.broadcast_to(np.concatenate([kept, np.ones(len(chunk.times), bool)]),
+                              (len(chunk.times), len(kept) + len(chunk.times)))
+    others = np.concatenate([before.slabs, chunk.slabs])
+    return visible & _near(chunk.slabs, others, visible, np.full(len(chunk.slabs), chunk.slabs[-1]), slabs)
+
+
+def _kept(preset: Preset, slab: np.ndarray, time: np.ndarray | int) -> np.ndarray:
+    """Whether a slab is still in the cache when the frame number ``time`` comes."""
+    return ((slab + 1) * preset.tile[0] > time - preset.window_frames) | (slab < preset.sink_slabs)
+
+
+def _near(own: np.ndarray, others: np.ndarray, visible: np.ndarray, last: np.ndarray, size: int) -> np.ndarray:
+    """Which of the slabs ``others`` lie in the ``size`` around each of ``own``, moved inside from the first visible one to
+    ``last``, as ``cache.patterns`` has it; bool (own, others)."""
+    if not size:
+        return np.ones((len(own), len(others)), bool)
+    first = np.where(visible, others, np.iinfo(np.int64).max).min(1)
+    low = np.maximum(np.minimum(own - size // 2, last - size + 1), first)[:, None]
+    return (others >= low) & (others < low + size)
+
+
+def plane_tiles(preset: Preset, rows: int, columns: int) -> np.ndarray:
+    """Which tiles of a plane each tile sees in a neighbourhood of (rows, columns) of tiles, bool (tiles, tiles)."""
+    layout = TileLayout(preset.tile, preset.grid)
+    seen = np.ones((layout.tiles,) * 2, bool)
+    for axis, size in enumerate((rows, columns)):
+        place = layout.positions[:, axis]
+        seen &= _near(place, place, np.ones_like(seen), np.full(len(place), layout.plane[axis] - 1), size)
+    return seen
+
+
+class TileMask:
+    """Attention of T frames to S frames, (T, S) bool on the device, whose tiles see ``tiles`` (tiles, tiles) of the plane.
+
+    Tokens lie frame by frame, within a frame tile by tile. Where each tile sees its own place alone, places are a batch: then
+    nothing is masked within a block but at its frames.
+    """
+
+    def __init__(self, preset: Preset, frames: Tensor, tiles: np.ndarray):
+        self.tokens, self.count = preset.tokens, len(tiles)
+        self.run = preset.tokens // self.count
+        self.frames, self.tiles = frames, torch.from_numpy(tiles).to(frames.device)
+        self.column = bool((tiles == np.eye(len(tiles), dtype=bool)).all())
+        # Tokens that have one row of ``units``: those of a frame, or of a tile in a frame.
+        self.unit = self.run if self.column or not tiles.all() else self.tokens
+        # Not where it is used: that is compiled, for any mask of this shape.
+        self.blocks = self.make_blocks() if frames.is_cuda else None
+
+    @property
+    def units(self) -> Tensor:
+        """Which unit sees which, bool."""
+        return self.frames if self.column or self.unit == self.tokens else torch.kron(self.frames, self.tiles)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (B, H, T * P, d), k and v (B, H, S * P, d) to (B, H, T * P, d)."""
+        if self.blocks is None:
+            return F.scaled_dot_product_attention(q, k, v, self.dense)
+        flex = _compiled_flex_attention if q.is_cuda else flex_attention
+        if not self.column:
+            return flex(q, k, v, block_mask=self.blocks)
+        out = flex(*(self._by_place(part) for part in (q, k, v)), block_mask=self.blocks)
+        b, heads, tokens, dim = q.shape
+        return out.view(b, self.count, heads, -1, self.run, dim).permute(0, 2, 3, 1, 4, 5).reshape(b, heads, tokens, dim)
+
+    def _by_place(self, x: Tensor) -> Tensor:
+        """(B, H, T * P, d) to (B * tiles, H, T * run, d)."""
+        b, heads, _, dim = x.shape
+        return x.view(b, heads, -1, self.count, self.run, dim).permute(0, 3, 1, 2, 4, 5).reshape(b * self.count, heads, -1, dim)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The mask between tokens, bool (T * P, S * P)."""
+        places = torch.kron(self.tiles, torch.ones(self.run, self.run, dtype=torch.bool, device=self.tiles.device))
+        return torch.kron(self.frames, places)
+
+    def make_blocks(self) -> BlockMask:
+        """The mask for FlexAttention, of blocks of BLOCK tokens that are seen, partly seen or left out."""
+        units, unit = self.units, self.unit
+        if unit % BLOCK == 0:
+            times = unit // BLOCK
+            whole = some = units.repeat_interleave(times, 0).repeat_interleave(times, 1)
+        else:
+            rows, columns = (-(-size * unit // BLOCK) for size in units.shape)
+            side = BLOCK // unit
+            units = F.pad(units, (0, columns * side - units.shape[1], 0, rows * side - units.shape[0]))
+            cells = units.view(rows, side, columns, side)
+            whole, some = cells.all(3).all(1), cells.any(3).any(1)
+        lengths = tuple(size * unit for size in self.units.shape)
+        return BlockMask.from_kv_blocks(*_ordered(some & ~whole), *_ordered(whole), BLOCK_SIZE=BLOCK,
+                                        mask_mod=_seen(units, unit), seq_lengths=lengths)
+
+
+def _seen(units: Tensor, unit: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return units[q // unit, kv // unit]
+    return mask
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and which, first: int32 (1, 1, rows) and (1, 1, rows, columns)."""
+    order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
