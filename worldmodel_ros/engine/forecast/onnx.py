@@ -56,6 +56,7 @@ class OnnxStream:
         self._features = np.zeros((1, 4 * preset.vae_width, *preset.latent_size), np.float32)
         self._seen = 0  # frames
         self._pose = np.zeros(3)
+        self.features = np.zeros((network.queries, preset.width), np.float32)  # of the newest frame's slots
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,6 +73,7 @@ class OnnxStream:
         if passes == 2:
             found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), own_keys, own_values,
                                                      *window)]
+        self.features = slots[0]
         first = self._seen % self._frames * self._own
         for kept, new in ((self._keys, own_keys), (self._values, own_values)):
             kept[:, :, :, first:first + self._own] = new

@@ -307,10 +307,7 @@ class OdometryTopic:
         self._node.destroy_subscription(self._subscription)
 
     def _hear(self, message: Odometry) -> None:
-        at, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, yaw), (twist.linear.x, twist.angular.z))
-        if self.readings.add(reading):
+        if self.readings.add(Reading.of(message)):
             self.frame = message.header.frame_id.lstrip('/')
         else:
             self._refusals.count('odometry: not finite')
