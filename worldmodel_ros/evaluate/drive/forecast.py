@@ -1,8 +1,8 @@
 """Runs a scene forecast along a recording: what it says will be, what it sees later, and what it would have commanded.
 
 A recording does not tell where things are. So a place that was forecast is held against where the same forecast sees the thing
-when that time has come, well within the camera's view: a forecast that knows a scene agrees with itself, and, of what moves, more
-so than one that takes everything to stand still. In a place that it was never trained for it sees things all the same, but they
+when that time has come, well within the camera's view: a forecast that knows a scene agrees with itself and, of what moves,
+more so than one that takes everything to stand still. In a place that it was never trained for it sees things all the same, but they
 do not stay where they are.
 """
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ForecastReplay:
     def __init__(self, forecasts: Forecasts, spec: Preset) -> None:
         """``spec``: of the model that the ticks are made for. Raises ModelError where they do not suit the forecast."""
         if (forecasts.image_size, forecasts.step_period) != (spec.image_size, spec.step_period):
-            raise ModelError(f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} s, '
-                             f'model {spec.name} of {spec.image_size} each {spec.step_period} s: they do not go together')
+            raise ModelError(f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} '
+                             f's, model {spec.name} of {spec.image_size} each {spec.step_period} s: they do not go together')
         self._forecasts, self._spec = forecasts, spec
         self._pilot, self._episode = Pilot(forecasts.open()), -1
         self._past: deque[_Moment] = deque(maxlen=max(AHEAD) + 1)
@@ -127,8 +127,8 @@ class ForecastReplay:
 
         ``things``: in view, a tick; ``seen``: share of the ticks, by thing; ``odometry``: share of the ticks at which the
         wheels were measured. ``places``: by what moves and seconds ahead, the median error in m, and that of a forecast in
-        which everything stays (``standing_still``). ``commands``: of the best candidate for the goal as set, against those that were
-        recorded next, and the share of the candidates that were vetoed.
+        which everything stays (``standing_still``). ``commands``: of the best candidate for the goal as set, against those that
+        were recorded next, and the share of the candidates that were vetoed.
         """
         ticks = max(1, self._ticks)
         places: dict[str, dict] = {}
