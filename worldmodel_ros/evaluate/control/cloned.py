@@ -28,9 +28,9 @@ class Cloned:
     """Decides by a cloned policy. A target that is not known is looked for as by all other controllers; what stands is
     remembered as by the robot. Tasks are told it as what to drive to, and how near; it is deaf to all other terms."""
 
-    def __init__(self, policy: ClonedPolicy, stream: FeatureStream, size: tuple[int, int],
+    def __init__(self, policy: ClonedPolicy | None, stream: FeatureStream, size: tuple[int, int],
                  look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> None:
-        """``size``: of the images, (H, W); ``look``: the camera."""
+        """``policy``: None, for one that only observes; ``size``: of the images, (H, W); ``look``: the camera."""
         self._policy, self._stream, self._size, self._look = policy, stream, size, look
         self._pilot: Pilot | None = None
 

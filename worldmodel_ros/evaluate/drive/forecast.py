@@ -2,8 +2,8 @@
 
 A recording does not tell where things are. So a place that was forecast is held against where the same forecast sees the thing
 when that time has come, well within the camera's view: a forecast that knows a scene agrees with itself and, of what moves,
-more so than one that takes everything to stand still. In a place that it was never trained for it sees things all the same, but they
-do not stay where they are.
+more so than one that takes everything to stand still. In a place that it was never trained for it sees things all the same,
+but they do not stay where they are.
 """
 from __future__ import annotations
 
