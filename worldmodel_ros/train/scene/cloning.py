@@ -193,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = options.data / f'round-{number}.npz' if options.data else None
         driven = _kept(file)
         if not driven:
+            if data:
+                policy, _ = train(data, 0, max(1, options.epochs // 2))
             first = options.first_seed + number * share
             driven = collect(options.forecast, drivers, policy, range(first, first + share), options.seconds, options.workers)
             if file:
@@ -200,8 +202,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data += driven
         rounds.append({'episodes': len(driven), 'ticks': sum(len(ticks[0]) for ticks in driven), 'drivers': dict(drivers)})
         print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
-        if drivers is not DRIVERS[-1]:
-            policy, _ = train(data, 0, max(1, options.epochs // 2))
     options.out.mkdir(parents=True, exist_ok=True)
     result |= {'rounds': rounds, 'losses': []}
     for seed in range(options.trainings):
