@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from worldmodel_ros.control.terms import Term
 from worldmodel_ros.engine.forecast.loading import Forecasts, load_forecast
 from worldmodel_ros.evaluate.control.cloned import Cloned
 from worldmodel_ros.evaluate.control.controllers import CONTROLLERS
@@ -33,6 +33,9 @@ from worldmodel_ros.model.cloned_policy import ClonedPolicy
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.task_scenes import Variant
 from worldmodel_ros.sim.world import LIMITS, World
+
+if TYPE_CHECKING:
+    from worldmodel_ros.control.terms import Term
 
 SEEDS = range(800_000, 900_000)  # of the rooms; the forecast was trained in others
 MIX: Mapping[str, float] = {'intercept': 0.66, 'street': 0.28, 'recall': 0.06}  # shares of the episodes: recall's are long
