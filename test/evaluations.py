@@ -9,6 +9,7 @@ from bags import Drive, write_bag
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.forecast.loading import Forecasts
 from worldmodel_ros.evaluate.drive.bag_evaluation import Task, evaluate_bag
 from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from worldmodel_ros.evaluate.drive.step_times import MeasuredTimes
@@ -26,11 +27,12 @@ def engine() -> Engine:
     return load('tiny', 'onnx-int8')
 
 
-def evaluate(bag: Path, lines: Path | None = None, seconds: float | None = None) -> Evaluation:
+def evaluate(bag: Path, lines: Path | None = None, seconds: float | None = None, forecasts: Forecasts | None = None
+             ) -> Evaluation:
     """Evaluate the shipped model on a bag; ``lines``: where the windows go, if anybody wants them."""
     with tempfile.TemporaryDirectory() as folder:
         lines = lines or Path(folder) / 'windows.jsonl'
-        return evaluate_bag(Task(bag, 'tiny', seconds=seconds), engine(), TIMES, lines)
+        return evaluate_bag(Task(bag, 'tiny', seconds=seconds), engine(), TIMES, lines, forecasts=forecasts)
 
 
 def evaluated(drive: Drive, name: str) -> Evaluation:

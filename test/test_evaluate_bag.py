@@ -6,13 +6,19 @@ import sys
 
 import numpy as np
 import pytest
-from bags import NS, at_rate, gap, late, shuffled_commands, simulated_drive, truncate, without_commands, write_bag
-from evaluations import TIMES, evaluate, evaluated
+from bag_messages import odometry
+from bags import NS, START, at_rate, gap, late, shuffled_commands, simulated_drive, truncate, without_commands, write_bag
+from evaluations import TIMES, engine, evaluate, evaluated
 from real_drive import ROOT, real_drive
 
 from worldmodel_ros import cli
+from worldmodel_ros.bags.drive import Tick
 from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.control.motion import along_arc
+from worldmodel_ros.engine.forecast.loading import FORECASTS, load_forecast
+from worldmodel_ros.engine.loading import WEIGHTS
 from worldmodel_ros.evaluate.drive.compare import compare
+from worldmodel_ros.evaluate.drive.forecast import ForecastReplay, in_words
 from worldmodel_ros.evaluate.drive.verdict import BAD, FAIR, GOOD, judge
 
 TELEPORT = 8.0  # s
@@ -177,6 +183,48 @@ def test_the_real_drive_is_judged_from_one_command(tmp_path):
     assert found['pace']['ticks'] in (60, 61) and found['prediction']['moving']['pictures'] > 200
     # The shipped model has never seen such a place, and must not be said to know it.
     assert found['verdict']['level'] == BAD and 'Out of distribution' in found['verdict']['sentence']
+
+
+def wheels_of(drive):
+    """Odometry at 50 Hz of a robot that drives as it is commanded."""
+    place, rows, command = np.zeros((1, 3)), [], np.zeros(2)
+    commands = dict(drive.commands)
+    for at in range(START, drive.stamps[-1] + 1, NS // 200):
+        command = np.array(commands.get(at, command))
+        if (at - START) % (NS // 50) == 0:
+            rows.append(('/odom', 'nav_msgs/msg/Odometry', at, odometry(tuple(command), at, tuple(place[0]))))
+        place = along_arc(place, command[None], 0.005)
+    return tuple(rows)
+
+
+@pytest.mark.parametrize('heard', [True, False])
+def test_a_forecast_along_a_recording_agrees_with_what_it_sees_later_with_and_without_odometry(heard, tmp_path):
+    drive = simulated_drive(5.0)
+    bag = write_bag(tmp_path / 'drive', drive, encoding='png', extra=wheels_of(drive) if heard else ())
+    found = evaluate(bag, forecasts=load_forecast('tiny')).forecast
+    assert found['ticks'] == 50 and found['odometry'] == pytest.approx(1.0 if heard else 0.0, abs=0.05)
+    row = found['places']['standing']['0.8 s']
+    assert row['n'] > 10 and row['error_m'] < 0.15
+    assert found['commands']['ticks'] > 20 and found['commands']['vetoed'] < 0.2
+    assert found['commands']['angular.z']['correlation'] > 0.5
+    assert ('without odometry' in in_words(found)) is not heard
+
+
+def test_a_forecast_is_said_not_to_be_at_home_where_what_stands_does_not_stay():
+    rng, still = np.random.default_rng(0), np.zeros(2, np.float32)
+    replay = ForecastReplay(load_forecast('tiny'), engine().spec)
+    noise = (rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(25))
+    list(replay.watch(Tick(k, 0, k * NS // 10, k * NS // 10, image, still, None, '') for k, image in enumerate(noise)))
+    assert 'not at home' in in_words(replay.numbers())
+
+
+def test_a_forecast_is_no_model_and_a_model_no_forecast(tmp_path, capsys):
+    TIMES.save(tmp_path / 'times.json')
+    bag = write_bag(tmp_path / 'drive', simulated_drive(1.0))
+    line = ['evaluate', 'bag', str(bag), '--step-times', str(tmp_path / 'times.json'), '--out', str(tmp_path / 'out')]
+    for option, name in (('--model', str(FORECASTS / 'tiny')), ('--forecast', str(WEIGHTS / 'tiny'))):
+        assert cli.main([*line, option, name]) == 1
+        assert 'scene forecast' in capsys.readouterr().err
 
 
 def test_stamps_of_the_windows_are_those_of_the_pictures(kitchen):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worldmodel_ros.inputs.camera import Correction
+from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import NS, ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.inputs.images import ImageError
 from worldmodel_ros.model.presets import Preset
@@ -37,7 +38,8 @@ class Tick:
     ``log_ns`` its receipt. ``image``: uint8 (H, W, 3) RGB at the model's size. ``executed``, float32 (A,): the
     time-weighted mean action since the tick before (over one step period, for the first of an episode), as the node
     has it. ``recorded``, float32 (A,): the first action received within a step period from the stamp on, else the one in
-    force; None before the first one. ``goal``: '' where it is unknown.
+    force; None before the first one. ``goal``: '' where it is unknown. ``wheels``: pose (3,), m and rad, and twist
+    (2,), m/s and rad/s, that the odometry measured, as the node has them; None where it did not, or was not asked for.
     """
 
     index: int
@@ -48,6 +50,7 @@ class Tick:
     executed: np.ndarray
     recorded: np.ndarray | None
     goal: str
+    wheels: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class _Seen(NamedTuple):
@@ -68,9 +71,10 @@ class Drive:
     """
 
     def __init__(self, bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings,
-                 seconds: float | None, skip: float) -> None:
+                 seconds: float | None, skip: float, wheels: bool = False) -> None:
         self.bag, self.mapping, self.preset, self.settings = bag, mapping, preset, settings
         self.seconds, self.skip = seconds, skip
+        self.odometry_topic = mapping.odometry_topic if wheels else None
         self.health = Health(preset)
 
     @property
@@ -84,14 +88,15 @@ class Drive:
 
 
 def read_drive(bag: Bag, mapping: Mapping, preset: Preset, settings: FrameSettings = FrameSettings(),
-               seconds: float | None = None, skip: float = 0.0) -> Drive:
+               seconds: float | None = None, skip: float = 0.0, wheels: bool = False) -> Drive:
     """
-    Return the ticks of a bag, to be iterated over. ``settings`` are those of the live node.
+    Return the ticks of a bag, to be iterated over. ``settings`` are those of the live node. ``wheels``: with what the odometry
+    measured, if there is one.
 
     ``skip`` and ``seconds``: images earlier and later than this after the first one are left, and have no part in
     ``Drive.health`` (a caller that ends the iteration early finds in it what was read ahead).
     """
-    return Drive(bag, mapping, preset, settings, seconds, skip)
+    return Drive(bag, mapping, preset, settings, seconds, skip, wheels)
 
 
 class _Reading:
@@ -104,6 +109,8 @@ class _Reading:
         self._frames = Frames(preset.step_period, preset.image_size)
         self._camera = Correction(preset.camera.vertical_fov if preset.camera else None, preset.image_size)
         self._executed = ExecutedActions(preset.actions, preset.step_period, drive.mapping.executed_timeout)
+        self._wheels, self._wheels_topic = WheelReadings(preset.step_period), drive.odometry_topic
+        self._topics = [*drive.mapping.topics, *((self._wheels_topic,) if self._wheels_topic else ())]
         self._seen: deque[_Seen] = deque()
         self._goal = ''
         self._index = self._episode = -1
@@ -115,7 +122,7 @@ class _Reading:
 
     def ticks(self) -> Iterator[Tick]:
         now = None
-        for record in self._bag.messages(self._mapping.topics):
+        for record in self._bag.messages(self._topics):
             if now is not None and record.log_ns < now:
                 yield from self._finish(None)  # time was set back: no action of the new time belongs to these
             now, is_image = record.log_ns, record.topic.name == self._mapping.image_topic
@@ -135,6 +142,8 @@ class _Reading:
         name = record.topic.name
         try:
             message = self._bag.deserialize(record.topic, record.raw)
+            if name == self._wheels_topic and not self._wheels.add(Reading.of(message)):
+                raise MessageError(f'{name}: the odometry is not finite')
             if name == self._mapping.image_topic:
                 self._take_image(message, record.log_ns)
             elif name == self._mapping.action_topic:
@@ -143,7 +152,7 @@ class _Reading:
                 if self._camera.take(message):
                     self._frames.view = self._camera.view
                     self._frames.forget()  # what was seen by another view is no past of what is seen now
-            else:
+            elif name == self._mapping.goal_topic:
                 self._take_goal(message.data.strip(), record.log_ns)
         except MessageError as error:
             self._health.unreadable(name, record.log_ns, str(error))
@@ -189,7 +198,8 @@ class _Reading:
             recorded = self._executed.first(seen.stamp, seen.stamp + self._period)
             self._stamp = seen.stamp
             yield Tick(self._index, self._episode, seen.stamp, seen.log, seen.image, executed,
-                       None if recorded is None else np.asarray(recorded, np.float32), seen.goal)
+                       None if recorded is None else np.asarray(recorded, np.float32), seen.goal,
+                       self._wheels.at(seen.stamp) if self._wheels_topic else None)
 
     def _is_complete(self, seen: _Seen, now: int) -> bool:
         # A stamp far ahead of its receipt would be waited for until the end of the bag.

@@ -5,8 +5,12 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.cli import arguments, evaluate_control, evaluate_quality
+
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
 _EXAMPLES = """\
 examples:
@@ -15,6 +19,7 @@ examples:
   worldmodel evaluate bag drive/ --model tiny --model out/run2/final
                                                           two models on one drive, compared
   worldmodel evaluate bag monday/ tuesday/                one model on two drives, compared
+  worldmodel evaluate bag drive/ --forecast tiny          the scene forecast along it: is it at home here?
   worldmodel evaluate bag drive/ --step-times robot.json  the deadline with times measured on the robot:
                                                           python -m worldmodel_ros.evaluate.drive.step_times --out robot.json
 
@@ -52,6 +57,7 @@ def add_bag(parser: argparse.ArgumentParser) -> None:
                         help='shipped model or folder of a trained one (default: tiny); given twice: compared')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
                         help='what runs the networks (default: auto)')
+    parser.add_argument('--forecast', metavar='F', help='scene forecast to be run along: a shipped one (tiny) or a folder')
     parser.add_argument('--out', type=Path, default=Path('out/evaluation'),
                         help='folder for the results (default: out/evaluation)')
     parser.add_argument('--json', action='store_true', help='print the summary as JSON instead of in words')
@@ -103,6 +109,7 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     given = MeasuredTimes.load(chosen.step_times) if chosen.step_times else None
     # Files of a comparison are told apart as its evaluations are: A and B.
+    forecasts = _forecast(chosen) if chosen.forecast else None
     marks = iter(('',) if len(chosen.bag) * len(models) == 1 else ('_a', '_b'))
     evaluations = []
     for model in models:
@@ -115,10 +122,16 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
                 measured.save(chosen.out / f'step_times{mark}.json')
             with Progress(bag.name) as progress:
                 task = Task(bag, model, chosen.config, chosen.limit, chosen.skip)
-                evaluations.append(evaluate_bag(task, engine, measured, chosen.out / f'windows{mark}.jsonl', progress))
+                evaluations.append(evaluate_bag(task, engine, measured, chosen.out / f'windows{mark}.jsonl', progress,
+                                                forecasts))
     summary = write_results(chosen.out, evaluations, {
         'command': shlex.join(['worldmodel', *sys.argv[1:]]), 'machine': machine(), 'versions': versions(),
         'time': datetime.now(timezone.utc).isoformat(timespec='seconds')})
     print(json.dumps(summary, indent=1) if chosen.json else in_words(evaluations, summary))
     print(chosen.out / 'report.html', file=sys.stderr if chosen.json else sys.stdout)
     return 0
+
+
+def _forecast(chosen: argparse.Namespace) -> Forecasts:
+    from worldmodel_ros.engine.forecast.loading import load_forecast
+    return load_forecast(chosen.forecast, chosen.backend)

@@ -22,6 +22,9 @@ Prints one JSON object. The same seeds give the same numbers on one machine, wit
 _TASKS = ('intercept', 'street', 'recall', 'rooms', 'runtime')
 
 
+_DEFAULT = ('oracle', 'tracker', 'frozen', 'reactive', 'b1', 'b2', 'none', 'one_step', 'two_step')
+
+
 def add_control(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``evaluate control``, and what runs it."""
     parser.add_argument('--seeds', required=True, metavar='A:B',
@@ -31,12 +34,13 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                              f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: those alone)')
     parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
                         help='pose, image, colour: the tasks places, images and rooms, which are a goal and no more')
-    parser.add_argument('--controllers', nargs='+', default=['oracle', 'tracker', 'frozen', 'reactive', 'b1'], metavar='C',
-                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; with --forecast '
-                             'still, none, one_step, two_step (default: oracle tracker frozen reactive b1)')
-    parser.add_argument('--forecast', default='', metavar='F',
+    parser.add_argument('--controllers', nargs='+', default=list(_DEFAULT), metavar='C',
+                        help='oracle, oracle_full_view, oracle_short_memory, tracker, frozen, reactive, b1; on the forecast '
+                             'b2, b2_seed_1, b2_seed_2, still, none, one_step, two_step, motion_unseen, another_future '
+                             f'(default: {" ".join(_DEFAULT)})')
+    parser.add_argument('--forecast', default='tiny', metavar='F',
                         help='learned scene forecast: name of a shipped one, or folder of one that '
-                             'python -m worldmodel_ros.train.scene.run has left')
+                             'python -m worldmodel_ros.train.scene.run has left (tiny)')
     parser.add_argument('--ros', action='store_true',
                         help='drive the rooms over real topics in real time, by the nodes and the forecast of --forecast')
     parser.add_argument('--log', type=Path, default=Path('out/control/log'), metavar='FOLDER',
@@ -86,8 +90,6 @@ def _tasks(chosen: argparse.Namespace) -> tuple[str, ...]:
 def _over_ros(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.cli.evaluate_control_ros import drive
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-    if not chosen.forecast:
-        raise ValueError('--ros needs a forecast: give the folder that training it has left, or the name of a shipped one')
     tasks, seeds = _tasks(chosen), parse_seeds(chosen.seeds)
     folder = Path(chosen.forecast)
     bringup = {'model': chosen.model, 'backend': chosen.backend,

@@ -204,10 +204,11 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     longest = int(held.max())
     path, others, radii = scene_of(aim, view)
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
-    targets = path[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
+    targets = policy.as_complex(path)[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
+    obstacles, course = policy.as_complex(others.swapaxes(0, 1)), policy.Course(aim, radii, view.walls)
     found, given = [poses], []
     for step in range(steps - 1):
-        reaction = policy.drive(aim, poses, targets[step], others[:, step + 1], radii, view.walls)
+        reaction = course.drive(poses, targets[step], obstacles[step + 1])
         if step < longest:
             np.copyto(reaction, holds, where=(step < held)[:, None])
         commands = limited(reaction, commands, limits)

@@ -57,14 +57,16 @@ def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarr
     """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s: exact for constant ones. Yaw is
     not wrapped."""
     turn = twists[:, 1] * seconds
-    half = np.pi * (turn / (2 * np.pi))
-    half[half == 0.0] = np.pi * 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
+    half = turn / 2
+    heading = poses[:, 2] + half
+    half[half == 0.0] = 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
     chord = twists[:, 0] * seconds * (np.sin(half) / half)
-    heading = poses[:, 2] + turn / 2
     moved = np.empty_like(poses)
-    moved[:, 0] = poses[:, 0] + chord * np.cos(heading)
-    moved[:, 1] = poses[:, 1] + chord * np.sin(heading)
-    moved[:, 2] = poses[:, 2] + turn
+    np.cos(heading, out=moved[:, 0])
+    np.sin(heading, out=moved[:, 1])
+    moved[:, :2] *= chord[:, None]
+    moved[:, :2] += poses[:, :2]
+    np.add(poses[:, 2], turn, out=moved[:, 2])
     return moved
 
 

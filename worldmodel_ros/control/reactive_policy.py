@@ -57,74 +57,120 @@ class Aim:
         raise ValueError('a task without a thing to touch, to reach or to keep a distance to gives a policy no aim')
 
 
+class Course:
+    """The policy with an aim, among obstacles and walls: what depends on neither robots nor time is computed once.
+
+    Places of the plane are complex numbers here, so that one call turns them and one gives their distance.
+    """
+
+    def __init__(self, aim: Aim, radii: np.ndarray, walls: np.ndarray) -> None:
+        """``radii`` (N,) of the obstacles; ``walls`` as in ``Outcome``."""
+        self._aim, self._walls = aim, len(walls)
+        self._touched, self._passed = (radii + (ROBOT_RADIUS + 0.01)) ** 2, radii + (ROBOT_RADIUS + _MARGIN)
+        self._normals, self._room = np.ascontiguousarray(walls[:, :2].T), walls[:, 2] - ROBOT_RADIUS
+
+    def drive(self, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray) -> np.ndarray:
+        """Return commands (C, 2), m/s and rad/s, for robots at ``poses`` (C, 3), given their ``target`` (C,) and all other
+        things (N,), both complex."""
+        aim, (state, ahead, at) = self._aim, _state(poses)
+        back = ahead.conj()
+        way = (target - at) * back
+        distance, bearing = np.abs(way), np.arctan2(way.imag, way.real)
+        heading, seen = bearing, None
+        if len(obstacles):
+            seen = (obstacles - at[:, None]) * back[:, None]
+            heading = self._round_obstacles(ahead, at, way, distance, bearing, seen)
+        most = self._free(state, seen)
+        if aim.apart:
+            if aim.in_view:
+                heading = np.minimum(np.maximum(heading, bearing - _KEEP_VIEW), bearing + _KEEP_VIEW)
+            speed = _approach(aim, distance)
+        else:
+            speed = np.full(len(poses), _RUSH)
+        facing = np.maximum(0.0, 1.0 - np.abs(heading) / _FULL_TURN)
+        np.multiply(speed, facing, out=speed, where=speed > 0.0)
+        blocked = most < 0.04
+        most *= _BRAKE
+        most[blocked] = -0.15
+        commands = np.empty((len(poses), 2))
+        np.minimum(speed, most, out=commands[:, 0])
+        heading = _STEER * heading
+        np.minimum(np.maximum(heading, -_TURN), _TURN, out=commands[:, 1])
+        if not aim.in_view and aim.apart < ROBOT_RADIUS:
+            there = distance <= aim.apart  # the place's direction says nothing any more
+            if aim.yaw is None:
+                commands[there, 1] = 0.0
+            else:
+                there |= (distance <= _TURN_AT_PLACE) & (np.abs(bearing) > _AHEAD)
+                left = np.remainder(aim.yaw - poses[there, 2] + np.pi, 2 * np.pi) - np.pi
+                commands[there, 0] = 0.0
+                commands[there, 1] = np.minimum(np.maximum(_STEER * left, -_TURN), _TURN)
+        return commands
+
+    def free_way(self, poses: np.ndarray, obstacles: np.ndarray) -> np.ndarray:
+        """Return the metres (C,) that robots at ``poses`` (C, 3) can drive straight on before they touch one of ``obstacles``
+        (N,), complex, or a wall."""
+        state, ahead, at = _state(poses)
+        return self._free(state, (obstacles - at[:, None]) * ahead.conj()[:, None] if len(obstacles) else None)
+
+    def _free(self, state: np.ndarray, seen: np.ndarray | None) -> np.ndarray:
+        """``free_way``, given the obstacles (C, N) in each robot's base."""
+        free = np.full(state.shape[1], np.inf)
+        if self._walls:
+            rate, along = state @ self._normals
+            ways = np.full(rate.shape, np.inf)
+            np.divide(self._room - along, rate, out=ways, where=rate > 1e-6)
+            free = np.minimum.reduce(ways, 1)
+        if seen is not None:
+            x, y = seen.real, seen.imag
+            wide = self._touched - y * y
+            blocks = (x > 0.0) & (wide > 0.0)
+            if np.count_nonzero(blocks):
+                ways = np.where(blocks, x - np.sqrt(np.maximum(wide, 0.0)), np.inf)
+                free = np.minimum(free, np.minimum.reduce(ways, 1))
+        return free
+
+    def _round_obstacles(self, ahead: np.ndarray, at: np.ndarray, way: np.ndarray, distance: np.ndarray, bearing: np.ndarray,
+                         seen: np.ndarray) -> np.ndarray:
+        """Headings (C,) past the nearest obstacle in the way of each robot, on the side that it is nearer to and has room."""
+        away = np.abs(seen)
+        turned = seen * way.conj()[:, None]  # along the way to the target and across it, times its length
+        blocks = (away < distance[:, None]) & (turned.real > 0.0) & (np.abs(turned.imag) < self._passed * distance[:, None])
+        if not np.count_nonzero(blocks):
+            return bearing
+        far = np.where(blocks, away, np.inf)
+        rows, nearest = np.arange(len(far)), far.argmin(1)
+        far, it, reach = far[rows, nearest], seen[rows, nearest], self._passed[nearest]
+        side = np.where(turned.imag[rows, nearest] <= 0.0, 1.0, -1.0)
+        if self._walls:
+            past = at + it * ahead * (1.0 + 1j * (side * reach / far))
+            room = self._room - past.view(float).reshape(-1, 2) @ self._normals
+            side = np.where(np.minimum.reduce(room, 1) < _WALL_MARGIN, -side, side)
+        round_it = np.arctan2(it.imag, it.real) + side * np.arcsin(np.minimum(1.0, reach / far))
+        return np.where(far < np.inf, np.remainder(round_it + np.pi, 2 * np.pi) - np.pi, bearing)
+
+
 def drive(aim: Aim, poses: np.ndarray, target: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray
           ) -> np.ndarray:
     """Return commands (C, 2), m/s and rad/s, for robots at ``poses`` (C, 3) and their ``target`` (C, 2).
 
     ``obstacles`` (N, 2) are all other things, with their ``radii`` (N,); ``walls`` as in ``Outcome``.
     """
-    cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
-    x, y = _in_base(target - poses[:, :2], cos, sin)
-    distance, bearing = np.hypot(x, y), np.arctan2(y, x)
-    heading = bearing
-    seen = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None]) if len(obstacles) else None
-    free = _free(poses, cos, sin, seen, radii, walls)
-    if seen is not None:
-        heading = _round_obstacles(poses, distance, bearing, np.hypot(*seen), np.arctan2(seen[1], seen[0]),
-                                   radii + ROBOT_RADIUS + _MARGIN, walls)
-    if aim.apart:
-        if aim.in_view:
-            heading = np.minimum(np.maximum(heading, bearing - _KEEP_VIEW), bearing + _KEEP_VIEW)
-        speed = _approach(aim, distance)
-    else:
-        speed = np.full(len(poses), _RUSH)
-    facing = np.maximum(0.0, 1.0 - np.abs(heading) / _FULL_TURN)
-    np.multiply(speed, facing, out=speed, where=speed > 0.0)
-    most = _BRAKE * free
-    most[free < 0.04] = -0.15
-    commands = np.empty((len(poses), 2))
-    np.minimum(speed, most, out=commands[:, 0])
-    commands[:, 1] = np.minimum(np.maximum(_STEER * heading, -_TURN), _TURN)
-    if not aim.in_view and aim.apart < ROBOT_RADIUS:
-        at = distance <= aim.apart  # its direction says nothing any more
-        if aim.yaw is None:
-            commands[at, 1] = 0.0
-        else:
-            at |= (distance <= _TURN_AT_PLACE) & (np.abs(bearing) > _AHEAD)
-            left = np.remainder(aim.yaw - poses[at, 2] + np.pi, 2 * np.pi) - np.pi
-            commands[at, 0] = 0.0
-            commands[at, 1] = np.minimum(np.maximum(_STEER * left, -_TURN), _TURN)
-    return commands
+    return Course(aim, radii, walls).drive(poses, as_complex(target), as_complex(obstacles))
 
 
-def free_way(poses: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Return the metres (C,) that robots at ``poses`` (C, 3) can drive straight on before they touch an obstacle or a wall."""
-    cos, sin = np.cos(poses[:, 2]), np.sin(poses[:, 2])
-    seen = _in_base(obstacles[None] - poses[:, None, :2], cos[:, None], sin[:, None]) if len(obstacles) else None
-    return _free(poses, cos, sin, seen, radii, walls)
+def as_complex(places: np.ndarray) -> np.ndarray:
+    """Return places (..., 2) as complex numbers (...)."""
+    return np.ascontiguousarray(places, float).view(complex)[..., 0]
 
 
-def _free(poses: np.ndarray, cos: np.ndarray, sin: np.ndarray, seen: tuple[np.ndarray, np.ndarray] | None,
-          radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """``free_way``, given the obstacles' x and y (C, N) in each robot's base."""
-    free = np.full(len(poses), np.inf)
-    if len(walls):
-        ahead = np.empty((len(poses), 2))
-        ahead[:, 0], ahead[:, 1] = cos, sin
-        rate = ahead @ walls[:, :2].T
-        gap = walls[:, 2] - poses[:, :2] @ walls[:, :2].T - ROBOT_RADIUS
-        ways = gap / np.maximum(rate, 1e-6)
-        ways[rate <= 1e-6] = np.inf
-        free = np.minimum.reduce(ways, 1)
-    if seen is not None:
-        x, y = seen
-        reach = radii + ROBOT_RADIUS + 0.01
-        blocks = (x > 0.0) & (np.abs(y) < reach)
-        if np.count_nonzero(blocks):
-            ways = x - np.sqrt(np.maximum(reach * reach - y * y, 0.0))
-            ways[~blocks] = np.inf
-            free = np.minimum(free, np.minimum.reduce(ways, 1))
-    return free
+def _state(poses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return where robots look and are, (2, C, 2), and both as complex numbers (C,)."""
+    state = np.empty((2, len(poses), 2))
+    np.cos(poses[:, 2], out=state[0, :, 0])
+    np.sin(poses[:, 2], out=state[0, :, 1])
+    state[1] = poses[:, :2]
+    return state, *state.view(complex)[..., 0]
 
 
 class Search:
@@ -160,7 +206,8 @@ class Search:
     def _somewhere(self, pose: np.ndarray, obstacles: np.ndarray, radii: np.ndarray, walls: np.ndarray) -> np.ndarray:
         self._drives += 1
         headings = self._GOLDEN * (self._drives + np.arange(12))
-        free = free_way(np.column_stack([np.tile(pose[:2], (12, 1)), headings]), obstacles, radii, walls)
+        course = Course(Aim('', _STOP, {}), radii, walls)
+        free = course.free_way(np.column_stack([np.tile(pose[:2], (12, 1)), headings]), as_complex(obstacles))
         chosen = int(np.argmax(free > self._LEAST)) if (free > self._LEAST).any() else int(free.argmax())
         way = min(self._WAY, float(free[chosen]) - 0.1) + _STOP
         return pose[:2] + way * np.array([math.cos(headings[chosen]), math.sin(headings[chosen])])
@@ -171,38 +218,3 @@ def _approach(aim: Aim, distance: np.ndarray) -> np.ndarray:
     if aim.apart > _STOP:  # a distance to keep, from both sides
         return np.minimum(np.maximum(1.5 * left, -0.3), _RUSH)
     return np.where(left <= 0.0, 0.0, np.minimum(_CRUISE, 0.1 + 0.9 * left))
-
-
-def _round_obstacles(poses: np.ndarray, distance: np.ndarray, bearing: np.ndarray, away: np.ndarray,
-                     direction: np.ndarray, reach: np.ndarray, walls: np.ndarray) -> np.ndarray:
-    """Headings (C,) past the nearest obstacle in the way of each robot, on the side that it is nearer to and has room."""
-    offset = np.remainder(bearing[:, None] - direction + np.pi, 2 * np.pi) - np.pi
-    tangent = np.arcsin(np.minimum(1.0, reach / np.maximum(away, 1e-6)))
-    blocks = (away < distance[:, None]) & (np.abs(offset) < tangent)
-    if not np.count_nonzero(blocks):
-        return bearing
-    # Only of those whose way is blocked.
-    rows = np.flatnonzero(np.logical_or.reduce(blocks, 1))
-    poses, ahead = poses[rows], away[rows]
-    ahead[~blocks[rows]] = np.inf
-    nearest = ahead.argmin(1)
-    way, off = direction[rows, nearest], tangent[rows, nearest]
-    side = np.where(offset[rows, nearest] >= 0.0, 1.0, -1.0)
-    if len(walls):
-        angle, far, wide = poses[:, 2] + way, away[rows, nearest], side * reach[nearest]
-        cos, sin = np.cos(angle), np.sin(angle)
-        past = poses[:, :2].copy()
-        past[:, 0] += far * cos
-        past[:, 1] += far * sin
-        past[:, 0] += wide * -sin
-        past[:, 1] += wide * cos
-        narrow = (walls[:, 2] - past @ walls[:, :2].T).min(1) < ROBOT_RADIUS + _WALL_MARGIN
-        side = np.where(narrow, -side, side)
-    heading = bearing.copy()
-    heading[rows] = np.remainder(way + side * off + np.pi, 2 * np.pi) - np.pi
-    return heading
-
-
-def _in_base(way: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = way[..., 0], way[..., 1]
-    return cos * x + sin * y, cos * y - sin * x

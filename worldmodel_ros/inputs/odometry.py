@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,18 @@ class Reading(NamedTuple):
     stamp: int
     pose: tuple[float, float, float]
     twist: tuple[float, float]
+
+    @classmethod
+    def of(cls, message: Any) -> Reading:
+        """Return what a nav_msgs/Odometry says."""
+        stamp, pose, twist = message.header.stamp, message.pose.pose, message.twist.twist
+        return cls(stamp.sec * NS + stamp.nanosec, (pose.position.x, pose.position.y, yaw_of(pose.orientation)),
+                   (twist.linear.x, twist.angular.z))
+
+
+def yaw_of(q: Any) -> float:
+    """Return the turn about z, rad, of a geometry_msgs/Quaternion."""
+    return math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
 
 
 class WheelReadings:

@@ -312,6 +312,7 @@ class ForecastStream:
         self._window: Window | None = None
         self._features: Tensor | None = None
         self._time, self._pose = 0, torch.zeros(3, dtype=torch.float64)
+        self.features = torch.zeros(QUERIES, forecast.preset.width)  # of the newest frame's slots
 
     @torch.inference_mode()
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int | None = None
@@ -337,6 +338,7 @@ class ForecastStream:
             for old, new in zip(self._window, added, strict=True)]
         self._window = [(keys[:, :, -frames * own:], values[:, :, -frames * own:]) for keys, values in whole]
         self._time += 1
+        self.features = x[0, tokens:]
         if not passes:
             present = net.read_present(x[0, :tokens])
             paths = present.now.expand(len(HORIZONS), -1, -1)

@@ -79,7 +79,8 @@ class StoredWeights:
 
     def take(self, name: str, shape: torch.Size, part: Part | None) -> Tensor:
         if name not in self._files:
-            raise ModelError(f'weights in {self._folder} lack {name}')
+            hint = ': they are of a scene forecast, which is no world model' if 'slot.1.weight' in self._files else ''
+            raise ModelError(f'weights in {self._folder} lack {name}{hint}')
         stored = self._files[name].get_slice(name)
         if tuple(stored.get_shape()) != tuple(shape):
             raise ModelError(f'weights in {self._folder}: {name} is {tuple(stored.get_shape())}, and should be '

@@ -31,7 +31,8 @@ class _Moves:
         x, y, yaw = (pose[k].expand(1, head_dim) for k in range(3))
         places = Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, head_dim, -1))
         units = torch.eye(head_dim)[None, None]
-        self._query, self._to_odom, self._to_base = places.query(units), places.to_odom(units), places.to_base(units)
+        self._query = places.query(units) / math.sqrt(head_dim)  # the scale of the attention, once for all layers
+        self._to_odom, self._to_base = places.to_odom(units), places.to_base(units)
 
     def query(self, x: Tensor) -> Tensor:
         return x @ self._query
@@ -55,9 +56,10 @@ class _Norm(nn.Module):
 
 
 def _attend_in_parts(queries: Tensor, own: tuple[Tensor, Tensor], window: list[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
-    """Return what ``attend`` of a layer does, for a window in parts, without a copy that has keys and values in one piece."""
+    """Return what ``attend`` of a layer does, for scaled queries and a window in parts, without a copy that has keys and values
+    in one piece."""
     parts = [*window, own]
-    scores = torch.cat([queries @ keys.transpose(2, 3) for keys, _ in parts], -1) / math.sqrt(queries.shape[-1])
+    scores = torch.cat([queries @ keys.transpose(2, 3) for keys, _ in parts], -1)
     shares = (scores + bias).softmax(-1).split([keys.shape[2] for keys, _ in parts], -1)
     return sum(share @ values for share, (_, values) in zip(shares, parts, strict=True))
 
@@ -76,7 +78,8 @@ class _See(nn.Module):
         and those of the window and the frame; keys and values of each layer (1, H, W * N, d).
 
         Returns presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the
-        slots; the encoder's features; the frame's own keys and values; and the features of its slots (1, QUERIES, D)."""
+        slots; the encoder's features; the features of the frame's slots (1, QUERIES, D); and its own keys and values, of each
+        layer, (1, H, N, d)."""
         net, tokens = self.net, self.net.preset.tokens
         features = net.encoder.down(image)
         mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
@@ -87,8 +90,8 @@ class _See(nn.Module):
         image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
         places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
         return (image_alone.presence.sigmoid(), image_alone.now[..., :2] * SCALE, image_alone.walls,
-                slots.presence.sigmoid(), places, slots.walls, features,
-                *(torch.stack(part) for part in zip(*added, strict=True)), x[:, tokens:])
+                slots.presence.sigmoid(), places, slots.walls, features, x[:, tokens:],
+                *(own for part in zip(*added, strict=True) for own in part))
 
 
 class _Again(nn.Module):
@@ -98,13 +101,13 @@ class _Again(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, own_keys: Tensor, own_values: Tensor,
-                keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, own_keys: list[Tensor],
+                own_values: list[Tensor], keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the frame's own keys and values
-        (L, 1, H, N, d), the others as above; returns presence, places and walls."""
+        of each layer, the others as above; returns presence, places and walls."""
         net = self.net
         tokens, said = net.doubt(slots)
-        window = [[(k, v), own] for k, v, *own in zip(keys, values, own_keys.unbind(), own_values.unbind(), strict=True)]
+        window = [[(k, v), own] for k, v, *own in zip(keys, values, own_keys, own_values, strict=True)]
         x, _ = net.through(tokens, _Moves(pose, turn, net.preset.head_dim), bias, window)
         found = net.read_again(x[0], said[0])
         return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
@@ -125,12 +128,12 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     def kept(count: int) -> Tensor:
         return torch.randn(preset.depth, 1, preset.heads, count, preset.head_dim)
 
-    window = [list(kept(seen)), list(kept(seen))]
+    window, newest = ([list(kept(count)), list(kept(count))] for count in (seen, own))
     pose, turn = torch.randn(3), torch.randn(2, net.pairs)
     see = (torch.zeros(1, 3, *preset.image_size), torch.zeros(1, 4 * preset.vae_width, h, w), torch.ones(1, dtype=torch.bool),
            torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), pose, turn, torch.zeros(own, seen + own), *window)
-    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), kept(own),
-             kept(own), *window)
+    again = (torch.randn(1, QUERIES, preset.width), pose, turn, torch.zeros(QUERIES, seen + own + QUERIES), *newest,
+             *window)
     known = {'horizons': HORIZONS, 'rates': _rates(net.pairs).tolist(), 'per_frame': own, 'queries': QUERIES}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')

@@ -45,6 +45,11 @@ class TorchStream:
         self._stream = ForecastStream(forecast)
         self.times = np.array([0.0, *(forecast.preset.step_period * frames for frames in HORIZONS)])
 
+    @property
+    def features(self) -> np.ndarray:
+        """Of the newest frame's slots, (QUERIES, D)."""
+        return self._stream.features.numpy()
+
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self._stream.observe(image, executed, measured, passes)

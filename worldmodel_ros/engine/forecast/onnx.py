@@ -13,7 +13,7 @@ import numpy as np
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
-EXPORT_VERSION = 7  # counts up when the exported graphs change
+EXPORT_VERSION = 8  # counts up when the exported graphs change
 GRAPHS = ('see', 'again')
 _UNSEEN = np.float32(-1e4)  # additive mask
 
@@ -56,6 +56,7 @@ class OnnxStream:
         self._features = np.zeros((1, 4 * preset.vae_width, *preset.latent_size), np.float32)
         self._seen = 0  # frames
         self._pose = np.zeros(3)
+        self.features = np.zeros((network.queries, preset.width), np.float32)  # of the newest frame's slots
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -68,13 +69,14 @@ class OnnxStream:
         newest = (to_network(image), self._features, np.array([self._seen > 0]),
                   *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
                   self._bias())
-        *found, self._features, own_keys, own_values, slots = self._network.run('see', *newest, *window)
+        *found, self._features, slots = (told := self._network.run('see', *newest, *window))[:8]
+        own = told[8:]  # keys, then values, of each layer
         if passes == 2:
-            found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), own_keys, own_values,
-                                                     *window)]
+            found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), *own, *window)]
+        self.features = slots[0]
         first = self._seen % self._frames * self._own
-        for kept, new in ((self._keys, own_keys), (self._values, own_values)):
-            kept[:, :, :, first:first + self._own] = new
+        for kept, new in zip(window, own, strict=True):
+            kept[:, :, first:first + self._own] = new
         self._seen += 1
         presence, places, walls = found[3:] if passes else found[:3]
         return presence, places if passes else np.broadcast_to(places, (len(self.times), *places.shape)), walls

@@ -22,6 +22,7 @@ from .tasks import Task
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.engine.forecast.loading import Forecasts
+    from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
 # Of controllers with a learned forecast.
@@ -106,7 +107,8 @@ CONTROLLERS: Mapping[str, Callable[[], Controller]] = {
     'frozen': lambda: Planning(Frozen(Memory(LONG_MEMORY, math.inf))),
     'reactive': Reactive}
 SHIPPED = 'b1'
-NAMES = (*CONTROLLERS, SHIPPED, *PASSES)
+CLONED: Mapping[str, int] = {'b2': 0, 'b2_seed_1': 1, 'b2_seed_2': 2}  # seed of the training that its weights are of
+NAMES = (*CONTROLLERS, SHIPPED, *CLONED, *PASSES)
 MEANINGS = {
     'oracle': 'planner on the true future of what the camera sees or saw: movers for 6 s, standing things for good',
     'oracle_full_view': 'the same, knowing everything from the beginning',
@@ -115,6 +117,8 @@ MEANINGS = {
     'frozen': 'the same planner and memory; everything stays where it was last seen',
     'reactive': 'the policy of the planner alone, on what was seen in the last 1.6 s',
     'b1': 'the shipped model, its policy alone; only tasks that are a goal which it knows',
+    'b2': 'a policy cloned from the oracle, on what the network of a learned forecast has seen, without what it forecasts',
+    'b2_seed_1': 'the same, of another training', 'b2_seed_2': 'the same, of a third one',
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
     'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes',
@@ -129,14 +133,22 @@ def applies(name: str, task: Task) -> bool:
 
 def sees(name: str) -> bool:
     """Whether a controller decides on images, so that its camera matters."""
-    return name == SHIPPED or name in PASSES
+    return name == SHIPPED or on_forecast(name)
+
+
+def on_forecast(name: str) -> bool:
+    """Whether a controller needs a learned forecast."""
+    return name in PASSES or name in CLONED
 
 
 def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
-         look: Look = World.render, image: np.ndarray | None = None) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, ``another_future`` a scene of
-    ``another`` room. ``look``: its camera; ``image``: of that, what those of PASSES are to see. Raises KeyError for an unknown
-    name."""
+         look: Look = World.render, image: np.ndarray | None = None, policy: ClonedPolicy | None = None) -> Controller:
+    """A controller for an episode; ``b1`` needs an engine, those of PASSES a forecast, those of CLONED its ``policy`` too,
+    ``another_future`` a scene of ``another`` room. ``look``: its camera; ``image``: of that, what those of PASSES are to see.
+    Raises KeyError for an unknown name."""
+    if name in CLONED:
+        from .cloned import Cloned
+        return Cloned(policy, forecast.open(), forecast.image_size, look)
     if name in PASSES:
         from .learned import AnotherFuture, Learned, MotionUnseen
         if name == 'motion_unseen':

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from worldmodel_ros.engine.engine import Engine
     from worldmodel_ros.engine.forecast.loading import Forecasts
+    from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 PLAIN = 'plain'
 RUNGS = ('head', 'one_step', 'two_step')  # by passes
@@ -40,8 +41,8 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 class Question:
     """What is to be driven. ``rungs``: whose measured times pass between a picture and its command, in ``tasks`` that of the
     first; each other one is a variant of its name. ``variants``: of VARIANTS, each for the tasks that have it, besides the
-    plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.PASSES``;
-    ``backend``: of both, ``auto`` as on the robot.
+    plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.PASSES``
+    and CLONED; ``backend``: of both, ``auto`` as on the robot.
 
     Raises ValueError for an unknown name and for no seeds.
     """
@@ -65,7 +66,7 @@ class Question:
                 raise ValueError(f'no {kind} is given: choose from {", ".join(known)}')
             if unknown:
                 raise ValueError(f'unknown {kind} {unknown[0]!r}: choose from {", ".join(known)}')
-        if learned := sorted(set(self.controllers) & set(controllers.PASSES)):
+        if learned := sorted(filter(controllers.on_forecast, self.controllers)):
             if not self.forecast:
                 raise ValueError(f'{learned[0]!r} needs a forecast: give the folder that training it has left')
 
@@ -84,7 +85,7 @@ class Question:
     def delay(self, job: Job) -> float:
         """Seconds from a picture to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
-        if job.controller == controllers.SHIPPED:
+        if job.controller == controllers.SHIPPED or job.controller in controllers.CLONED:
             rung = RUNGS[0]
         elif job.controller in controllers.PASSES:
             rung = RUNGS[controllers.PASSES[job.controller]]
@@ -141,7 +142,7 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
     if kept and kept.exists():
         for line in kept.read_text().splitlines():
             row = json.loads(line)
-            if {name: row.pop(name) for name in _key(question)} != _key(question):
+            if {name: row.pop(name) for name in ('rung', 'model', 'forecast') if name in row} != _key(question):
                 raise ValueError(f'{kept} is of another rung or model: give another file, or delete it')
             episode = Episode(**row.pop('episode'))
             found[Job(**row)] = episode
@@ -153,10 +154,12 @@ def _drive(question: Question, job: Job) -> Episode:
     variant = VARIANTS.get(job.variant, Variant())
     setup = TASKS[job.task].setup(job.seed, variant)
     another = TASKS[job.task].setup(job.seed + _ANOTHER, variant).scene if job.controller == controllers.ANOTHER else None
-    forecast = _forecast(question.forecast, question.backend) if job.controller in controllers.PASSES else None
+    forecast = _forecast(question.forecast, question.backend) if controllers.on_forecast(job.controller) else None
+    policy = _policy(question.forecast, controllers.CLONED[job.controller]) if job.controller in controllers.CLONED else None
     look = CAMERAS[job.variant].look if job.variant in CAMERAS else World.render
     image = _shown(setup, look, forecast.image_size) if forecast and setup.task.by_image else None
-    return drive(setup, controllers.make(job.controller, engine, forecast, another, look, image), question.delay(job), _world())
+    controller = controllers.make(job.controller, engine, forecast, another, look, image, policy)
+    return drive(setup, controller, question.delay(job), _world())
 
 
 def _shown(setup: Setup, look: controllers.Look, size: tuple[int, int]) -> np.ndarray:
@@ -177,6 +180,17 @@ def _engine(model: str, backend: str) -> Engine:
 def _forecast(folder: str, backend: str) -> Forecasts:
     from worldmodel_ros.engine.forecast.loading import load_forecast
     return load_forecast(folder, backend)  # one thread: each process has one core
+
+
+@lru_cache(maxsize=len(controllers.CLONED))
+def _policy(folder: str, seed: int) -> ClonedPolicy:
+    import torch
+
+    from worldmodel_ros.engine.forecast.loading import forecast_folder
+    from worldmodel_ros.model.cloned_policy import ClonedPolicy
+    from .cloned import policy_file
+    torch.set_num_threads(1)
+    return ClonedPolicy.load(policy_file(forecast_folder(folder), seed))
 
 
 @lru_cache(maxsize=1)

@@ -19,12 +19,14 @@ from .columns import Columns
 from .deadline import Arrival, Budget
 from .deadline_replay import replay
 from .evaluation import Evaluation, Subject
+from .forecast import ForecastReplay
 from .highlights import Highlights
 from .step_times import MeasuredTimes
 from .windows import scenes
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.engine import Engine
+    from worldmodel_ros.engine.forecast.loading import Forecasts
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,23 @@ class Task:
 
 
 def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Path,
-                 progress: Callable[[float], None] = lambda share: None) -> Evaluation:
+                 progress: Callable[[float], None] = lambda share: None, forecasts: Forecasts | None = None) -> Evaluation:
     """Run the model along the bag and write its windows to ``lines``, one JSON a line, the same on every run.
 
-    ``measured``: step times to replay the deadline with. Memory does not grow with the bag but for some hundred bytes a
-    window. Raises BagError where the bag cannot be read or does not say what is what.
+    ``measured``: step times to replay the deadline with. ``forecasts``: a scene forecast, which is run along, too. Memory does
+    not grow with the bag but for some hundred bytes a window. Raises BagError where the bag cannot be read or does not say
+    what is what, and ModelError for a forecast that does not suit the model.
     """
     with open_bag(task.bag) as bag:
         mapping = find_mapping(bag, engine.spec, task.config)
-        drive = read_drive(bag, mapping, engine.spec, seconds=task.seconds, skip=task.skip)
+        drive = read_drive(bag, mapping, engine.spec, seconds=task.seconds, skip=task.skip, wheels=forecasts is not None)
         has_actions = mapping.action_topic is not None and bag.topics[mapping.action_topic].count != 0
         columns, highlights, digest = Columns(engine.spec), Highlights(), hashlib.sha256()
         arrivals: list[Arrival] = []
+        ticks = _ticks(drive, task.seconds, arrivals, progress)
+        replayed = ForecastReplay(forecasts, engine.spec) if forecasts else None
         with lines.open('wb') as stream:
-            for scene in scenes(engine, _ticks(drive, task.seconds, arrivals, progress), has_actions):
+            for scene in scenes(engine, replayed.watch(ticks) if replayed else ticks, has_actions):
                 columns.add(scene.window)
                 highlights.offer(scene)
                 line = json.dumps(scene.window.to_dict(), allow_nan=False).encode() + b'\n'
@@ -66,7 +71,7 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
                           (*_in_words(mapping, engine.spec.action_names), *part))
         return Evaluation(
             subject, engine.spec, columns, highlights, replay(engine.spec, arrivals, measured, Budget.from_config()),
-            drive.health.to_dict(), findings, has_actions, digest.hexdigest())
+            drive.health.to_dict(), findings, has_actions, digest.hexdigest(), replayed and replayed.numbers())
 
 
 def _ticks(drive: Drive, seconds: float | None, arrivals: list[Arrival], progress: Callable[[float], None]

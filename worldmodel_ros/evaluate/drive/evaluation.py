@@ -44,6 +44,7 @@ class Evaluation:
     findings: Sequence[Any]
     has_actions: bool = True
     digest: str = ''  # SHA-256 of the file of windows
+    forecast: dict[str, Any] | None = None  # numbers of a scene forecast that was run along
 
     @cached_property
     def moments(self) -> list[Moment]:

@@ -59,15 +59,15 @@ def policy(columns: Columns) -> dict:
     there = np.isfinite(after).all(1)
     if not there.any():
         return {'windows': 0}
-    goals = {goal: _agreement(plans[there, i], after[there], spec) for i, goal in enumerate(spec.goals)}
+    goals = {goal: agreement(plans[there, i], after[there], spec) for i, goal in enumerate(spec.goals)}
     best = min(goals, key=lambda goal: goals[goal]['relative_rmse'])
     result = {'windows': int(there.sum()), 'goals': goals, 'best_goal': best,
-              'hold': _agreement(columns['before'][there], after[there], spec),
-              'mean': _agreement(np.broadcast_to(after[there].mean(0), after[there].shape), after[there], spec)}
+              'hold': agreement(columns['before'][there], after[there], spec),
+              'mean': agreement(np.broadcast_to(after[there].mean(0), after[there].shape), after[there], spec)}
     told = there & (columns['goal'] >= 0)
     if told.any():
         chosen = plans[np.flatnonzero(told), columns['goal'][told]]
-        result['known_goal'] = {'windows': int(told.sum()), **_agreement(chosen, after[told], spec)}
+        result['known_goal'] = {'windows': int(told.sum()), **agreement(chosen, after[told], spec)}
     return result
 
 
@@ -79,7 +79,7 @@ def chosen_plans(columns: Columns, policy: dict) -> np.ndarray:
     return np.where(goals[:, None] >= 0, plans[np.arange(len(columns)), goals], np.nan)
 
 
-def _agreement(plan: np.ndarray, done: np.ndarray, spec) -> dict:
+def agreement(plan: np.ndarray, done: np.ndarray, spec) -> dict:
     """Errors of ``plan`` (N, A) against ``done``, in SI units; ``relative_rmse``: as a share of the actions' ranges."""
     error = plan - done
     span = np.subtract(spec.action_high, spec.action_low)

@@ -10,6 +10,7 @@ from typing import Any
 from worldmodel_ros.evaluate.report import render
 from .compare import compare
 from .evaluation import Evaluation
+from .forecast import in_words as forecast_in_words
 from .verdict import Verdict, judge
 
 
@@ -31,6 +32,7 @@ def in_words(evaluations: Sequence[Evaluation], summary: dict) -> str:
         subject, verdict = evaluation.subject, numbers['verdict']
         lines += [f'{subject.bag}, {subject.model} on {subject.backend}: {verdict["sentence"]}', *(
             f'  {remark}' for remark in verdict['remarks'])]
+        lines += [f'  {forecast_in_words(evaluation.forecast)}'] if evaluation.forecast else []
         lines += [f'  {finding.severity}: {finding.text}' for finding in evaluation.findings]
     return '\n'.join(lines)
 
@@ -41,4 +43,4 @@ def _numbers(evaluation: Evaluation, verdict: Verdict) -> dict:
             'verdict': verdict.to_dict(), **evaluation.numbers, 'windows_sha256': evaluation.digest,
             'health': evaluation.health, 'findings': [
                 asdict(finding) for finding in evaluation.findings],
-            'deadline': evaluation.deadline and evaluation.deadline.to_dict()}
+            'deadline': evaluation.deadline and evaluation.deadline.to_dict(), 'forecast': evaluation.forecast}

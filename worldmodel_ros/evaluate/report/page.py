@@ -9,6 +9,7 @@ from worldmodel_ros.evaluate.drive.evaluation import Evaluation
 from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .commands import commands
 from .deadline import deadline
+from .forecast import forecast
 from .health import health
 from .html import escape, runs
 from .moments import moments
@@ -18,7 +19,7 @@ from .style import CSS
 from .what_if import what_if
 
 CONTENTS = (('compare', 'Comparison'), ('prediction', 'Prediction'), ('surprise', 'Surprise'), ('commands', 'Commands'),
-            ('what-if', 'What if'), ('deadline', 'Deadline'), ('health', 'Data health'))
+            ('what-if', 'What if'), ('forecast', 'Forecast'), ('deadline', 'Deadline'), ('health', 'Data health'))
 
 
 def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], comparison: Comparison | None,
@@ -27,9 +28,10 @@ def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], compa
     shown, verdicts = runs(evaluations), list(verdicts)
     title = comparison.sentence if comparison else verdicts[0].sentence
     contents = ''.join(f'<li><a href="#{anchor}">{name}</a></li>' for anchor, name in CONTENTS
-                       if comparison or anchor != 'compare')
+                       if (comparison or anchor != 'compare')
+                       and (anchor != 'forecast' or any(e.forecast for e in evaluations)))
     body = [tiles(shown), differences(comparison) if comparison else '', prediction(shown), moments(shown),
-            commands(shown), what_if(shown), deadline(shown), health(shown)]
+            commands(shown), what_if(shown), forecast(shown), deadline(shown), health(shown)]
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             # The browser itself sees to it that nothing else is needed; no icon, so that none is asked for.

@@ -17,7 +17,7 @@ from std_msgs.msg import Bool
 
 from worldmodel_ros.calibrate import pattern
 from worldmodel_ros.calibrate.recording import Signals
-from worldmodel_ros.nodes.common.messages import nanoseconds
+from worldmodel_ros.inputs.odometry import Reading
 from worldmodel_ros.nodes.common.qos import COMMAND, ODOMETRY
 
 HELD = 0.3        # s, that a deadman counts for: a joystick whose radio is lost says nothing more
@@ -93,9 +93,8 @@ class Calibrator(Node):
         self._held_at = time.monotonic() if held else -math.inf
 
     def _hear(self, message: Odometry) -> None:
-        at, q = message.pose.pose.position, message.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self.readings.append((nanoseconds(message.header.stamp) * _NS, at.x, at.y, yaw))
+        reading = Reading.of(message)
+        self.readings.append((reading.stamp * _NS, *reading.pose))
 
 
 def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Context | None = None) -> Signals:

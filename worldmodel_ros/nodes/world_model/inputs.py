@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from geometry_msgs.msg import PoseStamped, Quaternion, Twist, TwistStamped
+from geometry_msgs.msg import PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.impl.rcutils_logger import RcutilsLogger
@@ -23,7 +23,7 @@ from std_msgs.msg import String
 from worldmodel_ros.control.responder import Answer, Observation
 from worldmodel_ros.control.task import Task, TaskError
 from worldmodel_ros.inputs.images import ImageError
-from worldmodel_ros.inputs.odometry import Reading, WheelReadings
+from worldmodel_ros.inputs.odometry import Reading, WheelReadings, yaw_of
 from worldmodel_ros.inputs.ticks import ExecutedActions, Frames, FrameSettings, Pace, is_usable
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import NS, nanoseconds
@@ -307,9 +307,7 @@ class OdometryTopic:
         self._node.destroy_subscription(self._subscription)
 
     def _hear(self, message: Odometry) -> None:
-        at, q, twist = message.pose.pose.position, message.pose.pose.orientation, message.twist.twist
-        reading = Reading(nanoseconds(message.header.stamp), (at.x, at.y, _yaw(q)), (twist.linear.x, twist.angular.z))
-        if self.readings.add(reading):
+        if self.readings.add(Reading.of(message)):
             self.frame = message.header.frame_id.lstrip('/')
         else:
             self._refusals.count('odometry: not finite')
@@ -318,7 +316,7 @@ class OdometryTopic:
         """Return where a pose is, x, y and yaw in the frame of the odometry; without the yaw where all of its quaternion is 0.
         Raises TaskError for a frame that is not known here."""
         frame, at, q = pose.header.frame_id.lstrip('/'), pose.pose.position, pose.pose.orientation
-        turned = (_yaw(q),) if any((q.x, q.y, q.z, q.w)) else ()
+        turned = (yaw_of(q),) if any((q.x, q.y, q.z, q.w)) else ()
         if not self.frame:
             raise TaskError('a place needs odometry, and none is heard on odom: remap it to that of the base')
         if frame == self.frame:
@@ -333,10 +331,6 @@ class OdometryTopic:
         x, y, yaw = robot[0]
         cos, sin = math.cos(yaw), math.sin(yaw)
         return float(x + cos * at.x - sin * at.y), float(y + sin * at.x + cos * at.y), *(float(yaw + each) for each in turned)
-
-
-def _yaw(q: Quaternion) -> float:
-    return math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
 
 
 class GoalTopic:
