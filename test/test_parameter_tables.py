@@ -17,7 +17,9 @@ from worldmodel_ros.safety.motion import INTERVAL
 from worldmodel_ros.sim.world import LIMITS
 
 ROOT = Path(__file__).resolve().parents[1]
-PARAMETER_FILES = [path for path in sorted((ROOT / 'config').glob('*.yaml')) if 'ros__parameters' in path.read_text()]
+OF_OTHER_PACKAGES = ('collision_monitor.yaml', 'twist_mux.yaml')
+PARAMETER_FILES = [path for path in sorted((ROOT / 'config').glob('*.yaml'))
+                   if 'ros__parameters' in path.read_text() and path.name not in OF_OTHER_PACKAGES]
 DEFAULTS = {node: {param.name: param.default for param in params} for node, params in TABLES.items()}
 
 

@@ -202,3 +202,24 @@ def test_a_signal_ends_it_in_good_order_and_its_robots_see_it(server, path):
     link.connection.close()
     status = subprocess.run(command(path, '--status'), capture_output=True, text=True)
     assert status.returncode == 1 and 'no server at' in status.stderr
+
+
+INTERRUPTED_IN_A_LIBRARY = """
+import os, signal, sys
+import worldmodel_ros.engine
+from worldmodel_ros.cli import main
+def load(*arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException as error:
+        raise ImportError('initialization failed') from error
+worldmodel_ros.engine.load = load
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own_ends_it_in_good_order(path):
+    done = subprocess.run([sys.executable, '-c', INTERRUPTED_IN_A_LIBRARY, *command(path)[3:]], capture_output=True, text=True,
+                          timeout=TIMEOUT)
+    assert (done.returncode, 'Traceback' in done.stderr) == (0, False), done.stderr
+    assert 'ended by a signal' in done.stderr and not path.exists()

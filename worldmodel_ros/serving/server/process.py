@@ -86,14 +86,20 @@ def serve(path: Path, options: Options) -> int:
     listening = ListeningSocket(path)  # first: loading takes long
     try:
         _serve(listening, options)
-    except _Interrupted:
+    except BaseException as error:
+        # While it starts up, a library that is being loaded may turn the signal into an error of its own.
+        if not _is_of_signal(error):
+            if isinstance(error, RuntimeError):
+                end_if_lost(error)
+            raise
         _log.info('ended by a signal')
-    except RuntimeError as error:  # while it starts up
-        end_if_lost(error)
-        raise
     finally:
         listening.close()
     return 0
+
+
+def _is_of_signal(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, _Interrupted) or _is_of_signal(error.__cause__ or error.__context__))
 
 
 def log_handler(stream: TextIO) -> logging.Handler:
