@@ -50,6 +50,8 @@ def pytest_configure(config):
         return
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
+    if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
+        os.environ.pop('WORLDMODEL_TEST_REPORT', None)  # a pytest that a test starts is no phase, and must not report as one
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -116,6 +116,27 @@ def test_in_the_background_of_a_shell_which_has_it_ignore_interrupts_what_tests_
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_pytest_that_a_test_starts_hides_no_phase(tmp_path):
+    inner = tmp_path / 'inner' / 'test_inner.py'
+    inner.parent.mkdir()
+    inner.write_text('def test_inner():\n    pass\n')
+    outer = ('\nimport subprocess, sys\n\ndef test_that_runs_pytest():\n'
+             f'    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "conftest", {str(inner)!r}], check=True)\n')
+    code, lines = run(tmp_path, TESTS + outer)
+    assert code == 0 and [numbers(lines, phase)[0] for phase in ('parallel', 'waiting', 'real time')] == [2, 1, 1]
+
+
+def test_two_selections_for_one_phase_are_an_error(tmp_path):
+    report = tmp_path / 'report.jsonl'
+    told = [{'event': 'selected', 'count': 4, 'files': {'parallel': ['a.py'], 'real time': ['a.py']}}] * 2
+    report.write_text('\n'.join(map(json.dumps, told)))
+    phase = module().Phase('parallel')
+    phase.read(report)  # each worker tells the same
+    report.write_text(json.dumps({'event': 'selected', 'count': 1, 'files': {'parallel': ['b.py'], 'real time': []}}))
+    with pytest.raises(RuntimeError, match='two selections'):
+        phase.read(report)
+
+
 def test_later_phases_read_only_the_files_that_have_something_for_them_and_do_not_begin_without(tmp_path):
     log = tmp_path / 'read'
     note = f"open({str(log)!r}, 'a').write(__file__ + ' ' + os.environ['WORLDMODEL_TEST_PHASE'] + chr(10))\n"

@@ -77,6 +77,9 @@ class Phase:
                 continue
             match event['event']:
                 case 'selected':
+                    if self.files not in (None, event['files']):
+                        raise RuntimeError(f'two selections of tests are reported for the phase {self.name}: which files have '
+                                           'tests for the next ones is not known')
                     self.selected, self.files = event['count'], event['files']
                 case 'start':
                     self.running = event['test']
