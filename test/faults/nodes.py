@@ -2,13 +2,15 @@
 
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 
 from faults.matrix import DEGRADED, RECOVERED, Seen, case
 from faults.memory import cannot_limit, out_of_memory
-from faults.seen import RESTART, afterwards, rest, right_after_a_command, stop
+from faults.seen import RESTART, afterwards, rest, rest_or_command, right_after_a_command, stop
 from faults.systems import GATE, MODEL, ONE_ROBOT, ROBOT, Running
-from scenarios.checks import BRAKING_TIME, STOP_LATENCY, stays_stopped, stopped_within
+from scenarios.checks import BRAKING_TIME, STOP_LATENCY, always_holds, stays_stopped, stopped_within
+from scenarios.rig import Rig
 from worldmodel_ros.msg import DeadlineStatus
 
 ENDING = {'sigkill': signal.SIGKILL, 'sigterm': signal.SIGTERM, 'sigint': signal.SIGINT}
@@ -16,6 +18,7 @@ ROBOT_TIMEOUT = 0.5  # s, cmd_vel_timeout_s of the robot: without a gate it brak
 HANG = 1.5           # s
 NOTICED = 0.1        # s, after which a node's main loop has seen a signal at the latest (nodes/common/spin.py)
 STOPPED = f'{DEGRADED}a stop'
+_WITHOUT_A_GATE = "from its end to standstill, or to the next gate's command"
 
 
 def _model_ends(number: int, running: Running) -> Seen:
@@ -30,9 +33,18 @@ def _model_ends(number: int, running: Running) -> Seen:
 
 def _gate_ends(number: int, running: Running) -> Seen:
     rig = running.rig
+    before = rig.next_report(ROBOT)
     right_after_a_command(rig)
-    start = running.send(f'/{GATE}', number)
-    took = rest(rig, start, ROBOT_TIMEOUT + BRAKING_TIME)
+    return _without_a_gate(rig, running.send(f'/{GATE}', number), before)
+
+
+def _without_a_gate(rig: Rig, ended: float, before: Mapping[str, str]) -> Seen:
+    """See a robot without a gate brake by itself, also where a gate is back before it has come to rest."""
+    took, commanded = rest_or_command(rig, ended, ROBOT_TIMEOUT + BRAKING_TIME)
+    if commanded and took > ROBOT_TIMEOUT + 0.2:  # later than its base waits for a command, and its report takes
+        with always_holds():
+            assert int(rig.next_report(ROBOT)['brakings']) > int(before['brakings']), (
+                f'without a gate for {took:.2f} s, the robot did not brake by itself')
     return Seen(afterwards(rig, RESTART), took)
 
 
@@ -60,7 +72,7 @@ for _name, _number in ENDING.items():
     case(ONE_ROBOT, RECOVERED, 'to the stop', STOP_LATENCY + (0.0 if _name == 'sigkill' else NOTICED),
          ends=(f'/{MODEL}',), name=f'model_{_name}', what=f'{_name.upper()} to the model node, right after a command')(
         partial(_model_ends, _number))
-    case(ONE_ROBOT, RECOVERED, 'to standstill', ROBOT_TIMEOUT + BRAKING_TIME, ends=(f'/{GATE}',), name=f'gate_{_name}',
+    case(ONE_ROBOT, RECOVERED, _WITHOUT_A_GATE, ROBOT_TIMEOUT + BRAKING_TIME, ends=(f'/{GATE}',), name=f'gate_{_name}',
          what=f'{_name.upper()} to the gate, right after a command')(partial(_gate_ends, _number))
     case(ONE_ROBOT, STOPPED, 'to the stop', STOP_LATENCY + NOTICED, ends=(f'/{ROBOT}',), name=f'driver_{_name}',
          what=f"{_name.upper()} to the robot's driver, camera included; started again by hand")(
@@ -112,15 +124,14 @@ def model_out_of_memory(running: Running) -> Seen:
     return Seen(afterwards(rig, RESTART), took)
 
 
-@case(ONE_ROBOT, RECOVERED, 'from its end to standstill', ROBOT_TIMEOUT + BRAKING_TIME, ends=(f'/{GATE}',),
+@case(ONE_ROBOT, RECOVERED, _WITHOUT_A_GATE, ROBOT_TIMEOUT + BRAKING_TIME, ends=(f'/{GATE}',),
       needs=cannot_limit)
 def gate_out_of_memory(running: Running) -> Seen:
     """The gate has no more memory: the kernel ends it"""
     rig = running.rig
+    before = rig.next_report(ROBOT)
     right_after_a_command(rig)
-    ended = out_of_memory(running, f'/{GATE}')
-    took = rest(rig, ended, ROBOT_TIMEOUT + BRAKING_TIME)
-    return Seen(afterwards(rig, RESTART), took)
+    return _without_a_gate(rig, out_of_memory(running, f'/{GATE}'), before)
 
 
 @case(ONE_ROBOT, STOPPED, 'from its end to the stop', STOP_LATENCY, ends=(f'/{ROBOT}',), needs=cannot_limit)

@@ -1,7 +1,9 @@
 """What is seen of a robot while something happens to the system that drives it."""
 
+import math
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 from nav_msgs.msg import Odometry
@@ -16,6 +18,7 @@ RESTART = 40.0      # s, until it is by a process that was started again
 MOVING = 0.1        # m/s and rad/s
 STANDING = 3        # of the simulator's reports in a row (20 Hz) of a robot that stands; a gate may be back soon after
 IN_A_ROOM = 4.0     # s, before the goal is reached, where the robot may stand
+DELIVERED = 0.1     # s, in which the last command of a gate that has ended has arrived
 PAUSE = 0.5         # s, the longest without a command that moves a robot which is said to drive on: it would brake by itself
 
 
@@ -36,12 +39,25 @@ def stop(rig: Rig, start: float, bound: float) -> float:
 
 def rest(rig: Rig, start: float, timeout: float) -> float:
     """Wait until the robot stands, by the simulator's truth; return how long after ``start`` that began [s]."""
-    def standstill() -> float | None:
-        truth = rig.observer.since('sim/ground_truth', start)
-        standing = next((k for k, r in enumerate(reversed(truth)) if not _at_rest(r.message)), len(truth))
-        return truth[-standing].at if standing >= STANDING else None
+    return rig.wait(partial(_standstill, rig, start), 'the robot to brake', timeout + STANDING / 20.0) - start
 
-    return rig.wait(standstill, 'the robot to brake', timeout + STANDING / 20.0) - start
+
+def rest_or_command(rig: Rig, start: float, timeout: float) -> tuple[float, bool]:
+    """Wait until the robot stands, or a gate that was started again commands it; return how long after ``start`` [s], and
+    whether it was commanded first."""
+    def first() -> tuple[float, bool] | None:
+        commanded = next((r.at for r in rig.observer.since('cmd_vel', start + DELIVERED)), math.inf)
+        stood = _standstill(rig, start) or math.inf
+        return None if stood == commanded == math.inf else (min(stood, commanded) - start, commanded < stood)
+
+    return rig.wait(first, 'the robot to brake', timeout + STANDING / 20.0)
+
+
+def _standstill(rig: Rig, start: float) -> float | None:
+    """When the robot came to the rest in which it is now, if that is since ``start``."""
+    truth = rig.observer.since('sim/ground_truth', start)
+    standing = next((k for k, r in enumerate(reversed(truth)) if not _at_rest(r.message)), len(truth))
+    return truth[-standing].at if standing >= STANDING else None
 
 
 def afterwards(rig: Rig, timeout: float = RECOVERY) -> str:
