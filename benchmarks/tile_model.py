@@ -389,7 +389,7 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--model', required=True)
-    parser.add_argument('--beside', default='tiny', help='model with a short window whose memory is measured, too')
+    parser.add_argument('--compared', default='tiny', help='model with a short window whose memory is measured, too')
     parser.add_argument('--rooms', type=int, default=32)
     parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
     parser.add_argument('--hidden', type=float, nargs='+', default=HIDDEN, help='seconds that an object is out of view')
@@ -443,9 +443,9 @@ def main() -> int:
     if 'memory' in parts:
         rows = {name: remembered(engine_of(model, kind), sights[size])}
         write('memory', {'rows': rows})
-        beside = Engine(TorchBackend(checkpoint.load(model_folder(options.beside)),
-                                     precision=Precision.FP32), model_folder(options.beside), 1)
-        rows[options.beside] = remembered(beside, sights[64])
+        other = Engine(TorchBackend(checkpoint.load(model_folder(options.compared)),
+                                    precision=Precision.FP32), model_folder(options.compared), 1)
+        rows[options.compared] = remembered(other, sights[64])
         write('memory', {'rows': rows})
     return 0
 

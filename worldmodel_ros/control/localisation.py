@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .motion import to_base
+
 _POSE, _WALLS, _THINGS = slice(0, 3), slice(3, 8), 8  # of the state: x, y, yaw; direction of wall 0, offset of each; x and y
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet
 QUARTER = math.pi / 2
@@ -103,7 +105,7 @@ class Localiser:
         if math.dist(odometry[:2], before[:2]) > _JUMP:
             self.start_at(odometry)
             return
-        way = _to_base(odometry[:2] - before[:2], before[2])
+        way = to_base(odometry[:2], before)
         turn = math.remainder(odometry[2] - before[2], math.tau)
         x, y, yaw = self._state[_POSE]
         cos, sin = math.cos(yaw), math.sin(yaw)
@@ -199,8 +201,3 @@ def wall_deviation(bearing: float) -> float | None:
 def range_deviation(away: float) -> float:
     """Return the standard deviation in m of the distance to a thing that is so far away."""
     return _RANGE[0] + _RANGE[1] * away
-
-
-def _to_base(way: np.ndarray, yaw: float) -> np.ndarray:
-    cos, sin = math.cos(yaw), math.sin(yaw)
-    return np.array([cos * way[0] + sin * way[1], cos * way[1] - sin * way[0]])

@@ -1,6 +1,7 @@
 """How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -116,3 +117,15 @@ def path(actions: np.ndarray, step_period: float) -> np.ndarray:
     led = np.concatenate(found)[1:]
     led[:, 2] = np.remainder(led[:, 2] + np.pi, 2 * np.pi) - np.pi
     return led.astype(np.float32)
+
+
+def to_base(place: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """Return a place (2,) of the frame that a pose (3,) is in, as base_link at that pose has it."""
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    return np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2])
+
+
+def from_base(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
+    """Return points (..., 2) of base_link at a pose (3,), in the frame that the pose is in."""
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    return points @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]

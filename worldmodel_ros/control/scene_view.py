@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .motion import from_base, to_base
 from .terms import Term, Thing, places
 
 _LIKELY = 0.5  # probability from which on a thing counts as there
@@ -60,7 +61,7 @@ class Seen:
     def view(self, slots: Sequence[Slot | None], pose: np.ndarray, twist: np.ndarray, times: np.ndarray) -> View:
         """Return the things of ``slots`` that are there, in the frame of the robot's ``pose`` (3,), forecast for ``times``
         (T,)."""
-        found, things = _from_base(self.places, pose), {}
+        found, things = from_base(self.places, pose), {}
         likely = np.flatnonzero(self.presence > _LIKELY).tolist()
         alike = sorted((number for number in likely if slots[number] and slots[number].alike),
                        key=lambda number: float(np.hypot(*self.places[0, number])))
@@ -98,11 +99,11 @@ class StandingThings:
         likely = presence > _LIKELY
         for slot in self._slots:
             if likely[slot]:
-                self._places[slot] = _from_base(places[0, slot], pose), float(presence[slot])
+                self._places[slot] = from_base(places[0, slot], pose), float(presence[slot])
                 self._missed[slot] = 0
             elif slot in self._places:
                 place, sure = self._places[slot]
-                here = _to_base(place, pose)
+                here = to_base(place, pose)
                 self._missed[slot] += self._would_be_seen(slot, here, places[0], likely)
                 if self._missed[slot] > _MISSED:
                     del self._places[slot]
@@ -112,7 +113,7 @@ class StandingThings:
 
     def move(self, before: np.ndarray, now: np.ndarray) -> None:
         """Have the frame be another one, in which the pose (3,) that was ``before`` is ``now``."""
-        self._places = {slot: (_from_base(_to_base(place, before), now), sure) for slot, (place, sure) in self._places.items()}
+        self._places = {slot: (from_base(to_base(place, before), now), sure) for slot, (place, sure) in self._places.items()}
 
     def _would_be_seen(self, slot: int, here: np.ndarray, places: np.ndarray, likely: np.ndarray) -> bool:
         """Whether the camera cannot miss a thing at ``here`` (2,), m in base_link: in view, and none of the ``likely`` things
@@ -124,18 +125,6 @@ class StandingThings:
         apart = np.abs(np.arctan2(places[:, 1], places[:, 0]) - bearing)
         hides = likely & (far < away) & (apart < np.arcsin(np.minimum(1.0, self._radii / far)) + self._radii[slot] / away)
         return not hides.any()
-
-
-def _to_base(place: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """A place (2,) in the frame of the pose (3,) to base_link."""
-    cos, sin = math.cos(pose[2]), math.sin(pose[2])
-    return np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2])
-
-
-def _from_base(points: np.ndarray, pose: np.ndarray) -> np.ndarray:
-    """Points (..., 2) in base_link to the frame of the pose (3,)."""
-    cos, sin = math.cos(pose[2]), math.sin(pose[2])
-    return points @ np.array([[cos, sin], [-sin, cos]]) + pose[:2]
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:

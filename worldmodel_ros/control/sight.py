@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .localisation import BEARING, QUARTER, Localiser, range_deviation, wall_deviation
+from .motion import to_base
 
 if TYPE_CHECKING:
     from .pilot import Forecast
@@ -68,8 +69,7 @@ class Sight:
 
     def _missing(self, pose: np.ndarray, things: dict[int, np.ndarray]) -> int:
         """Return how many things would be in view from a pose that are not."""
-        cos, sin = math.cos(pose[2]), math.sin(pose[2])
-        seen = {slot: np.array([[cos, sin], [-sin, cos]]) @ (place - pose[:2]) for slot, place in things.items()}
+        seen = {slot: to_base(place, pose) for slot, place in things.items()}
         polar = {slot: (math.hypot(*place), math.atan2(place[1], place[0])) for slot, place in seen.items()}
         return sum(abs(bearing) < _SURELY_IN_VIEW and _NEAR < away < _FAR and self.presence[slot] <= _LIKELY
                    and not any(nearer < away and abs(math.remainder(other - bearing, math.tau)) < _WIDTH / max(nearer, _WIDTH)
