@@ -379,7 +379,7 @@ def test_a_robot_that_asks_and_does_not_read_the_answers_is_let_go(served, monke
 
 @pytest.mark.parametrize('answer, reason', [
     (messages.Status('[' * 100_000), 'recursion'), (messages.Status('no JSON'), 'Expecting value'),
-    (messages.Status('3'), 'is a int'), (messages.Rejected('it is full'), 'refuses: it is full'),
+    (messages.Status('3'), 'is a int'), (messages.Rejected('it is full'), '^it is full'),
     (messages.Answered(1, 2, True, ''), 'answered with Answered')])
 def test_a_status_that_is_none_is_refused_with_words(tmp_path, answer, reason):
     with saying(tmp_path / 'engine.sock', answer) as path, pytest.raises(Unavailable, match=reason):

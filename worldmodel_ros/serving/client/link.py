@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .network import Endpoint, EndpointError, NetworkConnection, NetworkSlots
 from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
+_Answer = TypeVar('_Answer')
 _REDIRECTS = 4  # a fleet's front says where a session is, and that may just have changed
 # What a command means, and when: it must be the same for the model of the server and for the one that steps in.
 _OF_THE_ROBOT = ('step_period', 'action_names', 'action_low', 'action_high', 'goals')
@@ -97,27 +98,41 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
 
 def ask_status(server: Path) -> dict:
     """Return the status of the server at a socket. Raises Unavailable."""
+    connection, status = say(server, messages.StatusRequest(), messages.Status)
+    connection.close()
+    try:
+        values = json.loads(status.json)
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(f'the status of the server at {server} cannot be read: {error}') from error
+    if not isinstance(values, dict):
+        raise Unavailable(f'the status of the server at {server} is a {type(values).__name__}')
+    return values
+
+
+def say(server: Path, message: object, kind: type[_Answer]) -> tuple[Connection, _Answer]:
+    """Return a connection to the server at a socket, and its answer of that ``kind`` to a first message. Raises
+    Unavailable."""
     connection = None
     try:
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
-        received = _said(connection, messages.StatusRequest())
+        received = _said(connection, message)
         if received is None:
-            raise Unavailable(f'the server at {server} did not answer within {HANDSHAKE_TIMEOUT:g} s')
-        message, descriptor = received
+            raise Unavailable(f'the server did not answer within {HANDSHAKE_TIMEOUT:g} s')
+        answer, descriptor = received
         if descriptor is not None:
             os.close(descriptor)
-        if not isinstance(message, messages.Status):
-            raise Unavailable(f'the server at {server} refuses: {message.reason}' if isinstance(
-                message, messages.Rejected) else f'the server at {server} answered with {type(message).__name__}')
-        status = json.loads(message.json)
-        if not isinstance(status, dict):
-            raise Unavailable(f'the status of the server at {server} is a {type(status).__name__}')
-        return status
-    except (AddressError, ConnectionLost, MessageError, ValueError, RecursionError) as error:
-        raise Unavailable(str(error)) from error
-    finally:
+        if not isinstance(answer, kind):
+            raise _refusal(answer)
+        return connection, answer
+    except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
+        raise Unavailable(str(error)) from error
+
+
+def _refusal(message: object) -> Unavailable:
+    return Unavailable(message.reason if isinstance(message, messages.Rejected)
+                       else f'the server answered with {type(message).__name__}')
 
 
 def _said(connection: Connection, message: object, patience: float = HANDSHAKE_TIMEOUT
@@ -134,8 +149,7 @@ def _agree(connection: Connection, message: object, descriptor: int | None, own:
     if not isinstance(message, messages.Welcome) or descriptor is None:
         if descriptor is not None:
             os.close(descriptor)
-        raise Unavailable(message.reason if isinstance(message, messages.Rejected)
-                          else f'it answered with {type(message).__name__}')
+        raise _refusal(message)
     try:
         spec = _preset(message, own)
     except Unavailable:

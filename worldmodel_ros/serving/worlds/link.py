@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Unavailable
+from worldmodel_ros.serving.client.link import Unavailable, say
 from worldmodel_ros.serving.transport import messages, pictures
-from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 
@@ -77,26 +76,7 @@ class WorldLink:
     async def open(cls, path: Path, session: str, linger: float) -> WorldLink:
         """Open a world, or go on in it, by a name at a server's socket. It waits there for ``linger`` s when the connection
         is lost. Raises Unavailable."""
-        def opened() -> tuple[Connection, messages.WorldWelcome]:
-            connection = None
-            try:
-                connection = Connection(connect(path, HANDSHAKE_TIMEOUT))
-                connection.send(messages.WorldHello(session, linger))
-                received = connection.receive(HANDSHAKE_TIMEOUT)
-                if received is None:
-                    raise Unavailable(f'the server at {path} did not answer within {HANDSHAKE_TIMEOUT:g} s')
-                message, descriptor = received
-                if descriptor is not None:
-                    os.close(descriptor)
-                if not isinstance(message, messages.WorldWelcome):
-                    raise Unavailable(message.reason if isinstance(message, messages.Rejected) else
-                                      f'the server at {path} answered with {type(message).__name__}')
-            except (AddressError, ConnectionLost, MessageError, Unavailable) as error:
-                if connection:
-                    connection.close()
-                raise Unavailable(str(error)) from error
-            return connection, message
-        return cls(*await asyncio.to_thread(opened))
+        return cls(*await asyncio.to_thread(say, path, messages.WorldHello(session, linger), messages.WorldWelcome))
 
     async def walk(self, event: str, image: np.ndarray | None, poses: np.ndarray, intrinsics: np.ndarray, note: str = ''
                    ) -> tuple[messages.Walked, np.ndarray]:
