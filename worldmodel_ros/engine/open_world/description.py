@@ -16,7 +16,7 @@ from ...model.wan.schedule import Schedule
 
 _TOKEN = VAE_STRIDE * PATCH  # pixels
 _KEYS = {'preset', 'checkpoint', 'vae', 'text', 'prompt', 'text_encoder', 'size', 'top_speed', 'camera_in_base', 'intrinsics',
-         'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller'}
+         'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller', 'devices', 'boundary'}
 # The optical frame (x right, y down, z forward) in a camera body's (x forward, y left, z up); REP 103.
 _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
@@ -42,6 +42,8 @@ class WorldDescription:
     intrinsics: Intrinsics | None
     sampling: dict[str, Any]  # what differs from the preset, or replaces it
     smaller: Path | None = None  # folder of a world that stands in where this one would be late
+    devices: tuple[str, ...] = ()  # of two networks, that for much noise first; none: both where the VAE is
+    boundary: float | None = None  # between them; None: as the checkpoint says, or as published
 
     @classmethod
     def read(cls, folder: Path) -> WorldDescription:
@@ -78,7 +80,8 @@ class WorldDescription:
             folder / content['text_encoder'] if 'text_encoder' in content else None, size, speed, optical_frame(mount),
             Intrinsics(*pinhole) if pinhole else None,
             {key: content[key] for key in ('chunk_frames', 'window_frames', 'sink_frames', 'schedule') if key in content},
-            folder / content['smaller'] if 'smaller' in content else None)
+            folder / content['smaller'] if 'smaller' in content else None, _devices(content.get('devices', ())),
+            float(content['boundary']) if 'boundary' in content else None)
 
     def sampled(self, config: WanConfig) -> WanPreset:
         """How a network is sampled. Raises ModelError where neither a preset nor the description says."""
@@ -98,6 +101,12 @@ class WorldDescription:
             return replace(found[0], **changes)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f'{self.name}: {error}') from error
+
+
+def _devices(names: Sequence[str]) -> tuple[str, ...]:
+    if len(names) not in (0, 2) or not all(isinstance(name, str) for name in names):
+        raise ValueError('devices are two names, of the network for much noise and of that for little')
+    return tuple(names)
 
 
 def schedule_of(content: dict[str, Any]) -> Schedule:

@@ -120,7 +120,7 @@ class WorldSession:
         relative = camera.relative_poses(every, None if first else self._pose, LATENT_PERIOD * world.description.top_speed)
         rays = camera.rays(relative, intrinsics, world.spec.image_size, world.device)
         with torch.inference_mode():
-            return world.sampler.dit.camera_control(camera.ray_tokens(rays)), every
+            return world.camera_control(camera.ray_tokens(rays)), every
 
     def save(self) -> bytes:
         """The session as a safetensors file: pages, positions, and the streaming states of the VAE and of the condition."""

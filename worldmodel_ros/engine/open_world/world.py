@@ -14,12 +14,14 @@ import torch
 from ...cache.pool import OutOfPages
 from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
-from ...model.wan import checkpoint
+from ...model.wan import checkpoint, experts
 from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
-from ...model.wan.experts import has_experts
+from ...model.wan.dit import CameraControl, Prompt, WanDiT
+from ...model.wan.experts import Experts, ExpertPages, ExpertSampler, ExpertSequence, has_experts
 from ...model.wan.graphs import GraphedSampler
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
+from ...model.wan.schedule import Schedule
 from ...model.wan.sequence import PagedSequence, PagedSequences, Window
 from ...model.wan.text import encode, read_rows
 from ...model.wan.vae import WanVae
@@ -73,19 +75,19 @@ class OpenWorld:
         layers, precision, fp8 = BACKENDS[backend]
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
-        if has_experts(description.checkpoint):
-            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video '
-                             'as a whole, and follow no robot (model.wan.experts runs them)')
-        with checkpoint.WanCheckpoint(description.checkpoint) as stored:
+        network = description.checkpoint
+        if has_experts(network):
+            network = experts.folders(network)[0]
+        with checkpoint.WanCheckpoint(network) as stored:
             config = stored.config()
         if not config.camera_width or not config.condition_channels:
             raise ModelError(f'{description.name} follows no camera from an image on, and so no robot')
         self.preset: WanPreset = description.sampled(config)
-        dit = checkpoint.load(description.checkpoint, self.device, layers, config=config)
+        self._network = self._load(layers)
         if fp8:
-            to_fp8(dit)
-        self._samplers: dict[int, Sampler | GraphedSampler] = {}
-        self._dit = dit
+            for each in self._networks:
+                to_fp8(each)
+        self._samplers: dict[int, Sampler | GraphedSampler | ExpertSampler] = {}
         self.vae = WanVae.load(description.vae, self.device, layers)
         rows = read_rows(description.text) if description.text else encode(
             description.text_encoder, description.prompt, config.text_tokens, self.device)
@@ -93,31 +95,57 @@ class OpenWorld:
             raise ModelError(f'text of {tuple(rows.shape)}: the network takes up to {config.text_tokens} rows of '
                              f'{config.text_width}')
         with torch.inference_mode():
-            self.prompt = dit.prompt(rows.to(self.device))
+            self.prompt: Prompt | tuple[Prompt, Prompt] = self._network.prompt(rows.to(self.device))
         height, width = description.size
         self.latent_size = height // VAE_STRIDE, width // VAE_STRIDE
         grid = height // (VAE_STRIDE * PATCH), width // (VAE_STRIDE * PATCH)
         self.window = Window.of(self.preset)
         small = self.device.type == 'cpu' and grid[0] * grid[1] < 128
-        self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
-                                    page_tokens=_SMALLEST_PAGE if small else 128)
+        owners = [PagedSequences(config, self.window, grid, precision, each.device, sessions, branches,
+                                 page_tokens=_SMALLEST_PAGE if small else 128) for each in self._networks]
+        self.pages: PagedSequences | ExpertPages = owners[0] if len(owners) == 1 else ExpertPages(owners)
         speed = description.top_speed
         self.smaller = None if description.smaller is None else self._smaller(description.smaller, backend, threads)
         self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN),
                               (speed, _FASTEST_TURN), VAE_FRAMES * self.preset.chunk_frames)
 
+    def _load(self, layers: torch.dtype) -> WanDiT | Experts:
+        described = self.description
+        if not has_experts(described.checkpoint):
+            if described.devices or described.boundary is not None:
+                raise ModelError(f'{described.checkpoint} has one network: devices and boundary are for two')
+            return checkpoint.load(described.checkpoint, self.device, layers)
+        devices = described.devices or (str(self.device),) * 2
+        try:
+            return experts.load(described.checkpoint, devices, layers, described.boundary)
+        except (RuntimeError, AssertionError) as error:  # no such device, in torch's words
+            raise ModelError(f'{described.name}: its networks cannot be placed on {", ".join(devices)}: {error}') from error
+
     @property
-    def sampler(self) -> Sampler | GraphedSampler:
+    def _networks(self) -> tuple[WanDiT, ...]:
+        return self._network.networks if isinstance(self._network, Experts) else (self._network,)
+
+    def camera_control(self, rays: torch.Tensor) -> CameraControl | tuple[CameraControl, CameraControl]:
+        """What the sampler takes for a chunk's rays, see ``WanDiT.camera_control``."""
+        return self._network.camera_control(rays)
+
+    @property
+    def sampler(self) -> Sampler | GraphedSampler | ExpertSampler:
         """That takes all steps."""
         return self.sampler_of(len(self.preset.schedule.steps))
 
-    def sampler_of(self, steps: int) -> Sampler | GraphedSampler:
+    def sampler_of(self, steps: int) -> Sampler | GraphedSampler | ExpertSampler:
         """One that takes so many of the steps. Raises ValueError."""
         if steps not in self._samplers:
-            sampler = Sampler(self._dit, self.preset.schedule.fewer(steps))
-            hosted = self.device.type == 'cuda' and self._dit.config.width <= _HOST_BOUND
-            self._samplers[steps] = GraphedSampler(sampler) if hosted else sampler
+            self._samplers[steps] = self._sampler(self.preset.schedule.fewer(steps))
         return self._samplers[steps]
+
+    def _sampler(self, schedule: Schedule) -> Sampler | GraphedSampler | ExpertSampler:
+        if isinstance(self._network, Experts):
+            return ExpertSampler(self._network, schedule)
+        sampler = Sampler(self._network, schedule)
+        hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND
+        return GraphedSampler(sampler) if hosted else sampler
 
     @classmethod
     def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
@@ -139,7 +167,7 @@ class OpenWorld:
         from .session import WorldSession
         return WorldSession(self, image, pose, seed)
 
-    def pages_for(self, session: WorldSession) -> PagedSequence:
+    def pages_for(self, session: WorldSession) -> PagedSequence | ExpertSequence:
         """An empty sequence, of one of the ``sessions``. Raises OutOfPages: what is left is for branches."""
         if len(self._open) >= self._sessions:
             raise OutOfPages(f'{self._sessions} sessions of {self.spec.name} are open, which is all that it was loaded for')
@@ -165,4 +193,6 @@ class OpenWorld:
             found = sorted(path.rglob('*')) if path.is_dir() else [path]
             files += [(file.name, file.stat().st_size) for file in found if file.is_file() and file.name != WORLD_FILE]
         told = [asdict(self.preset), described.size, self.backend, files]
+        if isinstance(self._network, Experts):
+            told.append(self._network.boundary)
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
