@@ -204,7 +204,7 @@ def test_observed_images_odometry_and_a_calibration_make_one_session(folder, tmp
 
 
 @pytest.mark.parametrize(('parameters', 'message'), [
-    ({'goal': 'red'}, 'no policy'), ({'server': 'auto'}, 'server is set'), ({'gpus': 2}, 'run on one'),
+    ({'goal': 'red'}, 'no policy'), ({'server': 'auto'}, 'server is set'), ({'gpus': 3}, 'cannot be divided among 3'),
     ({'backend': 'onnx'}, 'does not run open world models')])
 def test_what_does_not_go_with_such_a_model_fails_to_configure(folder, parameters, message, capfd):
     rig = WorldRig(folder, namespace='refused', **parameters)

@@ -50,7 +50,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--backend', default='auto', choices=BACKENDS,
                         help='what runs the networks (default: auto)')
     parser.add_argument('--gpus', type=int, default=1, metavar='N',
-                        help='GPUs that the first model is divided among, if its preset has tiles (default: 1)')
+                        help='GPUs that the first model is divided among, if its preset has tiles or it is an open world '
+                        'model (default: 1)')
     parser.add_argument('--parallel', default=PARALLEL_KINDS[0], choices=PARALLEL_KINDS,
                         help=f'how it is divided (default: {PARALLEL_KINDS[0]})')
     parser.add_argument('--sessions', type=int, metavar='N', help='robots at a time (default: 8), or worlds of an open world '
@@ -117,14 +118,14 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _serve_world(path: Path, chosen: argparse.Namespace) -> int:
-    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)] + ['gpus'] * (chosen.gpus > 1)
+    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)]
     if unfit:
         raise ValueError(f'{chosen.model} is an open world model, which takes no --{unfit[0]}')
     worlds = 1 if chosen.sessions is None else chosen.sessions
     if not 0 < worlds <= 1024:
         raise ValueError(f'sessions is {worlds}: it must be 1 to 1024')
     from worldmodel_ros.serving.worlds.process import serve_world
-    return serve_world(path, chosen.model, chosen.backend, chosen.threads, worlds)
+    return serve_world(path, chosen.model, chosen.backend, chosen.threads, worlds, chosen.gpus, chosen.parallel)
 
 
 def _refused(error: Exception, code: int = BAD_CONFIGURATION) -> int:

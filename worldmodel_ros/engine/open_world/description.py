@@ -11,7 +11,9 @@ import numpy as np
 
 from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan.camera import Intrinsics
+from ...model.wan.checkpoint import WanCheckpoint
 from ...model.wan.config import PATCH, PRESETS, VAE_STRIDE, WanConfig, WanPreset, read_json
+from ...model.wan.experts import folders, has_experts
 from ...model.wan.schedule import Schedule
 
 _TOKEN = VAE_STRIDE * PATCH  # pixels
@@ -82,6 +84,19 @@ class WorldDescription:
             {key: content[key] for key in ('chunk_frames', 'window_frames', 'sink_frames', 'schedule') if key in content},
             folder / content['smaller'] if 'smaller' in content else None, _devices(content.get('devices', ())),
             float(content['boundary']) if 'boundary' in content else None)
+
+    @property
+    def two_networks(self) -> bool:
+        """Whether the checkpoint has one for much noise and one for little."""
+        return has_experts(self.checkpoint)
+
+    def network(self) -> WanConfig:
+        """What the checkpoint's network is, of two that of either. Raises ModelError for one that follows no camera."""
+        with WanCheckpoint(folders(self.checkpoint)[0] if self.two_networks else self.checkpoint) as stored:
+            config = stored.config()
+        if not config.camera_width or not config.condition_channels:
+            raise ModelError(f'{self.name} follows no camera from an image on, and so no robot')
+        return config
 
     def sampled(self, config: WanConfig) -> WanPreset:
         """How a network is sampled. Raises ModelError where neither a preset nor the description says."""

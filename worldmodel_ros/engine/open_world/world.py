@@ -2,29 +2,34 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...cache.pool import OutOfPages
 from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
+from ...model.parallel.group import Group
 from ...model.wan import checkpoint, experts
-from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
+from ...model.wan.checkpoint import tensor_share
+from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanConfig, WanPreset
 from ...model.wan.dit import CameraControl, Prompt, WanDiT
-from ...model.wan.experts import Experts, ExpertPages, ExpertSampler, ExpertSequence, has_experts
+from ...model.wan.experts import Experts, ExpertPages, ExpertSampler, ExpertSequence
 from ...model.wan.graphs import GraphedSampler
+from ...model.wan.parallel import join
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
 from ...model.wan.schedule import Schedule
 from ...model.wan.sequence import PagedSequence, PagedSequences, Window
 from ...model.wan.text import encode, read_rows
 from ...model.wan.vae import WanVae
+from ...model.weights import PartOf
 from .description import WorldDescription
 
 if TYPE_CHECKING:
@@ -60,14 +65,28 @@ class WorldSpec:
         return len(self.action_names)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a process has of a network that is divided: with which others, and as which of ``backends.PARALLEL_KINDS``."""
+
+    group: Group
+    kind: str
+
+    def part(self, config: WanConfig) -> PartOf:
+        """Of the weights."""
+        return tensor_share(config, self.group.rank, self.group.count) if self.kind == 'tensor' else lambda name: None
+
+
 class OpenWorld:
     """One model, whose pages hold so many ``sessions`` and, next to them, ``branches`` of a chunk."""
 
     def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
-                 branches: int = 2):
-        """Loads all files. ``threads``: of this process's networks on a CPU. Raises ModelError."""
+                 branches: int = 2, share: Share | None = None):
+        """Loads all files. ``threads``: of this process's networks on a CPU; ``share``: what it has of a divided one. Raises
+        ModelError."""
         torch.set_num_threads(threads)
-        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        self.device = share.group.link.device if share else torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        self._share, self._numbers = share, itertools.count()
         if backend == 'auto':
             backend = 'torch-bf16' if self.device.type == 'cuda' else 'torch'
         if backend not in BACKENDS:
@@ -75,18 +94,14 @@ class OpenWorld:
         layers, precision, fp8 = BACKENDS[backend]
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
-        network = description.checkpoint
-        if has_experts(network):
-            network = experts.folders(network)[0]
-        with checkpoint.WanCheckpoint(network) as stored:
-            config = stored.config()
-        if not config.camera_width or not config.condition_channels:
-            raise ModelError(f'{description.name} follows no camera from an image on, and so no robot')
+        config = description.network()
         self.preset: WanPreset = description.sampled(config)
         self._network = self._load(layers)
         if fp8:
             for each in self._networks:
                 to_fp8(each)
+        if share:
+            join(self._network, share.group)
         self._samplers: dict[int, Sampler | GraphedSampler | ExpertSampler] = {}
         self.vae = WanVae.load(description.vae, self.device, layers)
         rows = read_rows(description.text) if description.text else encode(
@@ -102,7 +117,7 @@ class OpenWorld:
         self.window = Window.of(self.preset)
         small = self.device.type == 'cpu' and grid[0] * grid[1] < 128
         owners = [PagedSequences(config, self.window, grid, precision, each.device, sessions, branches,
-                                 page_tokens=_SMALLEST_PAGE if small else 128) for each in self._networks]
+                                 _SMALLEST_PAGE if small else 128, share.group if share else None) for each in self._networks]
         self.pages: PagedSequences | ExpertPages = owners[0] if len(owners) == 1 else ExpertPages(owners)
         speed = description.top_speed
         self.smaller = None if description.smaller is None else self._smaller(description.smaller, backend, threads)
@@ -111,10 +126,11 @@ class OpenWorld:
 
     def _load(self, layers: torch.dtype) -> WanDiT | Experts:
         described = self.description
-        if not has_experts(described.checkpoint):
+        if not described.two_networks:
             if described.devices or described.boundary is not None:
                 raise ModelError(f'{described.checkpoint} has one network: devices and boundary are for two')
-            return checkpoint.load(described.checkpoint, self.device, layers)
+            part = self._share.part(described.network()) if self._share else lambda name: None
+            return checkpoint.load(described.checkpoint, self.device, layers, part)
         devices = described.devices or (str(self.device),) * 2
         try:
             return experts.load(described.checkpoint, devices, layers, described.boundary)
@@ -144,13 +160,14 @@ class OpenWorld:
         if isinstance(self._network, Experts):
             return ExpertSampler(self._network, schedule)
         sampler = Sampler(self._network, schedule)
-        hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND
+        # Messages between processes in such a graph have not been tried.
+        hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND and not self._share
         return GraphedSampler(sampler) if hosted else sampler
 
     @classmethod
-    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
-        """From a folder with ``world.json``. Raises ModelError."""
-        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions)
+    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, **options: Any) -> OpenWorld:
+        """From a folder with ``world.json``; ``options`` are those of the class. Raises ModelError."""
+        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions, **options)
 
     def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
         """The model of the last rung of the ladder."""
@@ -178,6 +195,21 @@ class OpenWorld:
     def closed(self, session: WorldSession) -> None:
         """Note that a session is no more."""
         self._open.discard(session)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this process shows what is imagined: of several, rank 0 does."""
+        return self._share is None or self._share.group.rank == 0
+
+    def tell(self, name: str, number: int, *arguments: Any) -> None:
+        """Hear what is about to be done with session ``number``: a divided world tells its other processes."""
+
+    def next_number(self) -> int:
+        """For a new session."""
+        return next(self._numbers)
+
+    def close(self) -> None:
+        """End what a divided world has started."""
 
     @property
     def frame_images(self) -> int:
