@@ -53,8 +53,9 @@ def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride,
 
 def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """x + bias + residual for x and residual (1, C, T, h, w), both with the channels last, and C numbers; rounded once."""
-    last = x.is_contiguous(memory_format=torch.channels_last_3d)
-    if not last or x.shape != residual.shape or x.stride() != residual.stride():
+    # Not by their strides: those of an axis with one element, as of a video with one frame, may be any.
+    last = all(part.is_contiguous(memory_format=torch.channels_last_3d) for part in (x, residual))
+    if not last or x.shape != residual.shape:
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} and residual {tuple(residual.shape)} with strides '
                          f'{residual.stride()} must be alike, with the channels last')
     out = torch.empty_like(x)
