@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ...model.wan import camera
+from ...model.wan.sampler import finished
 from ...model.wan.vae import ImageCondition, StreamState, WanVae
 from ..session_folder import SessionFileError
 
@@ -78,6 +79,12 @@ class WorldSession:
         """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
         (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. ``steps``: fewer than the model has. Raises
         ValueError and OutOfPages."""
+        return finished(self.imagining(poses, intrinsics, steps))
+
+    def imagining(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None = None
+                  ) -> Generator[None, None, np.ndarray]:
+        """``imagine``, which stops between ``OpenWorld.units``. Nothing else may be asked of the session meanwhile; where this
+        is closed before its end, the session is as it was."""
         self._world.tell('imagine', self._number, poses, intrinsics, steps)
         frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
@@ -87,9 +94,14 @@ class WorldSession:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + at) * 101 + step)
             return torch.randn(shape, generator=generator).to(self._world.device)
         condition = self._condition.fork()
+        sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
         with torch.inference_mode():
-            sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
-            latents = sampler.chunk(self._sequence, self._world.prompt, noise, condition.next(frames), control)
+            given = self._sequence, self._world.prompt, noise, condition.next(frames), control
+        if len(self._world.units(len(sampler.schedule.steps))) > 1:
+            latents = yield from sampler.pass_by_pass(*given)
+        else:
+            latents = sampler.chunk(*given)
+        with torch.inference_mode():
             images = self._decode(latents)
         self._condition, self._pose, self._imagined = condition, poses[-1], True
         return to_uint8(images[:, 1:] if at == 0 else images)

@@ -201,6 +201,20 @@ class OpenWorld:
         """Whether this process shows what is imagined: of several, rank 0 does."""
         return self._share is None or self._share.group.rank == 0
 
+    def units(self, steps: int) -> list[str]:
+        """What a chunk of so many steps is made of, in turn, as ``WorldSession.imagining`` stops in between: passes, and the
+        rest, which is the pass that commits and the decoder; or all at once, where passes are one graph or of several
+        processes."""
+        if self._share or isinstance(self.sampler_of(steps), GraphedSampler):
+            return ['chunk']
+        return ['pass'] * steps + ['rest']
+
+    def settle(self) -> None:
+        """Wait for all that the devices were given to do."""
+        for network in self._networks:
+            if network.device.type == 'cuda':
+                torch.cuda.synchronize(network.device)
+
     def tell(self, name: str, number: int, *arguments: Any) -> None:
         """Hear what is about to be done with session ``number``: a divided world tells its other processes."""
 

@@ -19,7 +19,7 @@ from ..checkpoint_description import ModelError
 from . import checkpoint
 from .config import WanConfig, read_json
 from .dit import CameraControl, Modulation, Prompt, SelfAttention, WanDiT
-from .sampler import Sequence as PassSequence, denoise, with_condition
+from .sampler import Passes, Sequence as PassSequence, denoise, each_pass, finished, with_condition
 from .schedule import TRAINED_STEPS, Schedule, Step
 from .sequence import PagedSequence, PagedSequences
 
@@ -127,13 +127,19 @@ class ExpertSampler:
               condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Tensor:
         """The next chunk's clean latents, where the noise is; appended to the sequences of both networks. As
         ``Sampler.chunk``."""
+        return finished(self.pass_by_pass(sequences, prompts, noise, condition, cameras))
+
+    @torch.inference_mode()
+    def pass_by_pass(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
+                     condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Passes:
+        """``chunk``, as ``Sampler.pass_by_pass``."""
         latents = noise(0)
         with _chunks(sequences, latents.shape[1], False) as attentions:
             def velocity(step: Step, x: Tensor) -> Tensor:
                 index = self.experts.at(step.timestep)
                 return self._network(index)(*self._given(index, x, step.timestep, prompts, condition, cameras, attentions)
                                             ).to(latents.device)
-            clean = denoise(self.schedule, lambda step: noise(step) if step else latents, velocity)
+            clean = yield from each_pass(denoise(self.schedule, lambda step: noise(step) if step else latents), velocity)
             self._keep(clean, prompts, condition, cameras, attentions)
         return clean
 

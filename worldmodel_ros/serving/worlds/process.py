@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1, worlds: int = 1, gpus: int = 1,
-                parallel: str = 'sequence') -> int:
+                parallel: str = 'sequence', deadline: float = 0.0) -> int:
     """
     Serve the open world model in a folder at a socket until SIGINT or SIGTERM; return the exit code. ``worlds``: at a time;
-    ``gpus``, ``parallel``: see ``engine.loading.load``.
+    ``gpus``, ``parallel``: see ``engine.loading.load``; ``deadline``: see ``turns.Turns``.
 
     Raises AddressError, ModelError for what cannot be served.
     """
@@ -36,7 +36,8 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
     listening = ListeningSocket(path)  # first: loading takes long
     try:
-        asyncio.run(_serve(listening, worlds, partial(load_world, model, backend, threads, gpus, worlds, parallel), model))
+        asyncio.run(_serve(listening, worlds, partial(load_world, model, backend, threads, gpus, worlds, parallel), model,
+                           deadline))
     except RuntimeError as error:  # while it is loaded
         end_if_lost(error)
         raise
@@ -45,7 +46,8 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     return 0
 
 
-async def _serve(listening: ListeningSocket, worlds: int, load: Callable[[], OpenWorld], model: str) -> None:
+async def _serve(listening: ListeningSocket, worlds: int, load: Callable[[], OpenWorld], model: str,
+                 deadline: float) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -56,7 +58,7 @@ async def _serve(listening: ListeningSocket, worlds: int, load: Callable[[], Ope
         if stop.is_set():
             return
         listening.listen()
-        await WorldServer(world, listening, networks).run(stop, lambda: _log.info(
+        await WorldServer(world, listening, networks, deadline).run(stop, lambda: _log.info(
             'process %d serves %s to at most %d worlds at %s', os.getpid(), model, worlds, listening.path))
         _log.info('ended by a signal')
     finally:
