@@ -61,6 +61,7 @@ NAMES = {'small': 'lingbot_world_v2_1.3b', 'large': 'lingbot_world_fast'}
 HANGS = 40.0  # seconds after its end at which a part is given up
 CHUNK, WINDOW = wan_kernels.CHUNK, wan_kernels.WINDOW
 BRANCHES = 4
+DTYPES = ['fp8', 'bf16']
 TEXT_ROWS = 120  # of a prompt
 ATTENTIONS = ('native', '_native_cudnn')  # diffusers' names
 # How the decoder is made: with layers of our own, with channels last, all frames of a chunk at once.
@@ -85,7 +86,7 @@ class Run:
         self.grid = (5, 7) if options.tiny else (30, 52)
         self.chunks = {'small': 2, 'large': 2} if options.tiny else {'small': options.chunks, 'large': options.large_chunks}
         self.folder, self.vae_form = options.folder, 'fused, channels last, residual blocks'
-        self.long = 6 if options.tiny else options.long
+        self.long, self.dtypes = 6 if options.tiny else options.long, options.dtypes
         self.gpu = 'none' if options.tiny else torch.cuda.get_device_name()
         self.rows: list[dict] = []
         self.failed: dict[str, str] = {}
@@ -522,9 +523,9 @@ def measure_long(run: Run) -> None:
 
 def measure(run: Run, part: str) -> None:
     if part in NAMES:
-        for fp8 in (True, False):
-            with run.part(f'{part} {"fp8" if fp8 else "bf16"}', run.left() * (0.65 if fp8 else 1.0)):
-                measure_model(run, part, fp8)
+        for at, dtype in enumerate(run.dtypes):
+            with run.part(f'{part} {dtype}', run.left() * (1.0 if at + 1 == len(run.dtypes) else 0.65)):
+                measure_model(run, part, dtype == 'fp8')
     elif part.startswith('peers'):
         measure_peers(run, part.removeprefix('peers_'))
     else:
@@ -538,6 +539,7 @@ def main() -> int:
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     parser.add_argument('--chunks', type=int, default=50, help='timed, of the small model')
     parser.add_argument('--large-chunks', type=int, default=50, help='timed, of the large model')
+    parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=DTYPES, help='of small and large')
     parser.add_argument('--long', type=int, default=800, help='chunks of the long run')
     parser.add_argument('--seconds', type=float, default=3600.0, help='after which nothing new begins')
     parser.add_argument('--stretch', type=float, default=1.0, help="each part's share of the time, times this")

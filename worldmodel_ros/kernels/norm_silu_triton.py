@@ -53,12 +53,11 @@ def _norm_silu(x, weight, bias, out, positions, channel_stride, position_stride,
 
 def add_triton(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """x + bias + residual for x and residual (1, C, T, h, w), both with the channels last, and C numbers; rounded once."""
-    # Not by their strides: those of an axis with one element, as of a video with one frame, may be any.
-    last = all(part.is_contiguous(memory_format=torch.channels_last_3d) for part in (x, residual))
-    if not last or x.shape != residual.shape:
+    form = torch.channels_last_3d  # asked by is_contiguous: strides of axes of one element may be anything
+    if x.shape != residual.shape or not (x.is_contiguous(memory_format=form) and residual.is_contiguous(memory_format=form)):
         raise ValueError(f'x {tuple(x.shape)} with strides {x.stride()} and residual {tuple(residual.shape)} with strides '
                          f'{residual.stride()} must be alike, with the channels last')
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=form)
     block = VALUES // 4
     _add[(triton.cdiv(x.numel(), block),)](x, bias, residual, out, x.numel(), C=x.shape[1], BLOCK=block, num_warps=4)
     return out
