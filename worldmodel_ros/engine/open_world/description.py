@@ -107,7 +107,7 @@ class WorldDescription:
             if 'schedule' in self.sampling:
                 changes['schedule'] = schedule_of(self.sampling['schedule'])
             if len(changes) == 4:
-                return WanPreset(self.name, config, **changes, licence='')
+                return WanPreset(name=self.name, config=config, **changes, licence='')
             if len(found) != 1:
                 names = ', '.join(preset.name for preset in found) or 'no preset'
                 raise ModelError(f'{self.name}: its network is that of {names}: name a preset in {WORLD_FILE}, or give '

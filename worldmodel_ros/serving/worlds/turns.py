@@ -106,7 +106,7 @@ class Turns:
         job = self._jobs[entry.request.id]
         try:
             await asyncio.get_running_loop().run_in_executor(self._networks, self._unit, job, entry.tier)
-        except Exception as error:  # of this chunk; whoever waits for it is told
+        except Exception as error:  # of this chunk: who waits for it is told
             job.error = error
             self._scheduler.failed(batch, time.monotonic(), str(error))
         else:
@@ -118,7 +118,7 @@ class Turns:
         self._world.settle()
 
     def _tell(self) -> None:
-        """Give what has ended to whoever waits for it."""
+        """Give what has ended to who waits for it."""
         for completion in self._scheduler.completions():
             job = self._jobs.pop(completion.request.id)
             if completion.outcome is not Outcome.DONE:
