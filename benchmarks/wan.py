@@ -518,7 +518,7 @@ def measure_long(run: Run) -> None:
     first, last = (summary(times) for times in (ms[:part], ms[-part:]))
     run.row(model=NAMES['small'], dtype='fp8', long_chunks=len(ms), frames=sequence.frame, vae='not in it',
             dit_ms=summary(ms), first_ms=first, last_ms=last, ratio_last_first=round(last['p50'] / first['p50'], 4),
-            allocated_gib={'first': gib[0], 'last': gib[-1]})
+            allocated_gib={'first': gib[0], 'middle': gib[len(gib) // 2], 'last': gib[-1]})
 
 
 def measure(run: Run, part: str) -> None:

@@ -185,12 +185,58 @@ def test_a_description_that_does_not_fit_is_refused_with_the_remedy(folder, tmp_
         OpenWorld.load(tmp_path)
 
 
-def test_two_networks_are_refused(folder, tmp_path):
-    for name in ('high_noise_model', 'low_noise_model'):
-        (tmp_path / name).mkdir()
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    return open_world.write(tmp_path_factory.mktemp('worlds') / 'two_networks', networks=2)
+
+
+def test_two_networks_share_the_steps_of_a_session_and_forks_and_files_keep_both(pair, world):
+    both = OpenWorld.load(pair)
+    asked = []
+    for index, network in enumerate(both.sampler.experts.networks):
+        network.register_forward_pre_hook(lambda module, inputs, index=index: asked.append(index))
+    session, alone = (each.open(image(), np.eye(4)) for each in (both, world))
+    assert not np.array_equal(chunk(session), chunk(alone)) and asked == [0, 1]
+    alone.close()
+    kept, fork = session.save(), session.fork()
+    wanted = chunk(session)
+    assert np.array_equal(chunk(fork), wanted)
+    fork.close()
+    session.close()
+    assert all(owner.pool.allocator.usage().used == 0 for owner in both.pages.owners)
+    again = WorldSession.load(both, kept)
+    assert again.frame == 3 and np.array_equal(chunk(again), wanted)
+    again.close()
+    with pytest.raises(SessionFileError, match='another world'):
+        WorldSession.load(world, kept)
+
+
+def test_a_robot_is_predicted_for_by_two_networks_in_fp8(pair):
+    with Robot(OpenWorld.load(pair, 'torch-fp8'), observes=True) as robot:
+        robot.show(9, LEFT)
+        while robot.predictions.get(timeout=DEADLINE)[0].sequence < 9:
+            pass
+        answer = robot.ask([LEFT] * 4, [RIGHT] * 4)
+        assert answer.complete and not np.array_equal(*(branch.frames for _, branch in answer.branches))
+    assert not robot.failures
+
+
+@pytest.mark.parametrize(('changes', 'message'), [
+    ({'devices': ['cpu']}, 'devices are two names'), ({'devices': ['cpu', 'gpu']}, 'cannot be placed on cpu, gpu'),
+    ({'boundary': 1.5}, 'between 0 and 1'), ({'boundary': 'high'}, 'could not convert')])
+def test_two_networks_that_are_described_wrongly_are_refused(pair, tmp_path, changes, message):
+    described = json.loads((pair / 'world.json').read_text())
+    paths = {'checkpoint': str(pair), 'vae': str(pair / 'vae'), 'text': str(pair / 'text' / 'rows.safetensors')}
+    (tmp_path / 'world.json').write_text(json.dumps(described | paths | changes))
+    with pytest.raises(ModelError, match=message):
+        OpenWorld.load(tmp_path)
+
+
+def test_one_network_has_no_boundary(folder, tmp_path):
     described = json.loads((folder / 'world.json').read_text())
-    (tmp_path / 'world.json').write_text(json.dumps(described))
-    with pytest.raises(ModelError, match='has two networks'):
+    paths = {'checkpoint': str(folder), 'vae': str(folder / 'vae'), 'text': str(folder / 'text' / 'rows.safetensors')}
+    (tmp_path / 'world.json').write_text(json.dumps(described | paths | {'boundary': 0.9}))
+    with pytest.raises(ModelError, match='has one network'):
         OpenWorld.load(tmp_path)
 
 

@@ -16,16 +16,18 @@ pytestmark = pytest.mark.waiting
 TIME = 120.0  # s
 
 
-@pytest.mark.parametrize(('precision', 'limit'), [(Precision.FP32, 2e-5), (Precision.FP8, 0.06)])
-def test_two_processes_give_the_chunks_of_one(tmp_path, precision, limit):
+@pytest.mark.parametrize(('kind', 'precision', 'limit'), [
+    ('tensor', Precision.FP32, 2e-5), ('tensor', Precision.FP8, 0.06), ('sequence', Precision.FP32, 2e-5),
+    ('sequence-fp8', Precision.FP8, 0.06)])
+def test_two_processes_give_the_chunks_of_one(tmp_path, kind, precision, limit):
     script = Path(wan_process.__file__)
     command = [sys.executable, str(script), str(tmp_path)]
     environment = os.environ | {'PYTHONPATH': os.pathsep.join([str(script.parents[1]), os.environ.get('PYTHONPATH', '')])}
-    first = subprocess.Popen([*command, '0', '2', precision.value], stdout=subprocess.PIPE, text=True, env=environment)
+    first = subprocess.Popen([*command, '0', '2', precision.value, kind], stdout=subprocess.PIPE, text=True, env=environment)
     other = None
     try:
         port = first.stdout.readline().strip()
-        other = subprocess.Popen([*command, '1', '2', precision.value, port], env=environment)
+        other = subprocess.Popen([*command, '1', '2', precision.value, kind, port], env=environment)
         wanted = wan_process.chunks(Precision.FP32)
         assert first.wait(TIME) == 0 and other.wait(TIME) == 0
     finally:

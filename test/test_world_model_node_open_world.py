@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -16,11 +17,13 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
+from test_mount import OPTICAL, transform
 from sensor_msgs.msg import CameraInfo, Image
 from world_model_rig import DEADLINE, TRANSITIONS, Rig, stamp_of, time_message, wait_for
 
 from worldmodel_ros.engine.loading import load_world
 from worldmodel_ros.engine.open_world.calibration import base_pose, fitted
+from worldmodel_ros.engine.open_world.description import optical_frame
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.msg import ActionChunk, PredictedFuture
 from worldmodel_ros.nodes.common.qos import CAMERA, ODOMETRY
@@ -176,10 +179,18 @@ def test_observed_images_odometry_and_a_calibration_make_one_session(folder, tmp
         info = CameraInfo(height=64, width=96, k=[60.0, 0.0, 47.5, 0.0, 60.0, 31.5, 0.0, 0.0, 1.0])
         rig.infos.publish(CameraInfo(height=64, width=96))  # not calibrated
         wait_for(lambda: rig.refused().get('camera_info'), 'a refusal')
+        info.header.frame_id = 'camera_optical_frame'
         rig.infos.publish(info)
         wait_for(lambda: rig.subject._world.intrinsics, 'the calibration')
         assert (rig.subject._world.intrinsics.fx, rig.subject._world.intrinsics.cx) == (30.0, 24.0)
         worker = rig.subject._activation.worker
+        assert rig.report()[2]['camera_in_base'] == 'world.json' and worker.optical is None
+        # As /tf_static tells it, whose message type is in no wheel.
+        mast = transform('base_link', 'camera', (0.2, 0.1, 0.5), (0.0, 0.2, 0.3))
+        rig.subject._world.on_transforms(SimpleNamespace(transforms=[
+            mast, transform('camera', 'camera_optical_frame', rpy=OPTICAL)]))
+        assert np.allclose(worker.optical, optical_frame([0.2, 0.1, 0.5, 0.0, 0.2, 0.3]))
+        assert rig.report()[2]['camera_in_base'] == 'tf, camera_optical_frame'
 
         def observed():
             odometry = Odometry()
@@ -203,8 +214,31 @@ def test_observed_images_odometry_and_a_calibration_make_one_session(folder, tmp
         rig.close()
 
 
+def test_a_checkpoint_with_two_networks_predicts_and_answers(tmp_path):
+    rig = WorldRig(open_world.write(tmp_path / 'pair', networks=2), namespace='pair')
+    try:
+        assert rig.change('configure', 'activate')
+        assert len(rig.predicted().frames) == 8
+        answer = rig.ask(names=['left', 'right'], horizon=0.5)
+        assert answer.success and len(answer.branches) == 2, answer.message
+    finally:
+        rig.close()
+
+
+def test_a_prediction_that_would_be_late_says_that_it_has_fewer_steps(folder):
+    rig = WorldRig(folder, namespace='late', world_deadline_s=1e-6)
+    try:
+        assert rig.change('configure', 'activate')
+        rig.predicted()
+        assert rig.predicted(2).tier == ActionChunk.TIER_ONE_STEP
+        values = rig.report()[2]
+        assert int(values['late']) >= 3 and values['quality'] == '1 steps, fewer than published'
+    finally:
+        rig.close()
+
+
 @pytest.mark.parametrize(('parameters', 'message'), [
-    ({'goal': 'red'}, 'no policy'), ({'server': 'auto'}, 'server is set'), ({'gpus': 2}, 'run on one'),
+    ({'goal': 'red'}, 'no policy'), ({'server': 'auto'}, 'server is set'), ({'gpus': 3}, 'cannot be divided among 3'),
     ({'backend': 'onnx'}, 'does not run open world models')])
 def test_what_does_not_go_with_such_a_model_fails_to_configure(folder, parameters, message, capfd):
     rig = WorldRig(folder, namespace='refused', **parameters)

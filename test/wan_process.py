@@ -1,6 +1,6 @@
 """One of several processes of a tiny Wan network: prints the digest of what it got, and the first one saves it.
 
-    python wan_process.py FOLDER RANK COUNT PRECISION [PORT]; the first prints the port that the others take
+    python wan_process.py FOLDER RANK COUNT PRECISION KIND [PORT]; the first prints the port that the others take
 """
 import math
 import sys
@@ -11,7 +11,7 @@ import wan_tiny as tiny
 from test_wan_model import CONFIG, SHORT, WINDOW
 
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.model.parallel.group import TensorParallel
+from worldmodel_ros.model.parallel.group import SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.wan.checkpoint import build, tensor_share
 from worldmodel_ros.model.wan.parallel import join
@@ -22,15 +22,16 @@ from worldmodel_ros.model.wan.sequence import PagedSequences
 
 @torch.inference_mode()
 def chunks(precision, group=None, count=4):
-    """Latents of chunks, and of a branch, with a window that rolls and sinks that are moved."""
+    """Latents of chunks, of a branch, and of a sequence that goes on from what was saved, with a window that rolls and sinks
+    that are moved."""
     layers = torch.float32 if precision is Precision.FP32 else torch.bfloat16
-    part = {} if group is None else {'part': tensor_share(CONFIG, group.rank, group.count)}
+    part = {'part': tensor_share(CONFIG, group.rank, group.count)} if isinstance(group, TensorParallel) else {}
     dit = build(CONFIG, tiny.Drawn(), layers=layers, **part)
     if precision is Precision.FP8:
         to_fp8(dit)
     if group is not None:
         join(dit, group)
-    owner = PagedSequences(CONFIG, WINDOW, tiny.GRID, precision, page_tokens=16, branches=1, group=group)
+    owner = PagedSequences(CONFIG, WINDOW, tiny.GRID, precision, page_tokens=16, branches=1, sequences=2, group=group)
     sampler, sequence, prompt, found = Sampler(dit, SHORT), owner.open(), dit.prompt(tiny.text()), []
 
     def chunk(sequence, number):
@@ -38,8 +39,10 @@ def chunks(precision, group=None, count=4):
         found.append(sampler.chunk(sequence, prompt, tiny.noise(number, 3), tiny.condition(number, 3), control))
     for number in range(count):
         chunk(sequence, number)
-    fork = sequence.fork()
+    fork, other = sequence.fork(), owner.open()
     chunk(fork, count)
+    other.restore(sequence.save())
+    chunk(other, count + 1)
     return found
 
 
@@ -50,6 +53,7 @@ if __name__ == '__main__':
         store = Link.listen(count)
         print(store.port, flush=True)
     else:
-        store = Link.connect(int(sys.argv[5]), count)
-    group = TensorParallel(Link.join(torch.device('cpu'), rank, count, store))
+        store = Link.connect(int(sys.argv[6]), count)
+    link = Link.join(torch.device('cpu'), rank, count, store)
+    group = TensorParallel(link) if sys.argv[5] == 'tensor' else SequenceParallel(link, sys.argv[5] == 'sequence-fp8')
     torch.save(chunks(precision, group), folder / f'{rank}.pt')

@@ -50,7 +50,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--backend', default='auto', choices=BACKENDS,
                         help='what runs the networks (default: auto)')
     parser.add_argument('--gpus', type=int, default=1, metavar='N',
-                        help='GPUs that the first model is divided among, if its preset has tiles (default: 1)')
+                        help='GPUs that the first model is divided among, if its preset has tiles or it is an open world '
+                        'model (default: 1)')
     parser.add_argument('--parallel', default=PARALLEL_KINDS[0], choices=PARALLEL_KINDS,
                         help=f'how it is divided (default: {PARALLEL_KINDS[0]})')
     parser.add_argument('--sessions', type=int, metavar='N', help='robots at a time (default: 8), or worlds of an open world '
@@ -71,6 +72,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         'sooner after its arrival is refused [s] (default: 0.002)')
     parser.add_argument('--idle', type=float, default=60.0, metavar='S', help='a robot that sends nothing for so long '
                         'loses its session until it has something to send [s]; 0: never (default: 60)')
+    parser.add_argument('--chunk-deadline', type=float, default=0.0, metavar='S', help='of an open world model: time in which '
+                        'the first chunk of a request must be there, and those that follow in time to be played; what would be '
+                        'late has half of the steps, or is refused [s]; 0: it is made however late (default: 0)')
     parser.add_argument('--session-directory', default='', metavar='FOLDER', help='where robots\' sessions are saved '
                         '(default: worldmodel_sessions in $ROS_HOME or ~/.ros)')
     parser.add_argument('--session-files-max', type=int, default=MAX_FILES, metavar='N',
@@ -117,14 +121,17 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _serve_world(path: Path, chosen: argparse.Namespace) -> int:
-    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)] + ['gpus'] * (chosen.gpus > 1)
+    unfit = [name for name in ('smaller', 'store') if getattr(chosen, name)]
     if unfit:
         raise ValueError(f'{chosen.model} is an open world model, which takes no --{unfit[0]}')
     worlds = 1 if chosen.sessions is None else chosen.sessions
     if not 0 < worlds <= 1024:
         raise ValueError(f'sessions is {worlds}: it must be 1 to 1024')
+    if not 0.0 <= chosen.chunk_deadline <= 600.0:
+        raise ValueError(f'chunk-deadline is {chosen.chunk_deadline} s: it must be 0 to 600')
     from worldmodel_ros.serving.worlds.process import serve_world
-    return serve_world(path, chosen.model, chosen.backend, chosen.threads, worlds)
+    return serve_world(path, chosen.model, chosen.backend, chosen.threads, worlds, chosen.gpus, chosen.parallel,
+                       chosen.chunk_deadline)
 
 
 def _refused(error: Exception, code: int = BAD_CONFIGURATION) -> int:

@@ -26,11 +26,13 @@ def is_world(model: str) -> bool:
     return (Path(model).expanduser() / WORLD_FILE).is_file()
 
 
-def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1) -> OpenWorld:
+def load_world(model: str, backend: str = 'auto', threads: int = 1, gpus: int = 1, sessions: int = 1,
+               parallel: str = 'sequence') -> OpenWorld:
     """An open world model. ``sessions`` may be open at a time. ``backend``: auto takes torch-bf16 on a GPU, torch, in float32,
-    on a CPU; torch-fp8 is the third. Raises ModelError."""
+    on a CPU; torch-fp8 is the third. ``gpus`` and ``parallel`` as of ``load``. Raises ModelError."""
     if gpus > 1:
-        raise ModelError(f'gpus is {gpus}, and open world models run on one')
+        from .open_world.divided import LeadingWorld
+        return LeadingWorld.load(model, backend, threads, sessions, gpus=gpus, kind=parallel)
     from .open_world.world import OpenWorld
     return OpenWorld.load(model, backend, threads, sessions)
 

@@ -11,7 +11,7 @@ from ..cache.layout import TileLayout
 from ..cache.pool import PagePool, Storage
 from ..cache.sequence import SequenceCache, Table
 from ..cache.tiers import TierPolicy
-from ..model.presets import Preset
+from ..model.presets import VideoPreset
 from .tile_window import TileWindow
 
 BLOCKED = np.float32(-1e9)  # finite, so that a row that is blocked everywhere gives numbers instead of NaN
@@ -21,7 +21,7 @@ COMPLETE_IS_OLDER = TierPolicy((1,))
 NOT_YET_OLDER = 3
 
 
-def page_layout(preset: Preset) -> TileLayout:
+def page_layout(preset: VideoPreset) -> TileLayout:
     """The preset's tiles; or a page for each frame, of all its tokens."""
     return TileLayout(preset.tile or (1, *preset.grid), preset.grid)
 
@@ -39,7 +39,7 @@ class Memory:
     as a question what if needs: those of the window that the session meanwhile drops, and a window of the branch's own.
     """
 
-    def __init__(self, preset: Preset, storage: Callable[[TileLayout, int], Storage], sessions: int,
+    def __init__(self, preset: VideoPreset, storage: Callable[[TileLayout, int], Storage], sessions: int,
                  older: Callable[[TileLayout, int], Storage] | None = None,
                  distant: Callable[[TileLayout, int], Storage] | None = None):
         """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete,

@@ -16,7 +16,7 @@ from ..cache.layout import TileLayout
 from ..cache.patterns import PageLists, Pattern, page_lists
 from ..cache.pool import Storage
 from ..cache.sequence import Table
-from ..model.presets import Preset
+from ..model.presets import VideoPreset
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PassPages:
 class TileWindow:
     """A session's table when a block of frames at ``times`` (T,) is about to be passed."""
 
-    preset: Preset
+    preset: VideoPreset
     table: Table
     layout: TileLayout
     storages: tuple[Storage, ...]
@@ -82,7 +82,7 @@ def chunk_tier(storages: Sequence[Storage]) -> int:
 
 
 @lru_cache(maxsize=8)
-def patterns_of(preset: Preset) -> tuple[Pattern, ...]:
+def patterns_of(preset: VideoPreset) -> tuple[Pattern, ...]:
     """The different neighbourhoods of a preset, moved inside at borders, so that all query tiles cost the same."""
     plane = TileLayout(preset.tile, preset.grid).plane
     return tuple(Pattern(slabs or None, (rows or plane[0], columns or plane[1]), shifted=True)

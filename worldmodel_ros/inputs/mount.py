@@ -1,7 +1,7 @@
 """
 Where a camera is mounted: its height and pitch, by the transforms of tf, and how far they are from those of the training.
 
-A transform is whatever has the fields of geometry_msgs/TransformStamped. This small tree answers one question about frames that
+A transform is whatever has the fields of geometry_msgs/TransformStamped. This small tree answers questions about frames that
 hardly ever move; it keeps the newest transform of each frame, and no history.
 """
 from __future__ import annotations
@@ -62,14 +62,17 @@ class Frames:
         base_footprint next to ``base``, else over ``base``; None while the two are not connected.
         """
         prefix, slash, _ = base.rpartition('/')
-        root = self._to_root(camera)
         for ground in (f'{prefix}{slash}{GROUND}', base):
-            of_base = self._to_root(ground)
-            if of_base[0] == root[0]:
-                pose = np.linalg.inv(of_base[1]) @ root[1]
+            pose = self.pose(ground, camera)
+            if pose is not None:
                 ahead = pose[:3, 2]
                 return Mount(float(pose[2, 3]), math.degrees(math.asin(max(-1.0, min(1.0, -ahead[2])))))
         return None
+
+    def pose(self, base: str, frame: str) -> np.ndarray | None:
+        """Return ``frame`` in ``base``, (4, 4); None while the two are not connected."""
+        (top, of_base), (other, of_frame) = self._to_root(base), self._to_root(frame)
+        return np.linalg.inv(of_base) @ of_frame if top == other else None
 
     def _to_root(self, frame: str) -> tuple[str, np.ndarray]:
         """Return the topmost frame above ``frame``, and the transform from it to that."""

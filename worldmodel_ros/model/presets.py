@@ -28,9 +28,19 @@ class Camera:
             raise ValueError(f'camera: vertical_fov is {self.vertical_fov}, and must be above 0 and below 180 degrees')
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Shape of one world model.
+@dataclass(frozen=True, kw_only=True)
+class SequencePreset:
+    """What any video model here has: frames that are denoised together, a chunk, and those that it sees. The open models'
+    presets (``wan.config``) share it."""
+
+    name: str
+    chunk_frames: int
+    window_frames: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoPreset(SequencePreset):
+    """What networks, memory, sampler and back ends need to know: how frames become tokens, layers, and which pages they see.
 
     A frame of ``image_size`` becomes a latent of ``latent_size`` with ``latent_channels`` channels, cut into square
     patches of ``patch`` latents; one patch is one token. A chunk is ``chunk_frames`` frames, denoised together, that
@@ -41,7 +51,6 @@ class Preset:
     around their own, 0 being without bounds. ``patterns`` are the neighbourhoods of the cache layers, in turn.
     """
 
-    name: str
     image_size: tuple[int, int]  # height, width in pixels
     vae_width: int
     vae_downsample: int
@@ -50,16 +59,8 @@ class Preset:
     width: int
     depth: int
     heads: int
-    chunk_frames: int
-    window_frames: int
     step_period: float  # s between frames
-    action_names: tuple[str, ...]
-    action_low: tuple[float, ...]  # SI units: m/s, rad/s
-    action_high: tuple[float, ...]
-    goals: tuple[str, ...]
     # Fields that came later; a description without them means these values.
-    policy: str = 'regression'  # one of POLICIES
-    head_features: int = 0  # per token, in layers over a frame's flattened tokens; 0: all of width
     cache_every: int = 1  # the last of so many layers is a cache layer
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
@@ -67,7 +68,6 @@ class Preset:
     sink_frames: int = 0  # see ``sinks_from``
     sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
     sink_statistics_after: int = 0  # imagined frames
-    camera: Camera | None = None  # that all images of the training came from; None: it is not known
 
     def __post_init__(self):
         height, width = self.image_size
@@ -77,10 +77,6 @@ class Preset:
                              f'(vae_downsample x patch)')
         if self.width % self.heads or self.head_dim % 2:
             raise ValueError(f'preset {self.name}: width {self.width} must divide into {self.heads} heads of even size')
-        if not len(self.action_names) == len(self.action_low) == len(self.action_high):
-            raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
-        if self.policy not in POLICIES:
-            raise ValueError(f'preset {self.name}: unknown policy {self.policy!r}; known: {", ".join(POLICIES)}')
         if not self.cache_layers:
             raise ValueError(f'preset {self.name}: cache_every {self.cache_every} leaves no cache layer among '
                              f'{self.depth}')
@@ -148,6 +144,27 @@ class Preset:
         colours and contrast do not fade; infinite for none. Only far ahead: where what was seen still tells what comes, it
         would err."""
         return max(self.sink_statistics_after, self.sinks_from) if self.sink_statistics else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset(VideoPreset):
+    """A robot's model: to its video come actions, goals and the policy, and the camera of its training."""
+
+    action_names: tuple[str, ...]
+    action_low: tuple[float, ...]  # SI units: m/s, rad/s
+    action_high: tuple[float, ...]
+    goals: tuple[str, ...]
+    # Fields that came later.
+    policy: str = 'regression'  # one of POLICIES
+    head_features: int = 0  # per token, in layers over a frame's flattened tokens; 0: all of width
+    camera: Camera | None = None  # that all images of the training came from; None: it is not known
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not len(self.action_names) == len(self.action_low) == len(self.action_high):
+            raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
+        if self.policy not in POLICIES:
+            raise ValueError(f'preset {self.name}: unknown policy {self.policy!r}; known: {", ".join(POLICIES)}')
 
     @cached_property
     def actions(self) -> int:

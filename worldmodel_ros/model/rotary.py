@@ -8,14 +8,14 @@ from functools import lru_cache
 import numpy as np
 
 from ..cache.layout import TileLayout
-from .presets import Preset
+from .presets import VideoPreset
 
 # Longest wavelengths, in frames and in tokens: a few times what one window and one image span.
 TIME_WAVELENGTH = 200.0
 SPACE_WAVELENGTH = 32.0
 
 
-def rotary_angles(preset: Preset, times: np.ndarray) -> np.ndarray:
+def rotary_angles(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
     """Cosines and sines of the 3-D rotary embedding (axial RoPE, Su et al. 2021), float32 (2, T, P, head_dim / 2).
 
     ``times`` (T,) are absolute frame numbers of a session. Only differences of positions reach the attention, so a
@@ -27,12 +27,12 @@ def rotary_angles(preset: Preset, times: np.ndarray) -> np.ndarray:
                            np.broadcast_to(space[:, None], (*shape, space.shape[-1]))], -1)
 
 
-def time_rotation(preset: Preset, times: np.ndarray) -> np.ndarray:
+def time_rotation(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
     """The pairs of ``rotary_angles`` that differ from frame to frame, which come first: float32 (2, T, pairs)."""
     return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
 
 
-def shift_in_time(preset: Preset, frames: int) -> np.ndarray:
+def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:
     """Cosines and sines that move what is rotated already by so many frames: float32 (2, 1, head_dim / 2)."""
     time = time_rotation(preset, np.array([frames]))
     stays = np.zeros((2, 1, preset.head_dim // 2 - time.shape[-1]), np.float32)
@@ -41,7 +41,7 @@ def shift_in_time(preset: Preset, frames: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def space_rotation(preset: Preset) -> np.ndarray:
+def space_rotation(preset: VideoPreset) -> np.ndarray:
     """The other pairs, which differ from token to token: float32 (2, P, pairs), tokens in the DiT's order; not to be
     written to."""
     order = token_order(preset)
@@ -50,13 +50,13 @@ def space_rotation(preset: Preset) -> np.ndarray:
     return np.concatenate([_rotation(axis, count, SPACE_WAVELENGTH) for axis in (rows, columns)], -1)
 
 
-def token_order(preset: Preset) -> np.ndarray | None:
+def token_order(preset: VideoPreset) -> np.ndarray | None:
     """Which token of a frame, counted row by row, each of the DiT's is: int64 (tokens,), tile by tile in Z-order for a
     preset with tiles; None where they are counted row by row, too."""
     return None if preset.tile is None else TileLayout(preset.tile, preset.grid).frame_order
 
 
-def _split(preset: Preset) -> tuple[int, int]:
+def _split(preset: VideoPreset) -> tuple[int, int]:
     """Pairs for time, and for each axis of space."""
     pairs = preset.head_dim // 2
     return pairs - 2 * (pairs // 3), pairs // 3

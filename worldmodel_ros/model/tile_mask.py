@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..cache.layout import TileLayout
-from .presets import Preset
+from .presets import VideoPreset
 
 _compiled_flex_attention = torch.compile(flex_attention, dynamic=False)  # else it computes and masks everything
 
@@ -31,18 +31,18 @@ class FrameOrder:
     slabs: np.ndarray
 
     @classmethod
-    def committed(cls, preset: Preset, times: np.ndarray) -> FrameOrder:
+    def committed(cls, preset: VideoPreset, times: np.ndarray) -> FrameOrder:
         """Frames that are in their own slabs."""
         return cls(times, times // preset.tile[0])
 
     @classmethod
-    def chunk(cls, preset: Preset, times: np.ndarray) -> FrameOrder:
+    def chunk(cls, preset: VideoPreset, times: np.ndarray) -> FrameOrder:
         """A chunk to be denoised: whole slabs, behind that of the frame before it, complete or not."""
         frames = preset.tile[0]
         return cls(times, (times[0] - 1) // frames + 1 + np.arange(len(times)) // frames)
 
 
-def commit_frames(preset: Preset, order: FrameOrder, slabs: int) -> np.ndarray:
+def commit_frames(preset: VideoPreset, order: FrameOrder, slabs: int) -> np.ndarray:
     """Which committed frames (T, T) each of them sees in a neighbourhood of so many ``slabs``, 0 for all: those up to itself in
     its slab, the slabs that are within the window before it, and sinks."""
     times, own = order.times, order.slabs
@@ -51,7 +51,7 @@ def commit_frames(preset: Preset, order: FrameOrder, slabs: int) -> np.ndarray:
     return visible & _near(own, own, visible, own, slabs)
 
 
-def chunk_sees(preset: Preset, before: FrameOrder, chunk: FrameOrder, slabs: int) -> np.ndarray:
+def chunk_sees(preset: VideoPreset, before: FrameOrder, chunk: FrameOrder, slabs: int) -> np.ndarray:
     """Which of the committed frames ``before`` it (S) and of its own frames each frame of a chunk (T) sees, (T, S + T)."""
     kept = (before.times < chunk.times[0]) & _kept(preset, before.slabs, chunk.times[0])
     visible = np.broadcast_to(np.concatenate([kept, np.ones(len(chunk.times), bool)]),
@@ -60,7 +60,7 @@ def chunk_sees(preset: Preset, before: FrameOrder, chunk: FrameOrder, slabs: int
     return visible & _near(chunk.slabs, others, visible, np.full(len(chunk.slabs), chunk.slabs[-1]), slabs)
 
 
-def _kept(preset: Preset, slab: np.ndarray, time: np.ndarray | int) -> np.ndarray:
+def _kept(preset: VideoPreset, slab: np.ndarray, time: np.ndarray | int) -> np.ndarray:
     """Whether a slab is still in the cache when the frame number ``time`` comes."""
     return ((slab + 1) * preset.tile[0] > time - preset.window_frames) | (slab < preset.sink_slabs)
 
@@ -75,7 +75,7 @@ def _near(own: np.ndarray, others: np.ndarray, visible: np.ndarray, last: np.nda
     return (others >= low) & (others < low + size)
 
 
-def plane_tiles(preset: Preset, rows: int, columns: int) -> np.ndarray:
+def plane_tiles(preset: VideoPreset, rows: int, columns: int) -> np.ndarray:
     """Which tiles of a plane each tile sees in a neighbourhood of (rows, columns) of tiles, bool (tiles, tiles)."""
     layout = TileLayout(preset.tile, preset.grid)
     seen = np.ones((layout.tiles,) * 2, bool)
@@ -92,7 +92,7 @@ class TileMask:
     nothing is masked within a block but at its frames.
     """
 
-    def __init__(self, preset: Preset, frames: Tensor, tiles: np.ndarray):
+    def __init__(self, preset: VideoPreset, frames: Tensor, tiles: np.ndarray):
         self.tokens, self.count = preset.tokens, len(tiles)
         self.run = preset.tokens // self.count
         self.frames, self.tiles = frames, torch.from_numpy(tiles).to(frames.device)

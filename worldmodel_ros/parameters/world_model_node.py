@@ -23,7 +23,8 @@ PARAMETERS = (
           'torch-bf16, torch-compiled, torch-fp8 and torch-fp4 are for GPUs', choices=BACKENDS, while_configured=True),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine', low=1, high=256,
           while_configured=True),
-    Param('gpus', 1, 'GPUs of this machine that the model is divided among, if its preset has tiles; on more than one, '
+    Param('gpus', 1, 'GPUs of this machine that the model is divided among, if its preset has tiles or it is an open world '
+          'model; on more than one, '
           f'backend is one of {", ".join(PARALLEL_BACKENDS)}', low=1, high=64, while_configured=True),
     Param('parallel', PARALLEL_KINDS[0], 'how a model is divided among GPUs: by frames, with messages in full or in FP8, or by '
           'weights', choices=PARALLEL_KINDS, while_configured=True),

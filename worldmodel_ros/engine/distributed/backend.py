@@ -11,9 +11,9 @@ from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.parallel import tensor_parallel
 from worldmodel_ros.model.parallel.group import Group, SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.parallel.pages import HeadsOfPages
 from worldmodel_ros.model.presets import Preset
 from .passes import DividedPasses
-from .storage import HeadsOfPages
 
 
 def check(preset: Preset, kind: str, count: int) -> None:

@@ -1,44 +1,15 @@
-"""The pages of several processes, each of which holds those of its own heads, as one storage."""
+"""The pages of several processes, each of which holds those of its own heads, as one storage of rank 0's."""
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from worldmodel_ros.cache.pool import Storage
-from worldmodel_ros.cache.torch_storage import TorchStorage
-from worldmodel_ros.model.parallel.group import Group
+from worldmodel_ros.model.parallel.pages import HeadsOfPages
 from .orders import ChangePages, StorageNumber
 from .supervisor import Supervisor
-
-HEADS = 2  # axis of what ``dump`` gives
-
-
-class HeadsOfPages(TorchStorage):
-    """Own heads of all pages. What is dumped and loaded has all heads: every process takes part in these."""
-
-    group: Group
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.on_host = False  # every process takes part
-
-    def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
-            heads = HEADS - 1  # of a page
-            return *shape[:heads], shape[heads] * self.group.count, *shape[heads + 1:]
-        return {name: (whole(shape), dtype) for name, (shape, dtype) in super().forms().items()}
-
-    def dump(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        own = {name: torch.from_numpy(array).to(self.device) for name, array in super().dump(ids).items()}
-        return {name: self.group.gather(array, HEADS).contiguous().cpu().numpy() for name, array in own.items()}
-
-    def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
-        rank, count = self.group.rank, self.group.count
-        super().load(ids, {name: np.ascontiguousarray(np.split(array, count, HEADS)[rank])
-                           for name, array in arrays.items()})
 
 
 class LedPages(HeadsOfPages):

@@ -1,6 +1,7 @@
 """A process of a model, other than rank 0: does what rank 0 orders, and ends when that is gone.
 
-Rank 0 starts it (see ``processes``): ``python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE``, file descriptors.
+What it follows with is said by the first order: ``Build``, or one that makes a follower of its own. Rank 0 starts it (see
+``processes``): ``python -m worldmodel_ros.engine.distributed.worker PIPE LIFELINE``, file descriptors.
 """
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from worldmodel_ros import realtime
 from worldmodel_ros.engine.backends.cuda_graphs import Column, Eager, Graphs
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.model.parallel.link import Link
+from worldmodel_ros.model.parallel.pages import HeadsOfPages
 from .backend import DividedBackend, use_device
 from .orders import READY, Build, ChangePages, OpenStorage, Pass, StorageNumber
-from .storage import HeadsOfPages
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ def main(pipe: Connection, lifeline: int) -> None:
     """Follow until rank 0 is gone."""
     _end_with(lifeline)
     try:
-        follower = Follower(pipe.recv(), pipe)
+        order = pipe.recv()
+        follower = Follower(order, pipe) if isinstance(order, Build) else order.follow(pipe)
         while True:
             follower.do(pipe.recv())
     except EOFError:

@@ -11,12 +11,14 @@ import numpy as np
 
 from ...model.checkpoint_description import WORLD_FILE, ModelError
 from ...model.wan.camera import Intrinsics
+from ...model.wan.checkpoint import WanCheckpoint
 from ...model.wan.config import PATCH, PRESETS, VAE_STRIDE, WanConfig, WanPreset, read_json
+from ...model.wan.experts import folders, has_experts
 from ...model.wan.schedule import Schedule
 
 _TOKEN = VAE_STRIDE * PATCH  # pixels
 _KEYS = {'preset', 'checkpoint', 'vae', 'text', 'prompt', 'text_encoder', 'size', 'top_speed', 'camera_in_base', 'intrinsics',
-         'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller'}
+         'chunk_frames', 'window_frames', 'sink_frames', 'schedule', 'smaller', 'devices', 'boundary'}
 # The optical frame (x right, y down, z forward) in a camera body's (x forward, y left, z up); REP 103.
 _OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
@@ -42,6 +44,8 @@ class WorldDescription:
     intrinsics: Intrinsics | None
     sampling: dict[str, Any]  # what differs from the preset, or replaces it
     smaller: Path | None = None  # folder of a world that stands in where this one would be late
+    devices: tuple[str, ...] = ()  # of two networks, that for much noise first; none: both where the VAE is
+    boundary: float | None = None  # between them; None: as the checkpoint says, or as published
 
     @classmethod
     def read(cls, folder: Path) -> WorldDescription:
@@ -78,7 +82,21 @@ class WorldDescription:
             folder / content['text_encoder'] if 'text_encoder' in content else None, size, speed, optical_frame(mount),
             Intrinsics(*pinhole) if pinhole else None,
             {key: content[key] for key in ('chunk_frames', 'window_frames', 'sink_frames', 'schedule') if key in content},
-            folder / content['smaller'] if 'smaller' in content else None)
+            folder / content['smaller'] if 'smaller' in content else None, _devices(content.get('devices', ())),
+            float(content['boundary']) if 'boundary' in content else None)
+
+    @property
+    def two_networks(self) -> bool:
+        """Whether the checkpoint has one for much noise and one for little."""
+        return has_experts(self.checkpoint)
+
+    def network(self) -> WanConfig:
+        """What the checkpoint's network is, of two that of either. Raises ModelError for one that follows no camera."""
+        with WanCheckpoint(folders(self.checkpoint)[0] if self.two_networks else self.checkpoint) as stored:
+            config = stored.config()
+        if not config.camera_width or not config.condition_channels:
+            raise ModelError(f'{self.name} follows no camera from an image on, and so no robot')
+        return config
 
     def sampled(self, config: WanConfig) -> WanPreset:
         """How a network is sampled. Raises ModelError where neither a preset nor the description says."""
@@ -89,7 +107,7 @@ class WorldDescription:
             if 'schedule' in self.sampling:
                 changes['schedule'] = schedule_of(self.sampling['schedule'])
             if len(changes) == 4:
-                return WanPreset(self.name, config, **changes, licence='')
+                return WanPreset(name=self.name, config=config, **changes, licence='')
             if len(found) != 1:
                 names = ', '.join(preset.name for preset in found) or 'no preset'
                 raise ModelError(f'{self.name}: its network is that of {names}: name a preset in {WORLD_FILE}, or give '
@@ -98,6 +116,12 @@ class WorldDescription:
             return replace(found[0], **changes)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f'{self.name}: {error}') from error
+
+
+def _devices(names: Sequence[str]) -> tuple[str, ...]:
+    if len(names) not in (0, 2) or not all(isinstance(name, str) for name in names):
+        raise ValueError('devices are two names, of the network for much noise and of that for little')
+    return tuple(names)
 
 
 def schedule_of(content: dict[str, Any]) -> Schedule:

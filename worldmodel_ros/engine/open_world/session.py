@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ...model.wan import camera
+from ...model.wan.sampler import finished
 from ...model.wan.vae import ImageCondition, StreamState, WanVae
 from ..session_folder import SessionFileError
 
@@ -32,7 +33,8 @@ class WorldSession:
     """
 
     def __init__(self, world: OpenWorld, image: np.ndarray, pose: np.ndarray, seed: int = 0):
-        self._world, self._seed = world, seed
+        self._world, self._seed, self._number = world, seed, world.next_number()
+        world.tell('open', self._number, image, pose, seed)
         height, width = world.spec.image_size
         if image.shape != (height, width, 3) or image.dtype != np.uint8:
             raise ValueError(f'image must be uint8 {(height, width, 3)}, not {image.dtype} {image.shape}')
@@ -62,11 +64,14 @@ class WorldSession:
         """A branch, which copies neither keys and values nor the VAE's state; to be closed."""
         other: WorldSession = object.__new__(WorldSession)
         other.__dict__.update(self.__dict__)
+        other._number = self._world.next_number()
+        self._world.tell('fork', self._number, other._number)
         other._sequence, other._condition = self._sequence.fork(), self._condition.fork()
         return other
 
     def close(self) -> None:
         """Give the pages back."""
+        self._world.tell('close', self._number)
         self._sequence.close()
         self._world.closed(self)
 
@@ -74,6 +79,13 @@ class WorldSession:
         """The next chunk along ``poses``, one for each latent frame that it adds, the first chunk's image not among them: uint8
         (images_of_chunk, H, W, 3). ``intrinsics``: of an image of the world's size. ``steps``: fewer than the model has. Raises
         ValueError and OutOfPages."""
+        return finished(self.imagining(poses, intrinsics, steps))
+
+    def imagining(self, poses: np.ndarray, intrinsics: camera.Intrinsics, steps: int | None = None
+                  ) -> Generator[None, None, np.ndarray]:
+        """``imagine``, which stops between ``OpenWorld.units``. Nothing else may be asked of the session meanwhile; where this
+        is closed before its end, the session is as it was."""
+        self._world.tell('imagine', self._number, poses, intrinsics, steps)
         frames, control, poses = self._world.preset.chunk_frames, *self._control(poses, intrinsics)
         shape, at = (16, frames, *self._world.latent_size), self.frame
 
@@ -82,10 +94,15 @@ class WorldSession:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + at) * 101 + step)
             return torch.randn(shape, generator=generator).to(self._world.device)
         condition = self._condition.fork()
+        sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
         with torch.inference_mode():
-            sampler = self._world.sampler if steps is None else self._world.sampler_of(steps)
-            latents = sampler.chunk(self._sequence, self._world.prompt, noise, condition.next(frames), control)
-            images, self._decoded = self._world.vae.decode(latents, self._decoded)
+            given = self._sequence, self._world.prompt, noise, condition.next(frames), control
+        if len(self._world.units(len(sampler.schedule.steps))) > 1:
+            latents = yield from sampler.pass_by_pass(*given)
+        else:
+            latents = sampler.chunk(*given)
+        with torch.inference_mode():
+            images = self._decode(latents)
         self._condition, self._pose, self._imagined = condition, poses[-1], True
         return to_uint8(images[:, 1:] if at == 0 else images)
 
@@ -95,6 +112,7 @@ class WorldSession:
 
         Self-Forcing extends videos so; for LingBot-World it is not validated.
         """
+        self._world.tell('observe', self._number, images, poses, intrinsics)
         if self._imagined:
             raise ValueError('what follows an imagined chunk is no observation: fork before imagining')
         if images.shape[0] != self.images_of_chunk:
@@ -107,8 +125,15 @@ class WorldSession:
         with torch.inference_mode():
             latents, encoded = self._world.vae.encode(video, self._encoded)
             self._world.sampler.commit(self._sequence, self._world.prompt, latents, condition.next(frames), control)
-            _, self._decoded = self._world.vae.decode(latents, self._decoded)  # what is imagined next follows these images
+            self._decode(latents)  # what is imagined next follows these images
         self._condition, self._encoded, self._pose = condition, encoded, poses[-1]
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        """Images (3, n, H, W) of latents; the state goes on."""
+        if not self._world.decodes:
+            return torch.zeros(3, 4 * latents.shape[1], *self._world.spec.image_size)
+        images, self._decoded = self._world.vae.decode(latents, self._decoded)
+        return images
 
     def _control(self, poses: np.ndarray, intrinsics: camera.Intrinsics) -> tuple[object, np.ndarray]:
         """The network's camera control for a chunk, and the poses of its latent frames."""
@@ -120,10 +145,11 @@ class WorldSession:
         relative = camera.relative_poses(every, None if first else self._pose, LATENT_PERIOD * world.description.top_speed)
         rays = camera.rays(relative, intrinsics, world.spec.image_size, world.device)
         with torch.inference_mode():
-            return world.sampler.dit.camera_control(camera.ray_tokens(rays)), every
+            return world.camera_control(camera.ray_tokens(rays)), every
 
     def save(self) -> bytes:
         """The session as a safetensors file: pages, positions, and the streaming states of the VAE and of the condition."""
+        self._world.tell('save', self._number)
         tensors = {f'sequence.{name}': tensor for name, tensor in self._sequence.save().items()}
         for name, state in (('decoder', self._decoded), ('encoder', self._encoded), ('condition', self._condition.state)):
             tensors |= {f'{name}.{key}': tensor for key, tensor in state.tensors().items()}
@@ -149,7 +175,8 @@ class WorldSession:
         if told['fingerprint'] != world.fingerprint:
             raise SessionFileError('the session is of another world, size or precision')
         session: WorldSession = object.__new__(cls)
-        session._world, session._seed = world, int(told['seed'])
+        session._world, session._seed, session._number = world, int(told['seed']), world.next_number()
+        world.tell('load', session._number, content)
         session._imagined, session._pose = told['imagined'] == '1', tensors['pose'].numpy()
         session._decoded, session._encoded, seen = (
             _state(world, tensors, name) for name in ('decoder', 'encoder', 'condition'))

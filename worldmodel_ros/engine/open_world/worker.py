@@ -83,6 +83,7 @@ class WorldWorker:
         smaller = None if observes or world.smaller is None else len(world.smaller.preset.schedule.steps)
         self._ladder = Ladder(len(world.preset.schedule.steps), smaller)
         self._session_world = world
+        self.optical: np.ndarray | None = None  # the camera's optical frame in the base (4, 4); None: as world.json says
         self._wake = threading.Condition()
         self._newest: Seen | None = None
         self._done: Seen | None = None  # that was predicted from last
@@ -211,7 +212,7 @@ class WorldWorker:
 
     @property
     def _optical(self) -> np.ndarray:
-        return self._session_world.description.optical
+        return self._session_world.description.optical if self.optical is None else self.optical
 
     def _anchor(self, seen: Seen, smaller: bool = False) -> None:
         self._forget()

@@ -2,27 +2,34 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...cache.pool import OutOfPages
 from ...kernels.pages import Precision
 from ...model.checkpoint_description import WORLD_FILE, ModelError
-from ...model.wan import checkpoint
-from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanPreset
-from ...model.wan.experts import has_experts
+from ...model.parallel.group import Group
+from ...model.wan import checkpoint, experts
+from ...model.wan.checkpoint import tensor_share
+from ...model.wan.config import PATCH, VAE_FRAMES, VAE_STRIDE, WanConfig, WanPreset
+from ...model.wan.dit import CameraControl, Prompt, WanDiT
+from ...model.wan.experts import Experts, ExpertPages, ExpertSampler, ExpertSequence
 from ...model.wan.graphs import GraphedSampler
+from ...model.wan.parallel import join
 from ...model.wan.precision import to_fp8
 from ...model.wan.sampler import Sampler
+from ...model.wan.schedule import Schedule
 from ...model.wan.sequence import PagedSequence, PagedSequences, Window
 from ...model.wan.text import encode, read_rows
 from ...model.wan.vae import WanVae
+from ...model.weights import PartOf
 from .description import WorldDescription
 
 if TYPE_CHECKING:
@@ -58,14 +65,28 @@ class WorldSpec:
         return len(self.action_names)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a process has of a network that is divided: with which others, and as which of ``backends.PARALLEL_KINDS``."""
+
+    group: Group
+    kind: str
+
+    def part(self, config: WanConfig) -> PartOf:
+        """Of the weights."""
+        return tensor_share(config, self.group.rank, self.group.count) if self.kind == 'tensor' else lambda name: None
+
+
 class OpenWorld:
     """One model, whose pages hold so many ``sessions`` and, next to them, ``branches`` of a chunk."""
 
     def __init__(self, description: WorldDescription, backend: str = 'auto', threads: int = 1, sessions: int = 1,
-                 branches: int = 2):
-        """Loads all files. ``threads``: of this process's networks on a CPU. Raises ModelError."""
+                 branches: int = 2, share: Share | None = None):
+        """Loads all files. ``threads``: of this process's networks on a CPU; ``share``: what it has of a divided one. Raises
+        ModelError."""
         torch.set_num_threads(threads)
-        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        self.device = share.group.link.device if share else torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        self._share, self._numbers = share, itertools.count()
         if backend == 'auto':
             backend = 'torch-bf16' if self.device.type == 'cuda' else 'torch'
         if backend not in BACKENDS:
@@ -73,19 +94,15 @@ class OpenWorld:
         layers, precision, fp8 = BACKENDS[backend]
         self.description, self.backend, self._sessions = description, backend, sessions
         self._open: weakref.WeakSet[WorldSession] = weakref.WeakSet()
-        if has_experts(description.checkpoint):
-            raise ModelError(f'{description.checkpoint} has two networks, for much noise and for little: these make a video '
-                             'as a whole, and follow no robot (model.wan.experts runs them)')
-        with checkpoint.WanCheckpoint(description.checkpoint) as stored:
-            config = stored.config()
-        if not config.camera_width or not config.condition_channels:
-            raise ModelError(f'{description.name} follows no camera from an image on, and so no robot')
+        config = description.network()
         self.preset: WanPreset = description.sampled(config)
-        dit = checkpoint.load(description.checkpoint, self.device, layers, config=config)
+        self._network = self._load(layers)
         if fp8:
-            to_fp8(dit)
-        self._samplers: dict[int, Sampler | GraphedSampler] = {}
-        self._dit = dit
+            for each in self._networks:
+                to_fp8(each)
+        if share:
+            join(self._network, share.group)
+        self._samplers: dict[int, Sampler | GraphedSampler | ExpertSampler] = {}
         self.vae = WanVae.load(description.vae, self.device, layers)
         rows = read_rows(description.text) if description.text else encode(
             description.text_encoder, description.prompt, config.text_tokens, self.device)
@@ -93,36 +110,64 @@ class OpenWorld:
             raise ModelError(f'text of {tuple(rows.shape)}: the network takes up to {config.text_tokens} rows of '
                              f'{config.text_width}')
         with torch.inference_mode():
-            self.prompt = dit.prompt(rows.to(self.device))
+            self.prompt: Prompt | tuple[Prompt, Prompt] = self._network.prompt(rows.to(self.device))
         height, width = description.size
         self.latent_size = height // VAE_STRIDE, width // VAE_STRIDE
         grid = height // (VAE_STRIDE * PATCH), width // (VAE_STRIDE * PATCH)
         self.window = Window.of(self.preset)
         small = self.device.type == 'cpu' and grid[0] * grid[1] < 128
-        self.pages = PagedSequences(config, self.window, grid, precision, self.device, sessions, branches,
-                                    page_tokens=_SMALLEST_PAGE if small else 128)
+        owners = [PagedSequences(config, self.window, grid, precision, each.device, sessions, branches,
+                                 _SMALLEST_PAGE if small else 128, share.group if share else None) for each in self._networks]
+        self.pages: PagedSequences | ExpertPages = owners[0] if len(owners) == 1 else ExpertPages(owners)
         speed = description.top_speed
         self.smaller = None if description.smaller is None else self._smaller(description.smaller, backend, threads)
         self.spec = WorldSpec(description.name, description.size, 1.0 / FPS, (-speed, -_FASTEST_TURN),
                               (speed, _FASTEST_TURN), VAE_FRAMES * self.preset.chunk_frames)
 
+    def _load(self, layers: torch.dtype) -> WanDiT | Experts:
+        described = self.description
+        if not described.two_networks:
+            if described.devices or described.boundary is not None:
+                raise ModelError(f'{described.checkpoint} has one network: devices and boundary are for two')
+            part = self._share.part(described.network()) if self._share else lambda name: None
+            return checkpoint.load(described.checkpoint, self.device, layers, part)
+        devices = described.devices or (str(self.device),) * 2
+        try:
+            return experts.load(described.checkpoint, devices, layers, described.boundary)
+        except (RuntimeError, AssertionError) as error:  # no such device, in torch's words
+            raise ModelError(f'{described.name}: its networks cannot be placed on {", ".join(devices)}: {error}') from error
+
     @property
-    def sampler(self) -> Sampler | GraphedSampler:
+    def _networks(self) -> tuple[WanDiT, ...]:
+        return self._network.networks if isinstance(self._network, Experts) else (self._network,)
+
+    def camera_control(self, rays: torch.Tensor) -> CameraControl | tuple[CameraControl, CameraControl]:
+        """What the sampler takes for a chunk's rays, see ``WanDiT.camera_control``."""
+        return self._network.camera_control(rays)
+
+    @property
+    def sampler(self) -> Sampler | GraphedSampler | ExpertSampler:
         """That takes all steps."""
         return self.sampler_of(len(self.preset.schedule.steps))
 
-    def sampler_of(self, steps: int) -> Sampler | GraphedSampler:
+    def sampler_of(self, steps: int) -> Sampler | GraphedSampler | ExpertSampler:
         """One that takes so many of the steps. Raises ValueError."""
         if steps not in self._samplers:
-            sampler = Sampler(self._dit, self.preset.schedule.fewer(steps))
-            hosted = self.device.type == 'cuda' and self._dit.config.width <= _HOST_BOUND
-            self._samplers[steps] = GraphedSampler(sampler) if hosted else sampler
+            self._samplers[steps] = self._sampler(self.preset.schedule.fewer(steps))
         return self._samplers[steps]
 
+    def _sampler(self, schedule: Schedule) -> Sampler | GraphedSampler | ExpertSampler:
+        if isinstance(self._network, Experts):
+            return ExpertSampler(self._network, schedule)
+        sampler = Sampler(self._network, schedule)
+        # Messages between processes in such a graph have not been tried.
+        hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND and not self._share
+        return GraphedSampler(sampler) if hosted else sampler
+
     @classmethod
-    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1) -> OpenWorld:
-        """From a folder with ``world.json``. Raises ModelError."""
-        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions)
+    def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, **options: Any) -> OpenWorld:
+        """From a folder with ``world.json``; ``options`` are those of the class. Raises ModelError."""
+        return cls(WorldDescription.read(Path(folder).expanduser()), backend, threads, sessions, **options)
 
     def _smaller(self, folder: Path, backend: str, threads: int) -> OpenWorld:
         """The model of the last rung of the ladder."""
@@ -139,7 +184,7 @@ class OpenWorld:
         from .session import WorldSession
         return WorldSession(self, image, pose, seed)
 
-    def pages_for(self, session: WorldSession) -> PagedSequence:
+    def pages_for(self, session: WorldSession) -> PagedSequence | ExpertSequence:
         """An empty sequence, of one of the ``sessions``. Raises OutOfPages: what is left is for branches."""
         if len(self._open) >= self._sessions:
             raise OutOfPages(f'{self._sessions} sessions of {self.spec.name} are open, which is all that it was loaded for')
@@ -150,6 +195,35 @@ class OpenWorld:
     def closed(self, session: WorldSession) -> None:
         """Note that a session is no more."""
         self._open.discard(session)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this process shows what is imagined: of several, rank 0 does."""
+        return self._share is None or self._share.group.rank == 0
+
+    def units(self, steps: int) -> list[str]:
+        """What a chunk of so many steps is made of, in turn, as ``WorldSession.imagining`` stops in between: passes, and the
+        rest, which is the pass that commits and the decoder; or all at once, where passes are one graph or of several
+        processes."""
+        if self._share or isinstance(self.sampler_of(steps), GraphedSampler):
+            return ['chunk']
+        return ['pass'] * steps + ['rest']
+
+    def settle(self) -> None:
+        """Wait for all that the devices were given to do."""
+        for network in self._networks:
+            if network.device.type == 'cuda':
+                torch.cuda.synchronize(network.device)
+
+    def tell(self, name: str, number: int, *arguments: Any) -> None:
+        """Hear what is about to be done with session ``number``: a divided world tells its other processes."""
+
+    def next_number(self) -> int:
+        """For a new session."""
+        return next(self._numbers)
+
+    def close(self) -> None:
+        """End what a divided world has started."""
 
     @property
     def frame_images(self) -> int:
@@ -165,4 +239,6 @@ class OpenWorld:
             found = sorted(path.rglob('*')) if path.is_dir() else [path]
             files += [(file.name, file.stat().st_size) for file in found if file.is_file() and file.name != WORLD_FILE]
         told = [asdict(self.preset), described.size, self.backend, files]
+        if isinstance(self._network, Experts):
+            told.append(self._network.boundary)
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()

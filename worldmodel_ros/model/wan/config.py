@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint_description import ModelError
+from ..presets import SequencePreset
 from .schedule import Schedule
 
 PATCH = 2  # rows and columns of latents in a token
@@ -100,19 +101,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
-class WanPreset:
+@dataclass(frozen=True, kw_only=True)
+class WanPreset(SequencePreset):
     """How a model is sampled: latent frames of a chunk, of the window (the chunk that is denoised is part of it) and of the
     sinks, which are the first frames and never leave it.
 
     ``licence`` is that of the published weights, of which this package holds none.
     """
 
-    name: str
     config: WanConfig
     schedule: Schedule
-    chunk_frames: int
-    window_frames: int
     sink_frames: int
     licence: str
 
@@ -137,12 +135,12 @@ FAST_14B = WanConfig(width=5120, layers=40, heads=40, ffn=13824, in_channels=36,
 CAUSAL_1_3B = WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=36, camera_width=CAMERA)
 
 PRESETS = {preset.name: preset for preset in (
-    WanPreset('lingbot_world_fast', FAST_14B, Schedule.unipc((0, 179, 358, 679), shift=10.0),
+    WanPreset(name='lingbot_world_fast', config=FAST_14B, schedule=Schedule.unipc((0, 179, 358, 679), shift=10.0),
               chunk_frames=3, window_frames=18, sink_frames=9, licence='Apache-2.0'),
-    WanPreset('lingbot_world_v2_14b', FAST_14B, Schedule.unipc((0, 250, 500, 750), shift=10.0),
+    WanPreset(name='lingbot_world_v2_14b', config=FAST_14B, schedule=Schedule.unipc((0, 250, 500, 750), shift=10.0),
               chunk_frames=4, window_frames=18, sink_frames=6, licence='CC BY-NC-SA 4.0'),
-    WanPreset('lingbot_world_v2_1.3b', CAUSAL_1_3B, Schedule.unipc((0, 250, 500, 750), shift=5.0),
+    WanPreset(name='lingbot_world_v2_1.3b', config=CAUSAL_1_3B, schedule=Schedule.unipc((0, 250, 500, 750), shift=5.0),
               chunk_frames=4, window_frames=18, sink_frames=6, licence='CC BY-NC-SA 4.0'),
-    WanPreset('self_forcing_1.3b', WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=16),
-              Schedule.self_forcing((1000, 750, 500, 250), shift=5.0),
+    WanPreset(name='self_forcing_1.3b', config=WanConfig(width=1536, layers=30, heads=12, ffn=8960, in_channels=16),
+              schedule=Schedule.self_forcing((1000, 750, 500, 250), shift=5.0),
               chunk_frames=3, window_frames=21, sink_frames=0, licence='Apache-2.0'))}

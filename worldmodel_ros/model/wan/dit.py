@@ -29,6 +29,14 @@ from .norms import of_all_heads
 KEY_MULTIPLE = 8  # keys of a prompt: what attention under a bias takes without a copy
 
 
+class Run(Protocol):
+    """This process's run of the tokens: ``parallel.Run``."""
+
+    def own(self, rows: Tensor) -> Tensor: ...
+
+    def whole(self, rows: Tensor, count: int) -> Tensor: ...
+
+
 class SelfAttention(Protocol):
     """Attention of one pass to the window and to the chunk itself."""
 
@@ -165,6 +173,7 @@ class WanDiT(nn.Module):
             self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.layers))
             self.head_modulation = nn.Parameter(torch.empty(2, d))
             self.head = nn.Linear(d, config.out_channels * PATCH ** 2)
+        self.run: Run | None = None  # of the tokens, where processes share them (``parallel``)
 
     @property
     def device(self) -> torch.device:
@@ -207,6 +216,7 @@ class WanDiT(nn.Module):
         them depends on the timestep."""
         if self.camera is None:
             raise ValueError('this network has no camera control')
+        rays = rays if self.run is None else self.run.own(rays)
         embedded = self.camera['rays'](rays.to(self.device, self.blocks[0].dtype))
         embedded = embedded + self.camera['second'](F.silu(self.camera['first'](embedded)))
         return [block.control(embedded) for block in self.blocks]
@@ -218,7 +228,10 @@ class WanDiT(nn.Module):
         stream = self._layers(latents, modulation, prompt, camera, attention)
         shift, scale = modulation.head.split(1)
         _, rows, _ = row_kernels(stream.x).modulate_rows(stream.x, shift, scale, stream.added, False, eps=self.config.eps)
-        return unpatchify(self.head(rows), frames, height // PATCH, width // PATCH)
+        tokens = self.head(rows)
+        if self.run is not None:
+            tokens = self.run.whole(tokens, frames * height * width // PATCH ** 2)
+        return unpatchify(tokens, frames, height // PATCH, width // PATCH)
 
     def keep(self, latents: Tensor, modulation: Modulation, prompt: Prompt, camera: CameraControl | None,
              attention: SelfAttention) -> None:
@@ -230,7 +243,8 @@ class WanDiT(nn.Module):
         channels, _, height, width = latents.shape
         if channels != self.config.in_channels or height % PATCH or width % PATCH:
             raise ValueError(f'latents {tuple(latents.shape)} must be ({self.config.in_channels}, frames, even, even)')
-        stream = Unsummed(self.patch(patchify(latents.to(self.device, torch.float32))))
+        tokens = patchify(latents.to(self.device, torch.float32))
+        stream = Unsummed(self.patch(tokens if self.run is None else self.run.own(tokens)))
         for layer, block in enumerate(self.blocks):
             rows = modulation.blocks[layer]
             qkv, x = block.enter(stream, rows)

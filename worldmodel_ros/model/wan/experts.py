@@ -2,7 +2,8 @@
 
 At a timestep of the boundary or above it the first one denoises, below it the second one. Each is on the device that it is
 placed on, with pages of its own there; what goes from one to the other is the latents of a chunk. A chunk may be a whole video,
-as the published networks have it. Where another one follows, both have seen its clean latents: each has keys of its own.
+as the published networks have it. Where another one follows, as for a robot, both have seen its clean latents: each has keys
+of its own.
 """
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from ..checkpoint_description import ModelError
 from . import checkpoint
-from .config import read_json
+from .config import WanConfig, read_json
 from .dit import CameraControl, Modulation, Prompt, SelfAttention, WanDiT
-from .sampler import Sequence as PassSequence, denoise, with_condition
+from .sampler import Passes, Sequence as PassSequence, denoise, each_pass, finished, with_condition
 from .schedule import TRAINED_STEPS, Schedule, Step
+from .sequence import PagedSequence, PagedSequences
 
 # Folders of the two networks, and the boundary by what they see where the folder does not tell: image and text, or text alone.
 LAYOUTS = {'original': ('high_noise_model', 'low_noise_model'), 'diffusers': ('transformer', 'transformer_2')}
@@ -48,6 +50,11 @@ class Experts:
         """Which of the two denoises."""
         return int(timestep < self.boundary * TRAINED_STEPS)
 
+    @property
+    def config(self) -> WanConfig:
+        """Of both."""
+        return self.high.config
+
     def prompt(self, text: Tensor) -> tuple[Prompt, Prompt]:
         """``WanDiT.prompt`` of both."""
         return tuple(network.prompt(text.to(network.device)) for network in self.networks)
@@ -55,6 +62,53 @@ class Experts:
     def camera_control(self, rays: Tensor) -> tuple[CameraControl, CameraControl]:
         """``WanDiT.camera_control`` of both."""
         return tuple(network.camera_control(rays) for network in self.networks)
+
+
+class ExpertPages:
+    """``PagedSequences`` of two networks: what is opened has pages of both, each on its network's device."""
+
+    def __init__(self, owners: Sequence[PagedSequences]):
+        self.owners = tuple(owners)
+
+    def open(self) -> ExpertSequence:
+        """A new sequence. Raises OutOfPages where no window can be guaranteed any more, and then takes none."""
+        with ExitStack() as stack:
+            parts = []
+            for owner in self.owners:
+                parts.append(owner.open())
+                stack.callback(parts[-1].close)
+            stack.pop_all()
+        return ExpertSequence(parts)
+
+
+class ExpertSequence(tuple[PagedSequence, PagedSequence]):
+    """One sequence in the pages of both networks, in their order: what ``ExpertSampler`` takes."""
+
+    @property
+    def frame(self) -> int:
+        """The number of the frame that comes next."""
+        return self[0].frame
+
+    def fork(self) -> ExpertSequence:
+        """A branch, as ``PagedSequence.fork``."""
+        return ExpertSequence(part.fork() for part in self)
+
+    def close(self) -> None:
+        """Give all pages back."""
+        for part in self:
+            part.close()
+
+    def save(self) -> dict[str, Tensor]:
+        """What both hold, for a file; on the host."""
+        return {f'{at}.{name}': tensor for at, part in enumerate(self) for name, tensor in part.save().items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Replace what both hold by what ``save`` gave. Raises ValueError for what does not fit; then the sequence is of no
+        more use."""
+        for at, part in enumerate(self):
+            part.restore({name.partition('.')[2]: tensor for name, tensor in tensors.items() if name.startswith(f'{at}.')})
+        if self[0].frame != self[1].frame:
+            raise ValueError(f'the two networks have seen {self[0].frame} and {self[1].frame} frames')
 
 
 class ExpertSampler:
@@ -73,13 +127,19 @@ class ExpertSampler:
               condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Tensor:
         """The next chunk's clean latents, where the noise is; appended to the sequences of both networks. As
         ``Sampler.chunk``."""
+        return finished(self.pass_by_pass(sequences, prompts, noise, condition, cameras))
+
+    @torch.inference_mode()
+    def pass_by_pass(self, sequences: Sequence[PassSequence], prompts: Sequence[Prompt], noise: Callable[[int], Tensor],
+                     condition: Tensor | None = None, cameras: Sequence[CameraControl] | None = None) -> Passes:
+        """``chunk``, as ``Sampler.pass_by_pass``."""
         latents = noise(0)
         with _chunks(sequences, latents.shape[1], False) as attentions:
             def velocity(step: Step, x: Tensor) -> Tensor:
                 index = self.experts.at(step.timestep)
                 return self._network(index)(*self._given(index, x, step.timestep, prompts, condition, cameras, attentions)
                                             ).to(latents.device)
-            clean = denoise(self.schedule, lambda step: noise(step) if step else latents, velocity)
+            clean = yield from each_pass(denoise(self.schedule, lambda step: noise(step) if step else latents), velocity)
             self._keep(clean, prompts, condition, cameras, attentions)
         return clean
 
@@ -116,18 +176,20 @@ def has_experts(path: Path) -> bool:
     return any(all((path / name).is_dir() for name in names) for names in LAYOUTS.values())
 
 
+def folders(path: Path) -> tuple[Path, Path]:
+    """Where the two networks are, that for much noise first. Raises ModelError."""
+    for names in LAYOUTS.values():
+        if all((path / name).is_dir() for name in names):
+            return path / names[0], path / names[1]
+    wanted = ', or '.join(' and '.join(names) for names in LAYOUTS.values())
+    raise ModelError(f'{path} has no two networks: they are in {wanted}')
+
+
 def load(path: Path, devices: Sequence[torch.device | str] = ('cpu', 'cpu'), layers: torch.dtype = torch.bfloat16,
          boundary: float | None = None) -> Experts:
     """Both networks from a folder of either layout, each onto its device. ``boundary``: as the folder says
     (``model_index.json``), or as it was published, unless given. Raises ModelError."""
-    for names in LAYOUTS.values():
-        folders = [path / name for name in names]
-        if all(folder.is_dir() for folder in folders):
-            break
-    else:
-        wanted = ', or '.join(' and '.join(names) for names in LAYOUTS.values())
-        raise ModelError(f'{path} has no two networks: they are in {wanted}')
-    high, low = (checkpoint.load(folder, device, layers) for folder, device in zip(folders, devices, strict=True))
+    high, low = (checkpoint.load(folder, device, layers) for folder, device in zip(folders(path), devices, strict=True))
     if boundary is None and (path / 'model_index.json').is_file():
         boundary = read_json(path / 'model_index.json').get('boundary_ratio')
     if boundary is None:

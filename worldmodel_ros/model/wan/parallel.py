@@ -1,24 +1,48 @@
-"""One network on several processes, each with some heads and some hidden units (Megatron-LM, Shoeybi et al. 2019).
+"""One network on several processes: by weights, or by tokens.
 
-``checkpoint.tensor_share`` names what a process reads of the weights, and pages hold its heads alone. What is summed over the
-processes: three products of a layer, and the mean squares that queries and keys are normalised by, since these networks
-normalise over all heads of a token.
+* By weights (Megatron-LM, Shoeybi et al. 2019): each has some heads and some hidden units, and all tokens.
+  ``checkpoint.tensor_share`` names what a process reads. What is summed over the processes: three products of a layer, and the
+  mean squares that queries and keys are normalised by, since these networks normalise over all heads of a token.
+* By tokens (Ulysses, Jacobs et al. 2023): each has all weights, and a run of the chunk's tokens, filled up to equal runs. Only
+  attention to the window leaves the run: a layer exchanges its tokens of all heads for all tokens of its heads, and back. The
+  camera's scales and shifts are computed for own tokens alone.
+
+Pages hold own heads in both; they are made with the same group.
 """
 from __future__ import annotations
 
-from ..parallel.group import TensorParallel
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..parallel.group import Group, SequenceParallel, TensorParallel
 from ..parallel.tensor_parallel import SummedProducts
 from .dit import WanDiT
 
 
-def join(dit: WanDiT, group: TensorParallel) -> WanDiT:
-    """Make layers that have their share of the weights sum what they have parts of; in place, and after ``precision.to_fp8``.
-
-    The network's pages are made with the same ``group``. What a pass returns is the same in all processes.
-    """
-    for block in dit.blocks:
-        block.heads //= group.count
-        block.group = group
-        block.proj, block.cross_proj = SummedProducts(block.proj, group), SummedProducts(block.cross_proj, group)
-        block.ffn[2] = SummedProducts(block.ffn[2], group)
+def join(dit: WanDiT, group: Group) -> WanDiT:
+    """Make a network work with those of the other processes, in place, and after ``precision.to_fp8``; for a group by weights
+    it has its share of them. What a pass returns is the same in all processes."""
+    if isinstance(group, SequenceParallel):
+        dit.run = Run(group)
+    elif isinstance(group, TensorParallel):
+        for block in dit.blocks:
+            block.heads //= group.count
+            block.group = group
+            block.proj, block.cross_proj = SummedProducts(block.proj, group), SummedProducts(block.cross_proj, group)
+            block.ffn[2] = SummedProducts(block.ffn[2], group)
     return dit
+
+
+class Run:
+    """This process's run of a chunk's tokens."""
+
+    def __init__(self, group: SequenceParallel):
+        self._group = group
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Its rows (n, D) of all (N, D), which zeros are added to where they do not divide."""
+        return self._group.own(F.pad(rows, (0, 0, 0, -len(rows) % self._group.count)), 0)
+
+    def whole(self, rows: Tensor, count: int) -> Tensor:
+        """All (count, D), of every process's own."""
+        return self._group.gather(rows, 0)[:count]

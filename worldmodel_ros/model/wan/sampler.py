@@ -1,7 +1,7 @@
 """Chunk after chunk: denoised in the steps of a schedule, then passed once more, clean, for the chunks to come."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from .dit import CameraControl, Prompt, SelfAttention, WanDiT
 from .schedule import Schedule, Step
+
+
+Passes = Generator[None, None, Tensor]  # stops after each pass; its value is the chunk's clean latents
 
 
 class Sequence(Protocol):
@@ -36,17 +39,27 @@ class Sampler:
         ``noise`` gives that of a step, standard normal float32 (C, F, h, w), counted from 0; ``condition``
         (condition_channels, F, h, w) as ``condition`` makes it, for networks that take one.
         """
+        return finished(self.pass_by_pass(sequence, prompt, noise, condition, camera))
+
+    @torch.inference_mode()
+    def pass_by_pass(self, sequence: Sequence, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None = None,
+                     camera: CameraControl | None = None) -> Passes:
+        """``chunk``, which stops after each pass but the last one, that commits. Other sequences may go on in between; the
+        sequence has the chunk at the end, or nothing of it where this is closed before."""
         latents = noise(0)
         with sequence.chunk(latents.shape[1]) as attention:
-            return self.passes(attention, prompt, lambda step: noise(step) if step else latents, condition, camera)
+            denoising = denoise(self.schedule, lambda step: noise(step) if step else latents)
+            clean = yield from each_pass(denoising, lambda step, noisy: self._velocity(
+                step, noisy, prompt, condition, camera, attention))
+            self._keep(clean, prompt, condition, camera, attention)
+        return clean
 
     @torch.inference_mode()
     def passes(self, attention: SelfAttention, prompt: Prompt, noise: Callable[[int], Tensor], condition: Tensor | None,
                camera: CameraControl | None) -> Tensor:
         """All passes of a chunk, as ``chunk``, whose keys and values ``attention`` keeps."""
-        def velocity(step: Step, latents: Tensor) -> Tensor:
-            return self.dit(with_condition(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
-        clean = denoise(self.schedule, noise, velocity)
+        clean = finished(each_pass(denoise(self.schedule, noise), lambda step, latents: self._velocity(
+            step, latents, prompt, condition, camera, attention)))
         self._keep(clean, prompt, condition, camera, attention)
         return clean
 
@@ -57,23 +70,49 @@ class Sampler:
         with sequence.chunk(latents.shape[1], observed=True) as attention:
             self._keep(latents, prompt, condition, camera, attention)
 
+    def _velocity(self, step: Step, latents: Tensor, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
+                  attention: SelfAttention) -> Tensor:
+        return self.dit(with_condition(latents, condition), self._modulation[step.timestep], prompt, camera, attention)
+
     def _keep(self, clean: Tensor, prompt: Prompt, condition: Tensor | None, camera: CameraControl | None,
               attention: SelfAttention) -> None:
         self.dit.keep(with_condition(clean, condition), self._modulation[self.schedule.commit], prompt, camera, attention)
 
 
-def denoise(schedule: Schedule, noise: Callable[[int], Tensor], velocity: Callable[[Step, Tensor], Tensor]) -> Tensor:
-    """Clean latents, float32, from the noise of the steps, by what a network says of a step's latents."""
+def denoise(schedule: Schedule, noise: Callable[[int], Tensor]) -> Generator[tuple[Step, Tensor], Tensor, Tensor]:
+    """Clean latents, float32, from the noise of the steps: yields a step and its latents, and is sent what a network says of
+    them (the velocity)."""
     latents, clean, found = noise(0), None, None
     for index, step in enumerate(schedule.steps):
         if index:
             # The noise that the network found, or new noise.
             added = noise(index) if schedule.renewed else (clean.double() + found).float()
             latents = (1.0 - step.entry) * clean + step.entry * added
-        found = velocity(step, latents).double()
+        found = (yield step, latents).double()
         # What is left of rounding here would be amplified by the steps to come.
         clean = (latents.double() - step.sigma * found).float()
     return clean
+
+
+def each_pass(denoising: Generator[tuple[Step, Tensor], Tensor, Tensor], velocity: Callable[[Step, Tensor], Tensor]) -> Passes:
+    """Denoise by a network, and stop after each pass."""
+    step, latents = next(denoising)
+    while True:
+        found = velocity(step, latents)
+        yield
+        try:
+            step, latents = denoising.send(found)
+        except StopIteration as end:
+            return end.value
+
+
+def finished(passes: Passes) -> Tensor:
+    """What passes lead to, one after the other."""
+    while True:
+        try:
+            next(passes)
+        except StopIteration as end:
+            return end.value
 
 
 def with_condition(latents: Tensor, condition: Tensor | None) -> Tensor:

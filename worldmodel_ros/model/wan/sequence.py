@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...cache import snapshot
 from ...cache.layout import FlatLayout
@@ -24,7 +25,8 @@ from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
 from ...kernels.rows import Rounded, row_kernels
-from ..parallel.group import TensorParallel
+from ..parallel.group import Group, SequenceParallel, TensorParallel
+from ..parallel.pages import HEADS, HeadsOfPages
 from .config import WanConfig, WanPreset
 from .norms import of_all_heads
 from .rotary import rotate, rotation, time_shift
@@ -76,13 +78,13 @@ class PagedSequences:
     """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
 
     ``grid``: rows and columns of tokens in a frame. ``group``: whose process holds its share of the network's heads; all unless
-    given.
+    given. What is saved and restored has all heads: every process takes part.
     FP32 and BF16 pages hold keys and values as they are, FP8 pages with a scale for each page and head.
     """
 
     def __init__(self, config: WanConfig, window: Window, grid: tuple[int, int], precision: Precision = Precision.BF16,
                  device: torch.device | str = 'cpu', sequences: int = 1, branches: int = 0, page_tokens: int = 128,
-                 group: TensorParallel | None = None):
+                 group: Group | None = None):
         if precision is Precision.FP4:
             raise ValueError('keys and values of these models are held in FP32, BF16 or FP8')
         self.config, self.window, self.grid, self.device = config, window, grid, torch.device(device)
@@ -93,7 +95,10 @@ class PagedSequences:
         branch = (window.frames - window.sinks) // window.slab + window.sinks // window.slab
         pages = (sequences * self._slabs + branches * branch) * self.layout.tiles
         heads = config.heads if group is None else config.heads // group.count
-        storage = TorchStorage(self.layout, config.layers, heads, config.head_dim, pages, precision, device)
+        kind = TorchStorage if group is None else HeadsOfPages
+        storage = kind(self.layout, config.layers, heads, config.head_dim, pages, precision, device)
+        if group is not None:
+            storage.group = group
         self.pool = PagePool.of('pages', storage)
 
     def open(self) -> PagedSequence:
@@ -123,13 +128,14 @@ class PagedSequence:
         with closing(self._cache.fork()) as fork:  # whose pages are no longer written
             found = {name: torch.from_numpy(array) for name, array in snapshot.save(fork).items()}
         found['position'] = torch.tensor([self.frame, self._shift])
-        return found | ({} if self._first_keys is None else self._first_keys.tensors())
+        return found | ({} if self._first_keys is None else self._first_keys.tensors(self._owner.group))
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Replace what the sequence holds by what ``save`` gave. Raises ValueError, and changes nothing, for what does not fit
         its pages; OutOfPages for a fork whose pool is full."""
         rest = dict(tensors)
-        position, first_keys = rest.pop('position', None), _SinkKeys.of_tensors(rest, self._owner.pool.storage)
+        owner, position = self._owner, rest.pop('position', None)
+        first_keys = _SinkKeys.of_tensors(rest, owner.pool.storage, owner.group)
         if position is None or position.shape != (2,) or position.dtype != torch.int64 or int(position.min()) < 0:
             raise ValueError('the position of the sequence is missing or damaged')
         frame, shift = map(int, position)
@@ -184,7 +190,7 @@ class PagedAttention:
     """``dit.SelfAttention`` over pages, of one chunk's passes."""
 
     def __init__(self, owner: PagedSequences, seen: Table, own: np.ndarray, rotary: Tensor):
-        layout, self._storage, self._eps = owner.layout, owner.pool.storage, owner.config.eps
+        layout, self._storage, self._eps, self._tokens = owner.layout, owner.pool.storage, owner.config.eps, rotary.shape[1]
         self._slabs, self._rotary, self._group = len(own), rotary, owner.group
         self._most_pages = owner.window.frames // owner.window.slab * layout.tiles
         rows = zip(seen.pages, [layout.valid(valid) for valid in seen.valid])
@@ -220,13 +226,23 @@ class PagedAttention:
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         pool = self._storage.layer(layer)
         q, scale = self._write(pool, qkv, q_weight, k_weight)
-        return flat_attention(q, scale, pool, self._lists, self._plan, len(qkv), fp8)
+        if not isinstance(self._group, SequenceParallel):
+            return flat_attention(q, scale, pool, self._lists, self._plan, self._tokens, fp8)
+        attended = flat_attention(q, scale, pool, self._lists, self._plan, self._tokens)
+        attended = F.pad(attended, (0, 0, 0, -self._tokens % self._group.count)).unflatten(1, (pool.heads, -1))
+        return self._group.exchange(attended, 0, 1).flatten(1)
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
+        rms = row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps)
+        if isinstance(self._group, TensorParallel):
+            rms = of_all_heads(rms, self._eps, self._group)
+        elif isinstance(self._group, SequenceParallel):
+            rms = self._group.gather(rms, 1)[:, :self._tokens].contiguous()
+            qkv = self._group.exchange(qkv, 2, 0)[:self._tokens].contiguous()
+            q_weight, k_weight = (self._group.own(weight, 0).contiguous() for weight in (q_weight, k_weight))
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
 
 
@@ -259,17 +275,21 @@ class _SinkKeys:
             return cls(pool.k[:, index], None)
         return cls(pool.k.view(torch.uint8)[:, index].view(pool.k.dtype), pool.k_scale[:, index])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """For a file; ``of_tensors`` is the inverse."""
+    def tensors(self, group: Group | None) -> dict[str, Tensor]:
+        """For a file, with the heads of all processes of a group; ``of_tensors`` is the inverse."""
         found = {'first.k': self.k} | ({} if self.scale is None else {'first.k_scale': self.scale})
+        if group is not None:
+            found = {name: group.gather(tensor, HEADS) for name, tensor in found.items()}
         return {name: tensor.cpu() for name, tensor in found.items()}
 
     @classmethod
-    def of_tensors(cls, tensors: dict[str, Tensor], storage: TorchStorage) -> _SinkKeys | None:
+    def of_tensors(cls, tensors: dict[str, Tensor], storage: TorchStorage, group: Group | None) -> _SinkKeys | None:
         """Takes them out of ``tensors``; None where there are none. Raises ValueError for those of another pool."""
         k, scale, pool = tensors.pop('first.k', None), tensors.pop('first.k_scale', None), storage.pool
         if k is None and scale is None:
             return None
+        if group is not None:
+            k, scale = (part if part is None or part.dim() <= HEADS else group.own(part, HEADS) for part in (k, scale))
         wanted = [(part.shape[0], part.shape[2:], part.dtype) for part in (pool.k, pool.k_scale) if part is not None]
         given = [(part.shape[0], part.shape[2:], part.dtype) for part in (k, scale) if part is not None and part.dim() > 2]
         if given != wanted:

@@ -17,7 +17,7 @@ from worldmodel_ros.inputs.mount import Frames, Mount
 from worldmodel_ros.nodes.common.qos import CAMERA
 
 INFO_TOPIC = 'camera/camera_info'
-_STATIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+STATIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _DYNAMIC = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 
@@ -48,7 +48,7 @@ class CameraTopics:
         self._moving: Any = None
         if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
             from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, parameters tell
-            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, _STATIC))
+            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, STATIC))
             self._moving = node.create_subscription(TFMessage, '/tf', self._on_transforms, _DYNAMIC)
 
     def destroy(self) -> None:

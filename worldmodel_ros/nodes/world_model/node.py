@@ -163,6 +163,7 @@ class WorldModelNode(LifecycleNode):
 
     def _configure_world(self, start: float) -> None:
         world, settings = self._engine, self._settings
+        self._configured.callback(world.close)
         if wrong := next((name for name in ('forecast', 'server') if settings[name]), ''):
             raise ValueError(f'{wrong} is set, and an open world model drives nothing: leave it empty')
         if refusal := self._goal_refusal(self._goal):
@@ -418,7 +419,7 @@ class WorldModelNode(LifecycleNode):
 def _load(**chosen: Any) -> Any:
     from worldmodel_ros.engine.loading import load, load_world
     if is_world(chosen['model']):
-        return load_world(*(chosen[name] for name in ('model', 'backend', 'threads', 'gpus')))
+        return load_world(**chosen)
     return load(**chosen, sessions=SESSIONS)
 
 

@@ -5,11 +5,12 @@ There is no policy: nothing here publishes a command. The networks have a thread
 which publishes what it predicts; the executor's thread only receives.
 """
 
+import importlib.util
 import math
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from visualization_msgs.msg import MarkerArray
 
 from worldmodel_ros.control.motion import path
 from worldmodel_ros.engine.device_failure import end_if_lost
+from worldmodel_ros.inputs.mount import Frames
 from worldmodel_ros.msg import ActionChunk, PredictedFuture, Timings
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.nodes.common.diagnostics import Refusals
 from worldmodel_ros.nodes.common.messages import float32s, frames, header, time_message, to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA, STATUS
+from worldmodel_ros.nodes.world_model.camera import STATIC
 from worldmodel_ros.nodes.world_model.inputs import ExecutedTopic, Intake, IntakeSettings, LargeImageAdvice, OdometryTopic
 from worldmodel_ros.nodes.world_model.outputs import Statistics, predicted_path
 
@@ -60,13 +63,20 @@ class World:
         self.odometry = OdometryTopic(node, world.spec, refusals)
         self.intrinsics = world.description.intrinsics
         self._calibrated = False
-        self._info = node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)
+        self.optical: np.ndarray | None = None  # the camera's optical frame in the base, by tf
+        self.mounted: Callable[[], None] = lambda: None  # called when that changes
+        self._frames, self._camera_frame = Frames(), ''
+        self._subscriptions = [node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)]
+        if importlib.util.find_spec('tf2_msgs'):
+            from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, world.json tells
+            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self.on_transforms, STATIC))
 
     def destroy(self) -> None:
         """Destroy publishers and subscriptions."""
         for publisher in (self.future, self.image, self.path):
             self._node.destroy_lifecycle_publisher(publisher)
-        self._node.destroy_subscription(self._info)
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
         self.odometry.destroy()
 
     def activation(self, executed: ExecutedTopic, advice: LargeImageAdvice) -> 'WorldActivation':
@@ -76,14 +86,30 @@ class World:
     def report(self, activation: 'WorldActivation | None') -> diagnostics.Report:
         """Return how the model does, for /diagnostics."""
         values = {'model': self._world.spec.name, 'preset': self._world.preset.name, 'backend': self._world.backend,
-                  'calibration': 'camera_info' if self._calibrated else 'world.json' if self.intrinsics else 'none'}
+                  'calibration': 'camera_info' if self._calibrated else 'world.json' if self.intrinsics else 'none',
+                  'camera_in_base': 'world.json' if self.optical is None else f'tf, {self._camera_frame}'}
         if activation is None:
             return diagnostics.Report(diagnostics.STALE, 'not active', {**values, **self._refusals.values()})
         level, text = activation.judge()
         return diagnostics.Report(level, text, {**values, **activation.values(), **self._refusals.values()})
 
+    def on_transforms(self, message: Any) -> None:
+        """Take transforms of /tf_static."""
+        for transform in message.transforms:
+            self._frames.add(transform)
+        self._look_up()
+
+    def _look_up(self) -> None:
+        found = self._frames.pose(self._settings['base_frame'].lstrip('/'), self._camera_frame) if self._camera_frame else None
+        if found is not None and (self.optical is None or not np.allclose(found, self.optical)):
+            self.optical = found
+            self.mounted()
+
     def _hear(self, message: CameraInfo) -> None:
         """Take the calibration of a rectified camera, for the part of its images that the model sees."""
+        if message.header.frame_id.lstrip('/') != self._camera_frame:
+            self._camera_frame = message.header.frame_id.lstrip('/')
+            self._look_up()
         from worldmodel_ros.engine.open_world.calibration import fitted
         try:
             self.intrinsics = fitted(
@@ -111,6 +137,8 @@ class WorldActivation:
                              lambda: node.get_clock().now().nanoseconds, refusals, advice, node.get_logger())
         self.worker = WorldWorker(world, self.predicted, self.failed, settings['world_observes'], settings['world_chunks'],
                                   settings['world_deadline_s'])
+        self._mounted()
+        parts.mounted = self._mounted
         self.statistics = Statistics()  # of ticks, of which there are none
         self._pose = np.zeros(3)  # x, y, yaw, by executed actions where no odometry is heard
         self._stamp, self._odometry = 0, False
@@ -125,6 +153,7 @@ class WorldActivation:
 
     def stop(self) -> None:
         """End the worker's thread, after the chunk that it is at."""
+        self._parts.mounted = lambda: None
         self.worker.stop()
 
     def take(self, message: Image | CompressedImage) -> None:
@@ -204,6 +233,12 @@ class WorldActivation:
                     'quality': _quality(made.rung) if made else 'none yet',
                     'failures': self._failures,
                     'odometry': 'measured' if self._odometry else 'not heard: executed commands stand in'}
+
+    def _mounted(self) -> None:
+        """Go on with the camera where tf says that it is; poses of two places do not go together."""
+        if self._parts.optical is not None:
+            self.worker.optical = self._parts.optical
+            self.intake.begin_episode()
 
     def _base(self, stamp: int) -> np.ndarray:
         """The base's pose x, y, yaw at an image's stamp, as measured or else by executed actions."""

@@ -6,8 +6,11 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.loading import load_world
@@ -15,12 +18,17 @@ from worldmodel_ros.serving.server.process import log_handler
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from .server import WorldServer
 
+if TYPE_CHECKING:
+    from worldmodel_ros.engine.open_world.world import OpenWorld
+
 _log = logging.getLogger(__name__)
 
 
-def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1, worlds: int = 1) -> int:
+def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1, worlds: int = 1, gpus: int = 1,
+                parallel: str = 'sequence', deadline: float = 0.0) -> int:
     """
-    Serve the open world model in a folder at a socket until SIGINT or SIGTERM; return the exit code. ``worlds``: at a time.
+    Serve the open world model in a folder at a socket until SIGINT or SIGTERM; return the exit code. ``worlds``: at a time;
+    ``gpus``, ``parallel``: see ``engine.loading.load``; ``deadline``: see ``turns.Turns``.
 
     Raises AddressError, ModelError for what cannot be served.
     """
@@ -28,7 +36,8 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     logging.getLogger('worldmodel_ros').setLevel(logging.INFO)
     listening = ListeningSocket(path)  # first: loading takes long
     try:
-        asyncio.run(_serve(listening, model, backend, threads, worlds))
+        asyncio.run(_serve(listening, worlds, partial(load_world, model, backend, threads, gpus, worlds, parallel), model,
+                           deadline))
     except RuntimeError as error:  # while it is loaded
         end_if_lost(error)
         raise
@@ -37,19 +46,22 @@ def serve_world(path: Path, model: str, backend: str = 'auto', threads: int = 1,
     return 0
 
 
-async def _serve(listening: ListeningSocket, model: str, backend: str, threads: int, worlds: int) -> None:
+async def _serve(listening: ListeningSocket, worlds: int, load: Callable[[], OpenWorld], model: str,
+                 deadline: float) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     # Loaded in the thread that runs it: how many threads an operation has is a setting of the thread that calls it.
-    networks = ThreadPoolExecutor(1, 'open world')
+    networks, world = ThreadPoolExecutor(1, 'open world'), None
     try:
-        world = await loop.run_in_executor(networks, load_world, model, backend, threads, 1, worlds)
+        world = await loop.run_in_executor(networks, load)
         if stop.is_set():
             return
         listening.listen()
-        await WorldServer(world, listening, networks).run(stop, lambda: _log.info(
+        await WorldServer(world, listening, networks, deadline).run(stop, lambda: _log.info(
             'process %d serves %s to at most %d worlds at %s', os.getpid(), model, worlds, listening.path))
         _log.info('ended by a signal')
     finally:
         networks.shutdown(cancel_futures=True)
+        if world:
+            world.close()

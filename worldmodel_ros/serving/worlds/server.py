@@ -1,8 +1,8 @@
 """
 Serves one open world model at a socket: a world for each name, which waits for its gateway when that is lost.
 
-Networks run in one thread, in which worlds take turns chunk by chunk; all else belongs to an event loop. A request is carried
-out to its end even if nobody waits for it any more: who asks again, by its event, gets the frames.
+Networks run in one thread, in which worlds take turns by the scheduler (``turns``); all else belongs to an event loop. A
+request is carried out to its end even if nobody waits for it any more: who asks again, by its event, gets the frames.
 """
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from worldmodel_ros.serving.transport.address import ListeningSocket
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from .link import WorldAbout
+from .turns import Late, Turns
 from .walk import Walk
 
 if TYPE_CHECKING:
@@ -74,10 +75,12 @@ class _Peer:
 class WorldServer:
     """Runs in the loop of ``run``."""
 
-    def __init__(self, world: OpenWorld, listening: ListeningSocket, networks: ThreadPoolExecutor) -> None:
-        """``networks``: one thread, that in which the model was loaded. None of them is closed here."""
+    def __init__(self, world: OpenWorld, listening: ListeningSocket, networks: ThreadPoolExecutor,
+                 deadline: float = 0.0) -> None:
+        """``networks``: one thread, that in which the model was loaded. None of them is closed here. ``deadline``: see
+        ``turns.Turns``."""
         self._world, self._listening, self._networks = world, listening, networks
-        self.about = WorldAbout.of(world)
+        self.about, self._turns = WorldAbout.of(world), Turns(world, networks, deadline)
         self._peers: dict[Connection, _Peer] = {}
         self._places: dict[str, _Place] = {}
         self._tasks: set[asyncio.Task] = set()
@@ -85,15 +88,15 @@ class WorldServer:
         self._counts = {'worlds': 0, 'frames': 0, 'repeated': 0, 'refused': 0, 'failed': 0}
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until ``stop`` is set; a chunk that is being imagined is awaited."""
+        """Measure the model, and serve until ``stop`` is set; a pass that is being made is awaited."""
         self._loop = asyncio.get_running_loop()
+        await self._turns.calibrate()
         self._loop.add_reader(self._listening.fileno(), self._accept)
-        expiring = asyncio.create_task(self._expire())
+        always = [asyncio.create_task(self._expire()), asyncio.create_task(self._turns.run())]
         ready()
         try:
             await stop.wait()
         finally:
-            expiring.cancel()
             self._loop.remove_reader(self._listening.fileno())
             for task in self._tasks:
                 task.cancel()
@@ -102,6 +105,9 @@ class WorldServer:
                 self._drop(connection)
             for place in list(self._places.values()):
                 await self._end(place)
+            for task in always:
+                task.cancel()
+            await asyncio.gather(*always, return_exceptions=True)
 
     def status(self) -> dict[str, Any]:
         """Return the state of the server."""
@@ -109,7 +115,8 @@ class WorldServer:
                 'world': asdict(self.about), 'waiting': sum(place.holder is None for place in self._places.values()),
                 'service': {'backend': self.about.backend, 'sessions': sum(
                     place.walk is not None for place in self._places.values()), 'requests': sum(
-                    peer.waiting for peer in self._peers.values()), **self._counts}}
+                    peer.waiting for peer in self._peers.values()), **self._counts, **self._turns.counts,
+                    'deadline_s': self._turns.deadline, 'step_times': self._turns.table.to_dict('', self.about.name)['rows']}}
 
     # --- connections ---
 
@@ -239,6 +246,8 @@ class WorldServer:
     async def _walk(self, place: _Place, message: messages.Walk, image: np.ndarray | None, arrival: float
                     ) -> tuple[messages.Walked, np.ndarray]:
         begun, path, shown = time.monotonic(), message.poses, []
+        # Its images are played from when they were asked for, or from when the first of them must be there.
+        due = arrival + self._turns.deadline
         if image is not None:
             await self._begin(place, image, path[0])
             place.note = message.note
@@ -247,9 +256,14 @@ class WorldServer:
         if walk is None:
             raise _Refused('session', 'there is no world yet: send an image')
         place.event, place.answer = '', None
-        chunks = walk.along(path, message.intrinsics[-len(path):])
-        while (frames := await self._do(next, chunks, None)) is not None:
-            shown.append(frames)
+        before = 0
+        for chunk in walk.along(path, message.intrinsics[-len(path):]):
+            needed = before if self._turns.deadline else before + chunk.end - chunk.first
+            try:
+                shown.append(await self._turns.take(place.session, chunk, due + needed * self.about.step_period, before == 0))
+            except Late as late:
+                raise _Refused('deadline', f'no chunk within {self._turns.deadline:g} s: {late}') from late
+            before += chunk.end - chunk.first
         now = time.monotonic()
         frames = np.concatenate(shown)
         self._counts['frames'] += len(path)
@@ -294,6 +308,7 @@ class WorldServer:
     async def _end(self, place: _Place) -> None:
         if self._places.get(place.session) is place:
             del self._places[place.session]
+            self._turns.close(place.session)
         await self._forget(place)
 
     async def _send(self, connection: Connection, message: messages.Walked, frames: np.ndarray | None) -> None:

@@ -1,7 +1,8 @@
 """One world, walked along poses: what fills a chunk of the model is kept, what does not is shown and imagined again."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,27 +19,21 @@ class Walk:
         self._left = np.zeros((0, 4, 4))  # newest poses, too few for a chunk
         self.imagined = 0                 # frames, those of ``_left`` included
 
-    def along(self, poses: np.ndarray, intrinsics: np.ndarray) -> Iterator[np.ndarray]:
+    def along(self, poses: np.ndarray, intrinsics: np.ndarray) -> Iterator[WalkChunk]:
         """
-        Yield the frames of poses (N, 4, 4), chunk by chunk, uint8 (n, H, W, 3); to be gone through to the end.
+        Yield the chunks of poses (N, 4, 4), each to be imagined before the next one is asked for; to be gone through.
 
-        All poses of a chunk have the ``intrinsics`` (N, 4) of its first. Raises OutOfPages, after which the world is of no use.
+        All poses of a chunk have the ``intrinsics`` (N, 4) of its first.
         """
-        every, skipped = self._frame_images, len(self._left)
+        skipped = len(self._left)
         waiting = np.concatenate([self._left, poses])
         rows = np.concatenate([np.repeat(intrinsics[:1], skipped, 0), intrinsics])
         while len(waiting):
             count = self._session.images_of_chunk
             whole = len(waiting) >= count
             part = waiting[:count]
-            part = np.concatenate([part, np.repeat(part[-1:], count - len(part), 0)])
-            session = self._session if whole else self._session.fork()
-            try:
-                frames = session.imagine(part[every - 1::every], Intrinsics(*map(float, rows[0])))
-            finally:
-                if not whole:
-                    session.close()
-            yield frames[skipped:len(waiting)]
+            yield WalkChunk(self._session, np.concatenate([part, np.repeat(part[-1:], count - len(part), 0)]),
+                            Intrinsics(*map(float, rows[0])), self._frame_images, whole, skipped, len(part))
             if not whole:
                 break
             waiting, rows, skipped = waiting[count:], rows[count:], 0
@@ -47,3 +42,27 @@ class Walk:
     def close(self) -> None:
         """Give the pages back."""
         self._session.close()
+
+
+@dataclass(frozen=True)
+class WalkChunk:
+    """A chunk of a walk; of its images, those from ``first`` on before ``end`` are asked for. What is not ``whole`` is imagined
+    on a fork, and again when more poses have come."""
+
+    session: WorldSession
+    poses: np.ndarray
+    intrinsics: Intrinsics
+    frame_images: int
+    whole: bool
+    first: int
+    end: int
+
+    def imagining(self, steps: int) -> Generator[None, None, np.ndarray]:
+        """As ``WorldSession.imagining``: uint8 (n, H, W, 3). Raises OutOfPages, after which the world is of no use."""
+        session = self.session if self.whole else self.session.fork()
+        try:
+            frames = yield from session.imagining(self.poses[self.frame_images - 1::self.frame_images], self.intrinsics, steps)
+        finally:
+            if not self.whole:
+                session.close()
+        return frames[self.first:self.end]
