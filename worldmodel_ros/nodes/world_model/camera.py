@@ -47,7 +47,7 @@ class CameraTopics:
         self._subscriptions = [node.create_subscription(CameraInfo, self.info_topic, self._on_info, CAMERA)]
         self._moving: Any = None
         if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
-            from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, parameters tell
+            from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
             self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, _STATIC))
             self._moving = node.create_subscription(TFMessage, '/tf', self._on_transforms, _DYNAMIC)
 
