@@ -219,11 +219,11 @@ class DriveToServer(ServiceThread):
 
 
 def feedback(decided: Decided) -> DriveTo.Feedback:
-    """Return how far a goal is, and what was decided."""
+    """Return how far a goal is, or how much what is seen is like it, and what was decided."""
     choice, aim = decided.choice, _aim(decided.observation.task.terms)
     left = _left(decided, aim)
     return DriveTo.Feedback(
-        distance=left, tier=int(decided.tier), chosen=choice.name, predicted=_time_to(decided, aim),
+        distance=left, similarity=_similarity(decided, aim), tier=int(decided.tier), chosen=choice.name, predicted=_time_to(decided, aim),
         risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
 
 
@@ -263,6 +263,12 @@ def _left(decided: Decided, aim: Term | None) -> float:
     """Return metres from the robot to the centre of the aim at the observation; NaN where that is not known."""
     target = _target(decided, aim)
     return math.dist(decided.view.pose[:2], target[:2]) if target else math.nan
+
+
+def _similarity(decided: Decided, aim: Term | None) -> float:
+    """Return how much the observation's image is like the one to be seen; NaN where there is none."""
+    sight = getattr(aim, 'sight', None)
+    return sight.similarity(decided.observation.image) if sight else math.nan
 
 
 def _time_to(decided: Decided, aim: Term | None) -> float:
