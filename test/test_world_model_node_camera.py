@@ -159,6 +159,7 @@ def test_a_mount_that_is_told_by_parameters_is_compared_with_the_training(traine
     level, text, values = node.report()
     assert level == DiagnosticStatus.WARN
     assert '0.15 m higher than in training (0.25 m)' in text and 'degrees further' not in text
+    assert 'what that costs, by 0.1 m higher: 18% of goal objects' in text
     assert (float(values['camera_height_m']), float(values['camera_pitch_deg'])) == (0.40, 8.5)
 
 

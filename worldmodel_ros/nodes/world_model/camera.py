@@ -74,8 +74,9 @@ class CameraTopics:
         mount = self.mount
         if mount is None or self._trained is None:
             return ''
-        found = mount.differences(self._trained.height, self._trained.pitch + self.correction.pitch)
-        return f'the camera stands {" and ".join(found)}: see docs/own_robot.md for what that costs' if found else ''
+        trained = self._trained.height, self._trained.pitch + self.correction.pitch
+        found = mount.differences(*trained)
+        return f'the camera stands {" and ".join(found)}; what that costs, by {mount.cost(*trained)}' if found else ''
 
     def values(self) -> dict[str, Any]:
         """Return key-value pairs of a diagnostics report."""

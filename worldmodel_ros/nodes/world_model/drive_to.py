@@ -79,7 +79,7 @@ class DriveToServer(ServiceThread):
         self._ends: dict[bytes, Future] = {}
         self._server = ActionServer(
             self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
-            handle_accepted_callback=self._on_accepted, cancel_callback=lambda handle: CancelResponse.ACCEPT)
+            handle_accepted_callback=self._on_accepted, cancel_callback=self._on_cancel)
         self.node.create_subscription(Image, node.resolve_topic_name(IMAGES), self._on_image, STATUS)
         self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
         self._timer.cancel()  # it runs while there is a goal
@@ -137,6 +137,10 @@ class DriveToServer(ServiceThread):
         self._driving = _Driving(handle, task, number, time.monotonic(), ended, before)
         self._timer.reset()
         handle.execute()
+
+    def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
+        self._executor.create_task(self._look)  # once it is cancelling; the timer may be a period away
+        return CancelResponse.ACCEPT
 
     async def _execute(self, handle: ServerGoalHandle) -> DriveTo.Result:
         key = bytes(handle.goal_id.uuid)
@@ -223,8 +227,8 @@ def feedback(decided: Decided) -> DriveTo.Feedback:
     choice, aim = decided.choice, _aim(decided.observation.task.terms)
     left = _left(decided, aim)
     return DriveTo.Feedback(
-        distance=left, similarity=_similarity(decided, aim), tier=int(decided.tier), chosen=choice.name, predicted=_time_to(decided, aim),
-        risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
+        distance=left, similarity=_similarity(decided, aim), tier=int(decided.tier), chosen=choice.name,
+        predicted=_time_to(decided, aim), risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
 
 
 def is_done(decided: Decided) -> bool:
