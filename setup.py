@@ -19,22 +19,33 @@ from setuptools.command.build_py import build_py as _build_py
 NAME = 'worldmodel_ros'
 HERE = Path(__file__).resolve().parent
 GENERATED = ('action', 'msg', 'srv')
+ALONG = 'tf2_msgs'  # messages that are in no wheel; a distribution has them
 
 
-def ros_prefix():
-    """Return the prefix of the ROS 2 build packages: pip's build environment, a venv, a sourced install."""
+def prefixes():
+    """Return where ROS 2 packages may be: the interpreter's own prefix or pip's build environment, a sourced install."""
     candidates = []
     try:
         import ament_package
         candidates += Path(ament_package.__file__).resolve().parents
     except ImportError:
         pass
-    candidates += [Path(p) for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
-    for prefix in candidates:
+    return candidates + [Path(p) for p in os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep) if p]
+
+
+def ros_prefix():
+    """Return the prefix of the ROS 2 build packages: pip's build environment, a venv, a sourced install."""
+    for prefix in prefixes():
         if (prefix / 'share' / 'ament_cmake_core').is_dir():
             return prefix
     raise SystemExit(f'{NAME}: the ROS 2 build packages (ros-jazzy-ament-cmake, ...) are not installed. '
                      "Build in isolation ('pip install .' without --no-build-isolation), or source ROS 2.")
+
+
+def builds_along():
+    """Whether ALONG has to be built, because no distribution is sourced that has it; what an earlier install of this package
+    has left in its own environment is replaced."""
+    return not any((prefix / 'share' / ALONG).is_dir() for prefix in prefixes() if prefix != Path(sys.prefix))
 
 
 _staged = None
@@ -55,6 +66,7 @@ def stage(build_temp):
         subprocess.check_call(
             ['cmake', '-S', str(HERE), '-B', str(build), *generator, '-DCMAKE_BUILD_TYPE=Release',
              '-DBUILD_TESTING=OFF', f'-DCMAKE_PREFIX_PATH={ros}', f'-DCMAKE_INSTALL_PREFIX={prefix}',
+             f'-DBUILD_TF2_MSGS={"ON" if builds_along() else "OFF"}',
              f'-DPython3_EXECUTABLE={sys.executable}', '-DPython3_FIND_VIRTUALENV=ONLY',
              *shlex.split(os.environ.get('CMAKE_ARGS', ''))], env=env)
         jobs = str(os.cpu_count() or 1)
@@ -81,7 +93,8 @@ class build_py(_build_py):
     """Takes the Python package from the staging prefix, where CMake has put the generated modules into it."""
 
     def run(self):
-        staged = site_packages(stage(self.get_finalized_command('build').build_temp)) / NAME
+        python = site_packages(stage(self.get_finalized_command('build').build_temp))
+        staged = python / NAME
         if self.editable_mode:
             # The source tree is imported as it is, so the generated modules go there (git-ignored).
             for folder in GENERATED:
@@ -93,6 +106,7 @@ class build_py(_build_py):
             # setuptools keeps build/lib between runs: a module deleted since would come back.
             shutil.rmtree(Path(self.build_lib) / NAME, ignore_errors=True)
             copy_tree(staged, Path(self.build_lib) / NAME)
+            copy_tree(python / ALONG, Path(self.build_lib) / ALONG)
 
 
 class install_data(_install_data):
@@ -101,14 +115,16 @@ class install_data(_install_data):
     def run(self):
         prefix = stage(self.get_finalized_command('build').build_temp)
         python = site_packages(prefix)
+        # An editable install has no folder for packages but the source tree, which must not hold those of others.
+        along = python / ALONG if self.get_finalized_command('build_py').editable_mode else None
         files = {}
         for path in prefix.rglob('*'):
             relative = path.relative_to(prefix)
             # pip makes bin/worldmodel by itself, from the entry point in pyproject.toml.
-            if path.is_dir() or python in path.parents or relative.parts[0] == 'bin':
+            if path.is_dir() or (python in path.parents and along not in path.parents) or relative.parts[0] == 'bin':
                 continue
             # parent_prefix_path names the build environment, which is gone when the wheel is installed.
-            if relative.parts[-2:] != ('parent_prefix_path', NAME):
+            if relative.parts[-2] != 'parent_prefix_path' and path.suffix not in ('.c', '.pyc'):
                 files.setdefault(str(relative.parent), []).append(str(path))
         self.data_files = sorted(files.items())
         super().run()

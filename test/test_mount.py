@@ -1,10 +1,15 @@
 """Where a camera stands is read off tf, and told where it differs from the training."""
+import json
 import math
+from pathlib import Path
 
 import pytest
 from geometry_msgs.msg import TransformStamped
 
+from worldmodel_ros.inputs import mount
 from worldmodel_ros.inputs.mount import Frames, Mount
+
+RESULTS = Path(__file__).parents[1] / 'benchmarks' / 'results'
 
 
 def transform(parent, child, place=(0.0, 0.0, 0.0), rpy=(0.0, 0.0, 0.0)):
@@ -56,3 +61,26 @@ def test_differences_are_told_beyond_the_tolerance_only():
     assert Mount(0.26, 9.0).differences(0.25, 8.0) == []
     assert Mount(0.35, 3.0).differences(0.25, 8.0) == [
         '0.10 m higher than in training (0.25 m)', '5.0 degrees further up than in training (8 degrees down)']
+
+
+def test_what_a_difference_costs_is_told_by_the_nearest_one_that_was_measured():
+    assert Mount(0.26, 9.0).cost(0.25, 8.0) == ''
+    higher = Mount(0.36, 8.0).cost(0.25, 8.0)
+    assert higher.startswith('0.1 m higher: 18% of goal objects and 100% of poses') and '(100%, 100% and 5% as in training)' in higher
+    assert 'degrees' not in higher and Mount(0.60, 8.0).cost(0.25, 8.0) == higher  # no more was measured
+    both = Mount(0.19, -1.0).cost(0.25, 8.0)
+    assert both.startswith('0.05 m lower: ') and '; 10 degrees further up: 38% of goal objects' in both
+
+
+def test_costs_are_those_of_the_committed_results():
+    colour, pose = (json.loads((RESULTS / name).read_text()) for name in ('control_mounts.json', 'control_mounts_places.json'))
+    measured = {}
+    for name in (None, *colour['variants']):
+        rooms, places = (told['variants'][name] if name else told['tasks'] for told in (colour, pose))
+        row = {'colour': rooms['rooms']['one_step']['success'], 'pose': places['places']['one_step']['success'],
+               'contacts': places['places']['one_step']['contacts']}
+        for kind, what in (('height', 'height_m'), ('pitch', 'pitch_deg')):
+            if name is None or name.startswith(f'camera_{kind}_'):
+                measured.setdefault(what, {})[name.rpartition('_')[2] if name else '0'] = row
+    assert mount._costs() == measured
+    assert all(list(table) == sorted(table, key=float) for table in mount._costs().values())

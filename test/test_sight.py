@@ -18,7 +18,7 @@ def sight_from(pose, **changes):
     presence, seen, walls = seen_from(np.asarray(pose, float))
     for name, value in changes.items():
         presence[int(name[1:])] = value
-    return Sight(presence, seen, walls)
+    return Sight(presence, seen, walls, np.zeros((64, 64, 3), np.uint8))
 
 
 def localiser_that_saw(*poses):

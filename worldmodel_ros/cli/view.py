@@ -1,15 +1,21 @@
-"""``worldmodel view``: a bag as a Rerun recording."""
+"""``worldmodel view``: a bag, or what runs, in Rerun."""
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from worldmodel_ros.cli import arguments
 
 _EXAMPLES = """\
 examples:
   worldmodel view drive1                      writes drive1.rrd, and says how to open it
-  worldmodel view drive1 --out look.rrd
+  worldmodel view drive1 --out look.rrd --every 0.5       two of each topic a second are enough
   worldmodel view drive1 --open               and opens Rerun's viewer on it
+  worldmodel view --live                      what runs in this ROS domain, in Rerun's viewer, until Ctrl-C
+  worldmodel view --live --out look.rrd       the same into a file
+  worldmodel view --live --connect rerun+http://desk:9876/proxy       in a viewer that runs on another machine
 
 Camera, predicted frames, candidates with their scores, plan, tiers and what the gate limits, on one timeline. Needs the extra
 [view]: pip install 'worldmodel-ros[view]'.
@@ -19,36 +25,88 @@ Camera, predicted frames, candidates with their scores, plan, tiers and what the
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        'view', help='look at a bag in Rerun',
-        description='Writes what a bag holds of a running world model to a Rerun recording.',
+        'view', help='look at a bag, or at what runs, in Rerun',
+        description='Shows what a running world model does, or what a bag holds of one, as a Rerun recording.',
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('bag', type=Path, help='folder of a rosbag2, or one of its files')
+    parser.add_argument('bag', type=Path, nargs='?', help='folder of a rosbag2, or one of its files')
+    parser.add_argument('--live', action='store_true', help='show what runs in this ROS domain')
     parser.add_argument('--out', type=Path, metavar='FILE', help='.rrd file to write (default: name of the bag, here)')
-    parser.add_argument('--open', action='store_true', help='open the viewer on it')
+    parser.add_argument('--every', type=arguments.positive, metavar='S',
+                        help='show no more than one message of a topic in so many seconds (default: all)')
+    parser.add_argument('--open', action='store_true', help='open the viewer on the file of a bag')
+    parser.add_argument('--connect', metavar='URL', help='with --live: the viewer to show it in (default: one that is started)')
+    parser.add_argument('--namespace', type=arguments.namespace, default='', help='with --live: ROS namespace of the robot')
+    parser.add_argument('--seconds', type=arguments.positive, metavar='S', help='with --live: end after so long')
     parser.set_defaults(run=_run)
 
 
 def _run(chosen: argparse.Namespace) -> int:
+    if (chosen.bag is None) != chosen.live:
+        return _refuse('give a bag, or --live', 2)
+    for_live = [f'--{name}' for name in ('connect', 'namespace', 'seconds') if getattr(chosen, name)]
+    if for_live and not chosen.live:
+        return _refuse(f'{for_live[0]} goes with --live', 2)
+    if chosen.live and chosen.out and chosen.connect:
+        return _refuse('give --out or --connect', 2)
+    try:
+        import rerun  # noqa: F401 - the extra
+    except ImportError as error:
+        return _refuse(f"{error}: install the extra, pip install 'worldmodel-ros[view]'")
+    return _live(chosen) if chosen.live else _of_bag(chosen)
+
+
+def _of_bag(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.bags.source import open_bag
-    try:
-        from worldmodel_ros.evaluate.view import write_recording
-    except ImportError as error:
-        print(f"worldmodel view: {error}: install the extra, pip install 'worldmodel-ros[view]'", file=sys.stderr)
-        return 1
+    from worldmodel_ros.evaluate.view import write_recording
     target = chosen.out or Path(f'{chosen.bag.resolve().stem}.rrd')
+    shows = sys.stderr.isatty()
+
+    def progress(share: float) -> None:
+        if shows:
+            print(f'\r{share:4.0%}', end='', file=sys.stderr, flush=True)
     try:
         with open_bag(chosen.bag) as bag:
-            shown = write_recording(bag, target)
+            shown = write_recording(bag, target, chosen.every or 0.0, progress)
     except (BagError, OSError) as error:
-        print(f'worldmodel view: {error}', file=sys.stderr)
-        return 1
+        return _refuse(str(error))
+    if shows:
+        print('\r', end='', file=sys.stderr)
     if not shown:
-        print(f'worldmodel view: {chosen.bag} has no topic that is shown: record with worldmodel record', file=sys.stderr)
-        return 1
-    print('\n'.join(f'{count:7d}  {name}' for name, count in shown.items()))
-    print(f'{target}: open it with rerun {target}')
+        return _refuse(f'{chosen.bag} has no topic that is shown: record with worldmodel record')
+    _tell(shown, target)
     if chosen.open:
         import subprocess
         subprocess.Popen([sys.executable, '-m', 'rerun', str(target)], start_new_session=True)
     return 0
+
+
+def _live(chosen: argparse.Namespace) -> int:
+    from worldmodel_ros.nodes.viewer.node import view
+
+    def sink(stream) -> None:
+        if chosen.out:
+            stream.save(chosen.out)
+        elif chosen.connect:
+            stream.connect_grpc(chosen.connect)
+        else:
+            stream.spawn()
+    try:
+        shown = view(sink, chosen.namespace, chosen.every or 0.0, chosen.seconds)
+    except (OSError, RuntimeError, ValueError) as error:
+        return _refuse(str(error))
+    if not shown:
+        return _refuse('nothing that is shown was heard: start worldmodel up in this ROS domain, or give --namespace')
+    _tell(shown, chosen.out)
+    return 0
+
+
+def _tell(shown: Mapping[str, int], target: Path | None) -> None:
+    print('\n'.join(f'{count:7d}  {name}' for name, count in shown.items()))
+    if target:
+        print(f'{target}: open it with rerun {target}')
+
+
+def _refuse(text: str, code: int = 1) -> int:
+    print(f'worldmodel view: {text}', file=sys.stderr)
+    return code

@@ -26,22 +26,32 @@ _SURELY_IN_VIEW, _NEAR, _FAR = math.radians(36.0), 0.5, 2.5  # rad, m
 _WIDTH = 0.4                    # m, of a thing that hides another
 _SHARPER = 0.5                  # share of the deviations that many frames of a drive have: one frame's errors count once
 _LIKELY = 0.5
+_BLOCK = 4  # pixels, a side
 
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """What a forecast tells of an image: presence (S,), places (S, 2) in m in base_link, walls (6,) as in ``Seen``."""
+    """What a forecast tells of an ``image`` uint8 (H, W, 3): presence (S,), places (S, 2) in m in base_link, walls (6,) as in
+    ``Seen``."""
 
     presence: np.ndarray
     places: np.ndarray
     walls: np.ndarray
+    image: np.ndarray
 
     @classmethod
     def of(cls, forecast: Forecast, image: np.ndarray) -> Sight:
         """Return what a stream that knows nothing tells of an image uint8 (H, W, 3)."""
         still = np.zeros(2)
         presence, places, walls = forecast.observe(image, still, still, 1)
-        return cls(presence, places[0], walls)
+        return cls(presence, places[0], walls, image)
+
+    def similarity(self, image: np.ndarray) -> float:
+        """Return the correlation, -1 to 1, of another image of the same size with this one, each averaged over ``_BLOCK``
+        pixels, since a robot hardly ever stands where it stood to a pixel; NaN where one of them is of one colour."""
+        one, other = (_blocks(each) for each in (self.image, image))
+        spread = math.sqrt(float((one ** 2).sum() * (other ** 2).sum()))
+        return float((one * other).sum()) / spread if spread > 0.0 else math.nan
 
     def in_view(self, slots: list[int]) -> list[int]:
         """Return those of the slots whose things the image shows."""
@@ -104,3 +114,10 @@ class Sight:
         error = matrix @ place - vector
         pose = np.array([*place, math.remainder(yaw, math.tau)])
         return float(error @ error) + _MISSING * self._missing(pose, things), pose
+
+
+def _blocks(image: np.ndarray) -> np.ndarray:
+    """Return the means of blocks of _BLOCK x _BLOCK pixels, less that of the image in each colour."""
+    height, width = (extent // _BLOCK for extent in image.shape[:2])
+    means = image[:height * _BLOCK, :width * _BLOCK].reshape(height, _BLOCK, width, _BLOCK, -1).mean((1, 3))
+    return means - means.mean((0, 1))

@@ -6,8 +6,11 @@ hardly ever move; it keeps the newest transform of each frame, and no history.
 """
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,38 @@ class Mount:
             found.append(f'{abs(steeper):.1f} degrees further {"down" if steeper > 0 else "up"} than in training '
                          f'({pitch:g} degrees down)')
         return found
+
+
+    def cost(self, height: float, pitch: float) -> str:
+        """
+        Say how many goals the shipped forecast has reached with a camera that differs as much from that of its training, whose
+        ``height`` [m] and ``pitch`` [degrees] are given; '' where it differs by less than the tolerances.
+
+        Of each difference the nearest one that was measured counts; how two of them add up was not measured.
+        """
+        said = []
+        for name, unit, off, tolerance in (('height_m', 'm', self.height - height, HEIGHT_TOLERANCE),
+                                           ('pitch_deg', 'degrees', self.pitch - pitch, PITCH_TOLERANCE)):
+            if abs(off) > tolerance:
+                table = _costs()[name]
+                nearest = min((key for key in table if float(key)), key=lambda key: abs(float(key) - off))
+                row, trained = table[nearest], table['0']
+                said.append(f'{abs(float(nearest)):g} {unit} {_direction(name, float(nearest))}: {row["colour"]:.0%} of goal '
+                            f'objects and {row["pose"]:.0%} of poses reached in simulation, {row["contacts"]:.0%} with a '
+                            f'contact ({trained["colour"]:.0%}, {trained["pose"]:.0%} and {trained["contacts"]:.0%} as in '
+                            'training)')
+        return '; '.join(said)
+
+
+def _direction(name: str, off: float) -> str:
+    ways = ('lower', 'higher') if name == 'height_m' else ('further up', 'further down')
+    return ways[off > 0]
+
+
+@cache
+def _costs() -> dict[str, dict[str, dict[str, float]]]:
+    """Shares by difference from the training: benchmarks/results/control_mounts.json and control_mounts_places.json."""
+    return json.loads(Path(__file__).with_name('mount_costs.json').read_text())
 
 
 class Frames:

@@ -47,9 +47,9 @@ PARAMETERS = (
           'camera/camera_info tells; false: crop and scale them, whatever camera they are of', while_configured=True),
     Param('image_rectified', False, 'the images are rectified (image_proc): their camera matrix is in p of camera_info, and '
           'they have no distortion', while_configured=True),
-    Param('camera_height_m', None, 'height of the camera above the floor; unset: from tf, where tf2_msgs is installed', 'm',
+    Param('camera_height_m', None, 'height of the camera above the floor; unset: from tf', 'm',
           low=0.0, high=10.0, type='double', while_configured=True),
-    Param('camera_pitch_deg', None, 'how far the camera looks down; unset: from tf, where tf2_msgs is installed. Images are '
+    Param('camera_pitch_deg', None, 'how far the camera looks down; unset: from tf. Images are '
           'turned to the pitch of training where the camera sees enough', 'degrees',
           low=-90.0, high=90.0, type='double', while_configured=True),
     Param('executed_action_topic', 'cmd_vel', 'topic of the commands that the robot really executes', while_configured=True),

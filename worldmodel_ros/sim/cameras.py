@@ -49,6 +49,7 @@ class RobotCamera:
             places.astype(np.float32), None, cv2.CV_16SC2)
 
 
+TRAINED = RobotCamera((64, 64), 32.0, (31.5, 31.5))  # the simulator's own: 90 degrees both ways
 # Two webcams with wide lenses, a little barrel distortion, and an axis that is not quite in the middle: 110 degrees across,
 # and 110 degrees down.
 WIDE = RobotCamera((480, 640), 249.0, (311.5, 242.5), (-0.05, 0.003, 0.001, -0.001, 0.0))

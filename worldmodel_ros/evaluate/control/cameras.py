@@ -10,7 +10,7 @@ import numpy as np
 
 from worldmodel_ros.inputs.camera import Lens, View
 from worldmodel_ros.inputs.images import fit
-from worldmodel_ros.sim.cameras import WIDE, WIDER, RobotCamera
+from worldmodel_ros.sim.cameras import TRAINED, WIDE, WIDER, RobotCamera
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG
 from worldmodel_ros.sim.world import World
 
@@ -38,9 +38,14 @@ class OtherCamera:
         return self._view(image, size) if self.corrected else fit(image, size)
 
 
+HEIGHTS = (-0.10, -0.05, -0.03, 0.03, 0.05, 0.10)  # m, by which the trained camera stands higher
+PITCHES = (-10, -5, -2, 2, 5, 10)                         # degrees, by which it looks further down, which nothing corrects
+
 CAMERAS: Mapping[str, OtherCamera] = {
     'camera_wide': OtherCamera(WIDE), 'camera_wide_uncorrected': OtherCamera(WIDE, corrected=False),
     'camera_wider': OtherCamera(WIDER), 'camera_wider_uncorrected': OtherCamera(WIDER, corrected=False),
     'camera_higher': OtherCamera(replace(WIDE, higher=0.1)),
     'camera_pitched': OtherCamera(replace(WIDER, lower_pitch=math.radians(5.0)), level=True),
-    'camera_pitched_uncorrected': OtherCamera(replace(WIDER, lower_pitch=math.radians(5.0)))}
+    'camera_pitched_uncorrected': OtherCamera(replace(WIDER, lower_pitch=math.radians(5.0))),
+    **{f'camera_height_{higher:+.2f}': OtherCamera(replace(TRAINED, higher=higher)) for higher in HEIGHTS},
+    **{f'camera_pitch_{steeper:+d}': OtherCamera(replace(TRAINED, lower_pitch=math.radians(steeper))) for steeper in PITCHES}}

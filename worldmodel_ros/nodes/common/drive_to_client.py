@@ -71,7 +71,8 @@ def _drive(node: Node, client: ActionClient, goal: DriveTo.Goal) -> int:
         told, now = message.feedback, time.monotonic()
         if now - shown >= _SHOWN:
             shown = now
-            print(f'{told.distance:5.2f} m left, {told.chosen}, there in {told.predicted:.1f} s, risk {told.risk:.0%}',
+            alike = '' if math.isnan(told.similarity) else f', {told.similarity:.2f} alike'
+            print(f'{told.distance:5.2f} m left{alike}, {told.chosen}, there in {told.predicted:.1f} s, risk {told.risk:.0%}',
                   flush=True)
 
     handle = None

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN, Diagnostics, Report
 from worldmodel_ros.nodes.common.parameters import ParameterError, Parameters
+from worldmodel_ros.nodes.common.qos import hearing
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.recorder.backlog import Backlog, Received
 from worldmodel_ros.nodes.recorder.bag import BagWriter, TopicDescription
@@ -95,7 +96,7 @@ class Recorder(Node):
                 types = {publisher.topic_type for publisher in publishers}
                 # Discovery tells of one publisher after the other: those of a moment later count as well.
                 if self._types.get(topic) == types:
-                    self._begin(topic, publishers, _subscription_qos(publishers))
+                    self._begin(topic, publishers, hearing(publishers, _DEPTH))
                 self._types[topic] = types
         missing = self._missing()
         if missing and not self._complained:
@@ -110,7 +111,7 @@ class Recorder(Node):
         if other_types and topic not in self._refused:
             self._refused[topic] = f'only {have.type}, not what is published as {", ".join(other_types)}'
             self.get_logger().warning(f'{topic} is recorded as {self._refused[topic]}: end the wrong publisher')
-        wanted = _subscription_qos([publisher for publisher in publishers if publisher.topic_type == have.type])
+        wanted = hearing([publisher for publisher in publishers if publisher.topic_type == have.type], _DEPTH)
         if _weaker(wanted, have.qos):
             # A publisher that offers less has joined: the present subscription would not hear it.
             self.destroy_subscription(have.subscription)
@@ -190,17 +191,6 @@ class Recorder(Node):
 def _other_form(name: str) -> str:
     """Return the raw image of a compressed one, by name, and the other way round."""
     return name.removesuffix('/compressed') if name.endswith('/compressed') else f'{name}/compressed'
-
-
-def _subscription_qos(publishers: list[TopicEndpointInfo]) -> QoSProfile:
-    """Return the most demanding profile that hears every one of the publishers, if there are any."""
-    offered = [publisher.qos_profile for publisher in publishers]
-    reliable = all(qos.reliability == ReliabilityPolicy.RELIABLE for qos in offered)
-    latched = all(qos.durability == DurabilityPolicy.TRANSIENT_LOCAL for qos in offered)
-    return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=_DEPTH,
-        reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
-        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE)
 
 
 def _weaker(wanted: QoSProfile, have: QoSProfile) -> bool:

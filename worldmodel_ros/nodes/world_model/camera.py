@@ -47,7 +47,7 @@ class CameraTopics:
         self._subscriptions = [node.create_subscription(CameraInfo, self.info_topic, self._on_info, CAMERA)]
         self._moving: Any = None
         if self._trained and None in self._told and importlib.util.find_spec('tf2_msgs'):
-            from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, parameters tell
+            from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
             self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, STATIC))
             self._moving = node.create_subscription(TFMessage, '/tf', self._on_transforms, _DYNAMIC)
 
@@ -74,8 +74,9 @@ class CameraTopics:
         mount = self.mount
         if mount is None or self._trained is None:
             return ''
-        found = mount.differences(self._trained.height, self._trained.pitch + self.correction.pitch)
-        return f'the camera stands {" and ".join(found)}: see docs/own_robot.md for what that costs' if found else ''
+        trained = self._trained.height, self._trained.pitch + self.correction.pitch
+        found = mount.differences(*trained)
+        return f'the camera stands {" and ".join(found)}; what that costs, by {mount.cost(*trained)}' if found else ''
 
     def values(self) -> dict[str, Any]:
         """Return key-value pairs of a diagnostics report."""

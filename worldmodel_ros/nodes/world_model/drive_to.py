@@ -79,7 +79,7 @@ class DriveToServer(ServiceThread):
         self._ends: dict[bytes, Future] = {}
         self._server = ActionServer(
             self.node, DriveTo, node.resolve_service_name(NAME), self._execute, goal_callback=self._on_goal,
-            handle_accepted_callback=self._on_accepted, cancel_callback=lambda handle: CancelResponse.ACCEPT)
+            handle_accepted_callback=self._on_accepted, cancel_callback=self._on_cancel)
         self.node.create_subscription(Image, node.resolve_topic_name(IMAGES), self._on_image, STATUS)
         self._timer = self.node.create_timer(FEEDBACK_PERIOD, self._look)
         self._timer.cancel()  # it runs while there is a goal
@@ -137,6 +137,10 @@ class DriveToServer(ServiceThread):
         self._driving = _Driving(handle, task, number, time.monotonic(), ended, before)
         self._timer.reset()
         handle.execute()
+
+    def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
+        self._executor.create_task(self._look)  # once it is cancelling; the timer may be a period away
+        return CancelResponse.ACCEPT
 
     async def _execute(self, handle: ServerGoalHandle) -> DriveTo.Result:
         key = bytes(handle.goal_id.uuid)
@@ -219,12 +223,12 @@ class DriveToServer(ServiceThread):
 
 
 def feedback(decided: Decided) -> DriveTo.Feedback:
-    """Return how far a goal is, and what was decided."""
+    """Return how far a goal is, or how much what is seen is like it, and what was decided."""
     choice, aim = decided.choice, _aim(decided.observation.task.terms)
     left = _left(decided, aim)
     return DriveTo.Feedback(
-        distance=left, tier=int(decided.tier), chosen=choice.name, predicted=_time_to(decided, aim),
-        risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
+        distance=left, similarity=_similarity(decided, aim), tier=int(decided.tier), chosen=choice.name,
+        predicted=_time_to(decided, aim), risk=len(choice.vetoed) / len(choice.scores) if choice.scores else 0.0)
 
 
 def is_done(decided: Decided) -> bool:
@@ -263,6 +267,12 @@ def _left(decided: Decided, aim: Term | None) -> float:
     """Return metres from the robot to the centre of the aim at the observation; NaN where that is not known."""
     target = _target(decided, aim)
     return math.dist(decided.view.pose[:2], target[:2]) if target else math.nan
+
+
+def _similarity(decided: Decided, aim: Term | None) -> float:
+    """Return how much the observation's image is like the one to be seen; NaN where there is none."""
+    sight = getattr(aim, 'sight', None)
+    return sight.similarity(decided.observation.image) if sight else math.nan
 
 
 def _time_to(decided: Decided, aim: Term | None) -> float:
