@@ -192,15 +192,15 @@ class Keeper:
         kept.storing, kept.stored_at = True, now
         self._executor.submit(self._store, kept)
 
-    def checkpoint(self, kept: Kept) -> Manifest:
-        """Store the session as it is now. Waits; raises StoreError (Fenced where it is another's), SessionFileError, and
+    def checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
+        """Store the session as it is now; ``prune``: and delete what is not needed any more. Waits; raises StoreError (Fenced where it is another's), SessionFileError, and
         ValueError where it has seen nothing."""
         with kept.lock:
             capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
             checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
                                                        'note': kept.note})
             self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
-            manifest = checkpoint.write()
+            manifest = checkpoint.write(prune)
             kept.stored_at = time.monotonic()
             self._counts['stored'] += 1
             return manifest

@@ -243,7 +243,8 @@ class Server:
             raise MoveError(f'session {session} is not open here')
         with self._moving:
             moved = move(self._keeper, robot.kept, robot, target)
-        _log.info('session %s has moved to %s: its robot was held for %.1f ms', session, target, moved.held * 1e3)
+        _log.info('session %s has moved to %s: its robot was held for %.1f ms, of which %.1f to store what was new', session,
+                  target, moved.held * 1e3, moved.stored * 1e3)
 
     def _heard(self, connection: Connection) -> None:
         """Note that a message has come, and pause where there are too many."""
