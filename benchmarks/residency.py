@@ -4,10 +4,10 @@ More sessions than a device has pages for: robots that tick seldom, or now and t
     python benchmarks/residency.py --robots 20 --places 4 --seconds 40 --json benchmarks/results/residency_tiny_<machine>.json
 
 One service of a real model with pages for ``--places`` sessions, and as many robots as are asked for, with real frames; what
-is in the store are real pages. Two ways of ticking: ``seldom``, each robot every ``--period`` s, at a phase of its own and 1 % to
-and fro; and ``bursts``, each robot at the model's full rate for a second, then quiet for as long as keeps as many ticks a second,
-begun without notice. Each tick is due ``--due`` s after its frame, and every ``--twin``-th robot's plans are compared with those
-of a session that never left, bit for bit.
+is in the store are real pages. Two ways of ticking: ``seldom``, each robot every ``--period`` s, at a phase of its own and 1 %
+to and fro; and ``bursts``, each robot at the model's full rate for a second, then quiet for as long as keeps as many ticks a
+second, begun without notice. Each tick is due ``--due`` s after its frame, and every ``--twin``-th robot's plans are compared
+with those of a session that never left, bit for bit.
 """
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
 from worldmodel_ros.serving.service.service import LOG, Service, ServiceSettings
 
 BURST = 1.0  # s
+COUNTED = ('found_here', 'found_away', 'left', 'came', 'busy', 'refused', 'failed')
 WARM_UP = 4  # ticks: a robot is answered in two steps once some were in time
 
 
@@ -121,7 +122,7 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
     robots = [Robot(number, keeper, spec, twins.open_session() if number % options.twin == 0 else None)
               for number in range(options.robots)]
     for number, robot in enumerate(robots):
-        robot.open(f'robot{number}')
+        robot.open(f'{kind}-robot{number}')
         for _ in range(WARM_UP):
             robot.tick(600.0)
             end = time.monotonic() + 30.0
@@ -143,9 +144,8 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
     status, usage = keeper.residency.status(), allocator.usage()
     result = judged(robots, seconds)
     result |= {'sessions': options.robots, 'places': options.places, 'most_here_at_a_time': most,
-               'pages_of_the_device': usage.pages, 'residency': {key: status[key] - before.get(key, 0) if isinstance(status[key], int)
-                                                                 and key not in ('places', 'sessions', 'here') else status[key]
-                                                                 for key in status}}
+               'pages_of_the_device': usage.pages,
+               'residency': {key: value - before.get(key, 0) if key in COUNTED else value for key, value in status.items()}}
     for robot in robots:
         keeper.end(robot.kept, store=False)
     keeper.close()
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument('--json', type=Path)
     parser.add_argument('--add', action='store_true', help='keep the rows that are in that file')
     options = parser.parse_args()
-    result = {**provenance(), 'what': f'{options.robots} sessions of {options.model} in a service with pages for {options.places}',
+    result = {**provenance(), 'what': f'{options.robots} sessions of {options.model}, with pages for {options.places}',
               'due_ms': options.due * 1e3,
               'rows': json.loads(options.json.read_text())['rows'] if options.add else []}
     realtime.apply(LOG, options.priority, all_threads=True)  # as of worldmodel serve: the threads that follow inherit it

@@ -99,9 +99,9 @@ class Keeper:
         self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
         self._counts: Counter[str] = Counter()
         self._expect = expect
-        self.residency = settings.places and Residency(
+        self.residency = (settings.places and Residency(
             settings.places, _Pages(self), lambda kept, tick: service.tick(kept.number, tick), self._refuse,
-            lambda kept, when: expect(kept.name, when)) or None
+            lambda kept, when: expect(kept.name, when))) or None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
         """Have one of the keeper's threads call a function, which may wait."""
@@ -248,8 +248,8 @@ class Keeper:
             yield
 
     def checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
-        """Store the session as it is now; ``prune``: and delete what is not needed any more. Waits; raises StoreError (Fenced where it is another's), SessionFileError, and
-        ValueError where it has seen nothing."""
+        """Store the session as it is now; ``prune``: and delete what is not needed any more. Waits; raises StoreError (Fenced
+        where it is another's), SessionFileError, and ValueError where it has seen nothing."""
         with kept.lock:
             if kept.away:  # it was stored as it left
                 if not kept.stored_frames:

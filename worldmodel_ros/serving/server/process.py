@@ -58,7 +58,7 @@ class Options:
         """Raise ValueError for values without sense."""
         Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
         Settings(share=self.share)
-        if not 0 <= self.resident or self.resident and not self.store:
+        if not 0 <= self.resident or (self.resident and not self.store):
             raise ValueError(f'resident is {self.resident}: 0 (all sessions have pages), or how many have; the others are in '
                              f'the store, so that a store must be given: --store')
         if not 0.0 <= self.idle < math.inf:

@@ -229,8 +229,8 @@ class Service:
             return self._at_border(PagesJob(client, leave, uncancellable_future()))
 
     def come_back(self, session: int, stored: StoredSession | None, patience: float) -> None:
-        """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at most ``patience`` s. Raises
-        OutOfPages, SessionFileError; QuestionError when the session ends."""
+        """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at
+        most ``patience`` s. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
         def at_border(function: Callable[[Any], Any]) -> Promise:
             with self._wake:
                 return self._at_border(PagesJob(client, function, uncancellable_future()))
