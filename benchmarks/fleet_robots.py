@@ -23,12 +23,14 @@ GOAL = 'red'
 class ServerProcess:
     """``worldmodel serve`` as a process of its own. ``path``: of its socket."""
 
-    def __init__(self, path: Path, store: Path | str, sessions: int = 8, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, store: Path | str, sessions: int = 8, options: tuple[str, ...] = (),
+                 priority: int = 0) -> None:
+        """``priority``: of its threads, under SCHED_FIFO, as ``--realtime-priority``."""
         self.path = path
         self._log = open(path.with_suffix('.log'), 'w')
         self.process = subprocess.Popen(
             [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path), '--store', str(store), '--sessions',
-             str(sessions), '--ticks', '0', '--realtime-priority', '0', *options], stdout=self._log, stderr=self._log,
+             str(sessions), '--ticks', '0', '--realtime-priority', str(priority), *options], stdout=self._log, stderr=self._log,
             env=dict(os.environ))
 
     def wait(self, patience: float = 90.0) -> ServerProcess:

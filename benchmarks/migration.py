@@ -31,6 +31,9 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 
 
+TICK = 0.1  # s, of tiny
+
+
 def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
     """Median and high quantiles, in ms of s."""
     if not values:
@@ -102,6 +105,7 @@ def main() -> int:
     parser.add_argument('--period', type=float, default=0.1, help='s between the ticks of a robot')
     parser.add_argument('--seconds', type=float, default=3600.0, help='after which no further session is moved')
     parser.add_argument('--abort', type=int, default=20, help='each so many moves go to nobody; 0: none')
+    parser.add_argument('--priority', type=int, default=20, help='of the servers\' threads, as of worldmodel serve; 0: none')
     parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
@@ -110,7 +114,7 @@ def main() -> int:
     stop = threading.Event()
     with tempfile.TemporaryDirectory(dir=options.store or '/dev/shm') as folder:
         servers = [ServerProcess(Path(folder) / f'{name}.sock', Path(folder) / 'store', options.robots + 1,
-                                 ('--backend', 'onnx')) for name in 'ab']
+                                 ('--backend', 'onnx'), options.priority) for name in 'ab']
         try:
             paths = [server.wait().path for server in servers]
             drivers = [Driver(number, paths[number % 2], options.period, engine, stop) for number in range(options.robots)]
@@ -124,7 +128,8 @@ def main() -> int:
             result |= judged(options, drivers, FileStore(Path(folder) / 'store', durable=False), result)
             result['servers'] = [{key: value for key, value in server.status().get('store', {}).items() if key != 'address'}
                                  for server in servers]
-            result['held_ms'] = held(servers)
+            result['held_ms'], result['of_that_to_store_ms'] = held(servers, 'held for '), held(servers, 'of which ')
+            result['held_longer_than_a_tick'] = sum(seconds > TICK for seconds in held_times(servers, 'held for '))
         finally:
             stop.set()
             for server in servers:
@@ -192,14 +197,15 @@ def judged(options, drivers: list[Driver], store: FileStore, result: dict) -> di
             'answer_ms': quantiles(plain), 'ticks_that_a_move_fell_into': len(moved), 'answer_ms_of_those': quantiles(moved)}
 
 
-def held(servers: list[ServerProcess]) -> dict[str, float]:
-    """For how long sessions were held, as the servers' logs say."""
-    times = []
-    for server in servers:
-        for line in server.log().splitlines():
-            if 'its robot was held for' in line:
-                times.append(float(line.split('held for ')[1].split(' ms')[0]) / 1e3)
-    return quantiles(times)
+def held(servers: list[ServerProcess], after: str) -> dict[str, float]:
+    """For how long sessions were held, by what the servers' logs say after these words."""
+    return quantiles(held_times(servers, after))
+
+
+def held_times(servers: list[ServerProcess], after: str) -> list[float]:
+    """Of each move, in s."""
+    return [float(line.split(after)[1].split()[0]) / 1e3
+            for server in servers for line in server.log().splitlines() if 'its robot was held for' in line]
 
 
 if __name__ == '__main__':

@@ -5,8 +5,8 @@ robot a command, and by which rung of its ladder?
     python -m benchmarks.fleet_sim.availability --json benchmarks/results/fleet_availability.json
 
 Failures and repairs are events on virtual time, decided by the fleet's own router; what lies between them is not played tick
-by tick. How long a session is away is measured (``--resume``, ``--server-loss``); how often things fail is assumed, and said in
-the result. The rungs add up: what one leaves open, the next one may fill.
+by tick. How long a session is away, and how much of a GPU a robot takes, is measured (``--resume``, ``--server-loss``,
+``--capacity``); how often things fail is assumed, and said in the result. The rungs add up: what one leaves open, the next one may fill.
 """
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ class Assumptions:
 @dataclass(frozen=True)
 class Measured:
     """s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``: to
-    commit a window again, in real time."""
+    commit a window again, in real time; ``cost``: of a GPU's time, that the ticks of a robot keep it busy."""
 
     resume: float
     takeover: float
     anew: float = 16 * PERIOD
     plan: float = 3 * PERIOD  # that the last plan bridges
+    cost: float = COST
 
 
 class Month:
@@ -142,11 +143,12 @@ class Month:
 
     def _place(self, robot: int, now: float) -> None:
         """Where the router is lost, robots go where the hash says; the same servers judge whether there is time."""
-        demand = Demand(COST, PERIOD, self._phases[robot])
+        cost = self._measured.cost
+        demand = Demand(cost, PERIOD, self._phases[robot])
         if self._router_down:
             self.counts['placed without the router'] += 1
             order = fallback(str(robot), [str(gpu) for gpu in range(self._gpus) if self._router.alive[gpu]])
-            demand = Demand(COST, PERIOD, self._phases[robot], frozenset({int(order[0])}), 10.0)
+            demand = Demand(cost, PERIOD, self._phases[robot], frozenset({int(order[0])}), 10.0)
         try:
             self._router.route(robot, demand, now)
         except NoRoom:
@@ -191,6 +193,18 @@ class Month:
         heapq.heappush(self._events, (when, self._order, kind, which))
 
 
+def cost_of(capacity: dict) -> float:
+    """
+    s of a GPU that a tick takes in ``benchmarks/capacity.py``'s result, with all that is done next to it: of the most robots
+    that had 99 % of their ticks in two steps.
+    """
+    full = [row for row in capacity['rows'] if row['way'] == 'offers' and row['two_steps'] >= 0.99]
+    if not full:
+        raise ValueError('no number of robots had 99 % of their ticks in two steps there: a fleet has no capacity by it')
+    most = max(full, key=lambda row: row['robots'])
+    return most['busy'] / most['robots'] / capacity['rate_hz']
+
+
 def without_a_fleet(robots: int, assumed: Assumptions, days: float) -> float:
     """Share of the time with a server, where each robot has one and waits for its repair."""
     down = sum(back / (fails + back) for fails, back in (
@@ -201,17 +215,19 @@ def without_a_fleet(robots: int, assumed: Assumptions, days: float) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.fleet_sim.availability', description=__doc__.split('\n\n')[0])
-    parser.add_argument('--robots', type=int, nargs='+', default=[1000, 1200])
+    parser.add_argument('--robots', type=int, nargs='+', default=[800, 1000])
     parser.add_argument('--gpus', type=int, default=128)
     parser.add_argument('--days', type=float, default=30.0)
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--resume', type=Path, required=True, help='result of benchmarks/resume.py')
     parser.add_argument('--server-loss', type=Path, default=RESULTS / 'server_loss_epyc_2_cores.json')
+    parser.add_argument('--capacity', type=Path, default=RESULTS / 'capacity_base_h200.json')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)
     resume = json.loads(options.resume.read_text())['tiers']['nvme']['resume_and_first_chunk_ms']['p99'] / 1e3
     takeover = max(json.loads(options.server_loss.read_text())['pauses_ms']) / 1e3
-    assumed, measured = Assumptions(), Measured(resume, takeover)
+    assumed = Assumptions()
+    measured = Measured(resume, takeover, cost=cost_of(json.loads(options.capacity.read_text())))
     rows = []
     for robots in options.robots:
         for seed in range(options.seeds):

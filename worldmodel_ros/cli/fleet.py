@@ -27,6 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     actions = parser.add_subparsers(metavar='ACTION', required=True)
     start = actions.add_parser('up', help='start servers and their front, until Ctrl-C')
     start.add_argument('--servers', type=int, default=2, metavar='N', help='(default: 2)')
+    start.add_argument('--most', type=int, default=0, metavar='N', help='servers that there may be: started '
+                       'where these have no slack for another robot, emptied and ended when the others have (default: no more)')
     start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and starts again those '
                        'that have ended (default: local, processes of this machine)')
     start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: one is started '
@@ -56,7 +58,8 @@ def _up(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.serving.transport.address import AddressError, socket_path
     try:
         return up(socket_path(chosen.socket), Options(chosen.servers, chosen.pool, chosen.ray_address, chosen.store,
-                                                      chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments)))
+                                                      chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments),
+                                                      chosen.most))
     except (PoolError, ValueError) as error:
         return _refused('up', error)
     except (AddressError, OSError) as error:

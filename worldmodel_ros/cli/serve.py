@@ -86,6 +86,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         '(default: none)')
     parser.add_argument('--store-memory-mb', type=float, default=256.0, metavar='MB', help='MB of them that are in the '
                         'server\'s memory, too (default: 256)')
+    parser.add_argument('--resident', type=int, default=0, metavar='N', help='of the sessions, how many have pages at a time: '
+                        'the others are in the store until they are expected to tick (default: 0, all of them)')
     parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
     parser.set_defaults(run=_run)
 
@@ -113,7 +115,7 @@ def _run(chosen: argparse.Namespace) -> int:
                                    chosen.gpus, chosen.parallel, chosen.realtime_priority, chosen.ticks,
                                    chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
                                    chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb,
-                                   chosen.store, chosen.store_memory_mb))
+                                   chosen.store, chosen.store_memory_mb, chosen.resident))
     except (ModelError, ValueError) as error:
         return _refused(error)
     except (AddressError, Unavailable) as error:

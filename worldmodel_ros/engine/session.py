@@ -232,6 +232,10 @@ class Session:
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
+    def close(self) -> None:
+        """Give its pages back; it is of no use any more."""
+        self._cache.close()
+
     def save(self, path: str | Path) -> None:
         """Write the session to a safetensors file, all at once; ``session_transfer`` does so next to ticks. Raises
         OSError."""

@@ -131,6 +131,19 @@ class SessionLog:
         if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
             raise Fenced(f'session {self.session} has another owner than that of generation {self.generation}')
 
+    def prune(self) -> None:
+        """Delete what only manifests before the last KEPT name. Raises StoreError."""
+        if len(self._written) <= KEPT:
+            return
+        old, self._written = self._written[:-KEPT], self._written[-KEPT:]
+        kept = set().union(*(manifest.keys for _, manifest in self._written))
+        gone = {key for _, manifest in old for key in manifest.keys} - kept
+        if self._history:
+            gone = {key for key in gone if '/states/' in key}
+        own = [key for key in gone if key.startswith(self.session + '/')]
+        self.store.delete([key for key, _ in old]).result()  # first: what is named is there
+        self.store.delete(own).result()
+
     def _find(self, row: np.ndarray, use: bytes) -> SlabEntry | None:
         """Where a slab is stored already, if it is."""
         stored = self._stored.get(int(row[SLAB]))
@@ -147,20 +160,7 @@ class SessionLog:
         self.store.put([(key, (text,))]).result()
         self.nbytes += sum(len(part) for _, parts in blobs for part in parts) + len(text)
         self._written.append((key, manifest))
-        self._prune()
         return manifest
-
-    def _prune(self) -> None:
-        if len(self._written) <= KEPT:
-            return
-        old, self._written = self._written[:-KEPT], self._written[-KEPT:]
-        kept = set().union(*(manifest.keys for _, manifest in self._written))
-        gone = {key for _, manifest in old for key in manifest.keys} - kept
-        if self._history:
-            gone = {key for key in gone if '/states/' in key}
-        own = [key for key in gone if key.startswith(self.session + '/')]
-        self.store.delete([key for key, _ in old]).result()  # first: what is named is there
-        self.store.delete(own).result()
 
 
 class Checkpoint:
@@ -187,8 +187,9 @@ class Checkpoint:
             yield
         self._cache.close()
 
-    def write(self) -> Manifest:
-        """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays."""
+    def write(self, prune: bool = True) -> Manifest:
+        """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays, but for
+        what the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
         log, blobs, entries = self._log, [], []
         for row, use, found in self._slabs:
             if not isinstance(found, SlabEntry):
@@ -203,8 +204,11 @@ class Checkpoint:
         parts, name = encode({'kind': 'state'}, self._capture.state)
         state = f'{log.session}/states/{name}'
         blobs.append((state, parts))
-        return log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state,
-                                   sum(map(len, parts)), tuple(entries), self._about), blobs)
+        manifest = log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state,
+                                       sum(map(len, parts)), tuple(entries), self._about), blobs)
+        if prune:
+            log.prune()
+        return manifest
 
     def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]]]:
         number, valid, observed, tier = map(int, row[:PAGES])

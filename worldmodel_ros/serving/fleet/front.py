@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import ListeningSocket
@@ -56,9 +58,11 @@ class Front:
 
     def __init__(self, listening: ListeningSocket, servers: list[Path], sessions: int, period: float = 0.1,
                  settings: RouterSettings = SETTINGS) -> None:
-        """``sessions``: that one server takes."""
+        """``servers``: sockets of all that there may be; ``wanted`` are those that are to run. ``sessions``: that one takes."""
         self._listening, self._period = listening, period
         self.servers = [Server(path) for path in servers]
+        self.wanted = set(range(len(servers)))
+        self._settings, self._sessions = settings, sessions
         self._router = Router([1.0] * len(servers), settings=settings, sessions=sessions)
         self._router.lose(range(len(servers)))  # until they answer
         self._lock = threading.Lock()
@@ -100,7 +104,7 @@ class Front:
         """Wait until all servers answer; return whether they do."""
         end = time.monotonic() + patience
         while time.monotonic() < end:
-            if all(not server.silent for server in self.servers):
+            if all(not self.servers[number].silent for number in self.wanted):
                 return True
             time.sleep(0.05)
         return False
@@ -151,11 +155,13 @@ class Front:
                 ticks = max(1, service.get('ticks', 0))
                 servers.append({
                     'socket': str(server.path), 'pid': server.status.get('pid'), 'alive': bool(alive[number]),
+                    'wanted': number in self.wanted,
                     'pool': self.pool.get(number, ''), 'load': round(float(load[number]), 3), 'busy': service.get('busy'),
                     'tick_ms': round(server.cost * 1e3, 2), 'sessions': len(self._router.sessions(number)),
                     'ticks': service.get('ticks', 0), 'late': service.get('late', 0),
                     'two_steps': round(service.get('tiers', {}).get('TWO_STEP', 0) / ticks, 4),
                     'slack_ms': round((self._period - server.cost * len(self._router.sessions(number))) * 1e3, 1),
+                    'places': server.status.get('store', {}).get('residency', {}).get('here'),
                     'store': server.status.get('store', {})})
             claims = [{'session': session, 'server': number, 'generation': self._router.claim(session).generation}
                       for number in range(len(self.servers)) for session in self._router.sessions(number)]
@@ -164,6 +170,29 @@ class Front:
         about = {'preset': known['preset'], 'service': {'backend': known['service']['backend']}} if 'preset' in known else {}
         return {'pid': os.getpid(), 'socket': str(self._listening.path), 'uptime_s': round(time.monotonic() - self._begun, 1),
                 **about, 'fleet': {'servers': servers, 'claims': claims, **self.counts}}
+
+    def room(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Of each server that answers: for how many more robots it has time and memory, and how many it has."""
+        with self._lock:
+            load, demand = self._router.load, self._demand()
+            robots = {number: len(self._router.sessions(number)) for number in np.flatnonzero(self._router.alive).tolist()}
+            time_for = {number: int((self._settings.full - load[number]) * demand.period / demand.cost + 1e-9)
+                        for number in robots}
+            return {number: max(0, min(time_for[number], self._sessions - count)) for number, count in robots.items()}, robots
+
+    def empty(self, number: int) -> bool:
+        """Place nothing on a server any more, and have its sessions moved; return whether none is left. Does not wait."""
+        with self._lock:
+            sessions = self._router.drain(number)
+            moves = [session for session in sessions if session not in self._moving]
+        for session in moves[:1]:  # one at a time, so that a robot waits for its own move only
+            self._moves.submit(self._balance_one, session)
+        return not sessions
+
+    def fill(self, number: int) -> None:
+        """Place robots on a server again that was being emptied."""
+        with self._lock:
+            self._router.restore(number)
 
     # --- robots ---
 

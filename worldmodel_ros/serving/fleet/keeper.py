@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future as Promise, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from worldmodel_ros.cache.pool import OutOfPages
+from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
 from worldmodel_ros.engine.engine import Engine
@@ -20,9 +22,11 @@ from worldmodel_ros.engine.session_folder import SessionFileError
 from worldmodel_ros.engine.session_store import (
     Fenced, Manifest, SessionLog, StoredSession, check_session, claim, claim_next, owner_of, read_newest)
 from worldmodel_ros.engine.session_transfer import wait
+from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.service.client import Continuity
-from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceListener
+from worldmodel_ros.serving.service.messages import Picture, Reply, ServiceListener, Tick
 from worldmodel_ros.serving.service.service import Service
+from .residency import Residency
 
 _log = logging.getLogger(__name__)
 _THREADS = 4
@@ -41,6 +45,8 @@ class KeeperSettings:
     [s]: for the service's thread to find a moment between two ticks. ``within`` [s]: a session is begun again where,
     by measurement, reading it would take longer. ``longest_gap`` [s]: and where it has not ticked for so long, since the
     robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
+    ``places``: sessions that have pages at a time, where the service takes more; the others are in the store until they are
+    expected to tick (``Residency``). 0: all have.
     """
 
     period: float = 0.5
@@ -49,6 +55,7 @@ class KeeperSettings:
     longest_gap: float = 300.0
     groups: int = 1
     history: bool = False
+    places: int = 0
 
 
 @dataclass(eq=False)
@@ -67,6 +74,9 @@ class Kept:
     closed: bool = False
     fenced: str = ''  # who owns it, in words
     lock: threading.Lock = field(default_factory=threading.Lock)
+    manifest: Manifest | None = None  # the last one,
+    stored_frames: int = -1           # and the frames that the session had seen by it
+    away: bool = False                # the session has no pages; under the lock
 
 
 class Keeper:
@@ -76,8 +86,10 @@ class Keeper:
     """
 
     def __init__(self, service: Service, engine: Engine, store: SlabStore, address: str,
-                 settings: KeeperSettings = KeeperSettings()) -> None:
-        """``engine``: the first one of the service."""
+                 settings: KeeperSettings = KeeperSettings(),
+                 expect: Callable[[str, float], None] = lambda name, when: None) -> None:
+        """``engine``: the first one of the service. ``expect``: is told when a session's next tick is expected, steady time
+        in s."""
         self._service, self._engine, self.address, self.settings = service, engine, address, settings
         self.store = MeasuredStore(store)
         self._executor = ThreadPoolExecutor(_THREADS, 'keeper')
@@ -86,6 +98,10 @@ class Keeper:
         self._coming: dict[str, tuple[StoredSession, Manifest]] = {}  # prepared, and not taken over yet
         self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
         self._counts: Counter[str] = Counter()
+        self._expect = expect
+        self.residency = (settings.places and Residency(
+            settings.places, _Pages(self), lambda kept, tick: service.tick(kept.number, tick), self._refuse,
+            lambda kept, when: expect(kept.name, when))) or None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
         """Have one of the keeper's threads call a function, which may wait."""
@@ -123,9 +139,10 @@ class Keeper:
                     self._counts['refused'] += 1
             finally:
                 stored.close()
-            number = self._service.open(listener, account=account)
-            self._counts['begun'] += 1
-            return Kept(name, number, generation, self._log_of(name, generation))
+            with self._place():
+                number = self._service.open(listener, account=account)
+                self._counts['begun'] += 1
+                return self._added(Kept(name, number, generation, self._log_of(name, generation)))
 
     def prepare(self, name: str) -> Manifest:
         """Read what is in the store of a session that is about to come. Waits; raises StoreError, SessionFileError."""
@@ -162,6 +179,8 @@ class Keeper:
                 try:
                     claim(self.store, name, generation, self.address)
                 except BaseException:
+                    if self.residency:
+                        self.residency.remove(kept, self.settings.patience)
                     self._service.close(kept.number)
                     raise
             finally:
@@ -187,23 +206,67 @@ class Keeper:
     def ticked(self, kept: Kept) -> None:
         """Store the session, unless it has been just now. Does not wait."""
         now = time.monotonic()
+        if self.residency:
+            self.residency.answered(kept)
         if kept.storing or kept.closed or kept.fenced or now - kept.stored_at < self.settings.period:
             return
         kept.storing, kept.stored_at = True, now
         self._executor.submit(self._store, kept)
 
-    def checkpoint(self, kept: Kept) -> Manifest:
-        """Store the session as it is now. Waits; raises StoreError (Fenced where it is another's), SessionFileError, and
-        ValueError where it has seen nothing."""
+    def tick(self, kept: Kept, tick: Tick) -> None:
+        """Hand a tick to the service: at once, or when its session has pages. Raises as ``Service.tick``."""
+        if self.residency:
+            self.residency.tick(kept, tick)
+        else:
+            self._expect(kept.name, time.monotonic() + self._service.spec.step_period)
+            self._service.tick(kept.number, tick)
+
+    def ask(self, kept: Kept, question: Question) -> Promise:
+        """As ``Service.ask``, of a session that may have to come for it."""
+        if not self.residency:
+            return self._service.ask(kept.number, question)
+        promise = uncancellable_future()
+
+        def ask() -> None:
+            try:
+                with ExitStack() as stack:
+                    stack.enter_context(self.here(kept))
+                    asked = self._service.ask(kept.number, question)
+                    asked.add_done_callback(partial(_answered, promise, stack.pop_all()))
+            except Exception as error:  # a client waits for the answer
+                promise.set_exception(error)
+        self._executor.submit(ask)
+        return promise
+
+    @contextmanager
+    def here(self, kept: Kept) -> Iterator[None]:
+        """Have a session keep, or get, its pages meanwhile. Waits; raises ServiceFull."""
+        if self.residency:
+            with self.residency.here(kept, self.settings.patience):
+                yield
+        else:
+            yield
+
+    def checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
+        """Store the session as it is now; ``prune``: and delete what is not needed any more. Waits; raises StoreError (Fenced
+        where it is another's), SessionFileError, and ValueError where it has seen nothing."""
         with kept.lock:
-            capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
-            checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
-                                                       'note': kept.note})
-            self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
-            manifest = checkpoint.write()
-            kept.stored_at = time.monotonic()
-            self._counts['stored'] += 1
-            return manifest
+            if kept.away:  # it was stored as it left
+                if not kept.stored_frames:
+                    raise ValueError(f'session {kept.name} has seen no frame yet')
+                return kept.manifest
+            return self._checkpoint(kept, prune)
+
+    def _checkpoint(self, kept: Kept, prune: bool = True) -> Manifest:
+        capture, continuity = wait(self._service.captured(kept.number), self.settings.patience)
+        checkpoint = kept.log.checkpoint(capture, {**continuity.to_dict(), 'at': time.time(), 'newest': kept.newest,
+                                                   'note': kept.note})
+        self._service.run_pieces(kept.number, checkpoint.pieces(), checkpoint.on_host, self.settings.patience)
+        kept.manifest = checkpoint.write(prune)
+        kept.stored_frames = int(capture.state['time'][0]) + 1
+        kept.stored_at = time.monotonic()
+        self._counts['stored'] += 1
+        return kept.manifest
 
     def reclaim(self, kept: Kept) -> None:
         """Raise the generation of a session that stays here after all. Waits; raises AlreadyStored where another server
@@ -223,7 +286,9 @@ class Keeper:
             if kept.closed:
                 return
             kept.closed = True
-            if store and not kept.fenced:
+            here = not self.residency or self.residency.remove(kept, self.settings.patience)
+            self._expect(kept.name, math.inf)
+            if here and store and not kept.fenced:
                 try:
                     self.checkpoint(kept)
                 except Exception as error:  # it ends whatever becomes of that
@@ -242,11 +307,14 @@ class Keeper:
         for kept in parked:
             self.give_up(kept)
         self._executor.shutdown()  # what ends is stored first
+        if self.residency:
+            self.residency.close()
 
     def status(self) -> dict[str, Any]:
         """What was done, and how fast the store is, as JSON values."""
         rate = self.store.bandwidth
-        return {'address': self.address, **self._counts, 'parked': len(self._parked),
+        residency = {'residency': self.residency.status()} if self.residency else {}
+        return {'address': self.address, **self._counts, 'parked': len(self._parked), **residency,
                 'shared_slabs': self._engine.slab_index.shared,
                 'store_read_mb_s': None if rate is None else round(rate / 1e6, 1)}
 
@@ -268,16 +336,17 @@ class Keeper:
             newest, note = int(manifest.about.get('newest', 0)), str(manifest.about.get('note', ''))
         except ValueError as error:
             raise SessionFileError(f'session {manifest.session}: {error}') from error
-        number = self._service.open(listener, continuity.seed, account)
-        try:
-            self._fill(number, stored)
-            wait(self._service.adopt(number, stored, continuity), self.settings.patience)
-        except BaseException:
-            self._service.close(number)
-            raise
-        frames = int(stored.state['time'][0]) + 1
-        return Kept(manifest.session, number, generation, self._log_of(manifest.session, generation, manifest), frames,
-                    newest, note)
+        with self._place():
+            number = self._service.open(listener, continuity.seed, account)
+            try:
+                self._fill(number, stored)
+                wait(self._service.adopt(number, stored, continuity), self.settings.patience)
+            except BaseException:
+                self._service.close(number)
+                raise
+            frames = int(stored.state['time'][0]) + 1
+            return self._added(Kept(manifest.session, number, generation,
+                                    self._log_of(manifest.session, generation, manifest), frames, newest, note))
 
     def _fill(self, number: int | None, stored: StoredSession) -> None:
         """``number``: of a session of the service; None: there is none yet, and only pages on the host can be filled."""
@@ -286,6 +355,20 @@ class Keeper:
         elif stored.on_host:
             for _ in stored.pieces():
                 pass
+
+    def _place(self) -> AbstractContextManager[None]:
+        return self.residency.opening(self.settings.patience) if self.residency else nullcontext()
+
+    def _added(self, kept: Kept) -> Kept:
+        if self.residency:
+            self.residency.add(kept)
+        return kept
+
+    def _refuse(self, kept: Kept, tick: Tick, expected: float) -> None:
+        wait_for = (expected - time.monotonic()) * 1e3
+        reason = f'its session is in the store, and would have its pages in {wait_for:.0f} ms' if wait_for > 0.0 else \
+            'its session was still on its way from the store when a newer tick came'
+        self._service.refuse(kept.number, tick, reason, expected)
 
     def _log_of(self, name: str, generation: int, known: Manifest | None = None) -> SessionLog:
         return SessionLog(self.store, name, generation, self.settings.groups, self._engine.slab_index, known,
@@ -308,6 +391,53 @@ class Keeper:
     def _alone(self, name: str) -> Iterator[None]:
         with self._names[hash(name) % _STRIPES]:
             yield
+
+
+class _Pages:
+    """Moves a keeper's sessions between pages and store, for its residency."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def leave(self, kept: Kept) -> bool:
+        keeper, service = self._keeper, self._keeper._service
+        if kept.fenced or kept.closed:
+            return False
+        with kept.lock:
+            frames = service.frames_seen(kept.number)
+            if not frames:
+                kept.stored_frames = 0
+            elif frames != kept.stored_frames:
+                keeper._checkpoint(kept)
+            kept.away = wait(service.leave(kept.number, kept.stored_frames), keeper.settings.patience)
+            return kept.away
+
+    def come(self, kept: Kept) -> None:
+        keeper, service = self._keeper, self._keeper._service
+        with kept.lock:
+            if not kept.stored_frames:
+                service.come_back(kept.number, None, keeper.settings.patience)
+                kept.away = False
+                return
+            stored = keeper._engine.stored_session(keeper.store)
+            try:
+                stored.read(kept.manifest)
+                service.come_back(kept.number, stored, keeper.settings.patience)
+                kept.away = False
+            except (StoreError, SessionFileError) as error:
+                _log.error('session %s begins again: %s', kept.name, error)
+                service.reset(kept.number)
+                kept.away = False
+            finally:
+                stored.close()
+
+
+def _answered(promise: Promise, stack: ExitStack, done: Promise) -> None:
+    stack.close()
+    if done.cancelled() or done.exception():
+        promise.set_exception(QuestionError('the session was closed meanwhile') if done.cancelled() else done.exception())
+    else:
+        promise.set_result(done.result())
 
 
 class _Parked:

@@ -4,11 +4,12 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from worldmodel_ros.cache.stores.protocol import AlreadyStored
+from worldmodel_ros.cache.stores.protocol import AlreadyStored, StoreError
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
@@ -42,9 +43,10 @@ class Moving(Protocol):
 
 @dataclass(frozen=True)
 class Moved:
-    """What a move took: s for which the robot was held, s in all, rounds of copying before."""
+    """What a move took: s for which the robot was held, of which to store what was new, s in all, rounds of copying before."""
 
     held: float
+    stored: float
     total: float
     rounds: int
     generation: int
@@ -80,7 +82,8 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
     try:
         robot.hold(2.0 * keeper.settings.patience)
         held = time.perf_counter()
-        keeper.checkpoint(kept)
+        keeper.checkpoint(kept, prune=False)  # the robot waits
+        stored = time.perf_counter()
         peer.ask(messages.TakeOver, TAKE_OVER, kept.name, generation)
     except Exception as error:
         _stay(keeper, kept, robot, target, error)
@@ -89,7 +92,9 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
     end = time.perf_counter()
     kept.fenced = f'session {kept.name} has moved to {target}'
     robot.send_to(target, generation)
-    return Moved(end - held, end - start, rounds, generation)
+    with suppress(StoreError):  # it costs room in the store, and no more
+        kept.log.prune()
+    return Moved(end - held, stored - held, end - start, rounds, generation)
 
 
 def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Exception) -> None:

@@ -5,6 +5,8 @@ import logging
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from worldmodel_ros.serving.transport.address import ListeningSocket
 from .dashboard import Dashboard
 from .front import SETTINGS, Front
 from .pools import LocalPool, Pool, PoolError, RayPool
+from .scaling import Scaler, ScalingSettings
 
 _log = logging.getLogger(__name__)
 _LOOK = 1.0  # s, between two looks at the pool
@@ -31,12 +34,18 @@ class Options:
     full: float = 0.85     # share of a server's time beyond which no robot is placed there
     page: int = 8090       # port of the page; 0: any free one, -1: none
     arguments: tuple[str, ...] = ()
+    most: int = 0          # servers, where those of ``servers`` have no slack left; 0: no more than these
 
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
         if self.servers < 1 or self.sessions < 1 or self.page < -1 or not self.full > 0.0:
             raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
                              'least 1 of each, and a share above 0')
+        self.scaling()
+
+    def scaling(self) -> ScalingSettings:
+        """How many servers there are to be. Raises ValueError."""
+        return ScalingSettings(self.servers, self.most or self.servers)
 
 
 def default_store() -> Path:
@@ -64,16 +73,23 @@ def up(socket: Path, options: Options) -> int:
     page: Dashboard | None = None
     over, refused = threading.Event(), threading.Event()
     try:
-        paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(options.servers)]
-        pool = RayPool(options.servers, options.ray_address or None) if options.pool == 'ray' else LocalPool()
-        for number, path in enumerate(paths):
+        scaling = options.scaling()
+        paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(scaling.most)]
+        pool = RayPool(scaling.most, options.ray_address or None) if options.pool == 'ray' else LocalPool()
+
+        def start(number: int) -> None:
+            path = paths[number]
             pool.start(number, [str(path), '--store', options.store or str(default_store()), '--sessions',
                                 str(options.sessions), *options.arguments], path.with_suffix('.log'))
+        for number in range(scaling.fewest):
+            start(number)
         # Sessions are moved away from a server a little before nobody would be placed there.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
         front = Front(listening, paths, options.sessions, settings=settings)
+        front.wanted = set(range(scaling.fewest))
         page = Dashboard(front.status, options.page) if options.page >= 0 else None
-        looking = threading.Thread(target=_look, args=(pool, front, over, refused), name='pool', daemon=True)
+        looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused), name='pool',
+                                   daemon=True)
         looking.start()
         listening.listen()
         _log.info('a fleet of %d servers (%s) at %s%s', options.servers, pool.name, socket,
@@ -94,16 +110,37 @@ def up(socket: Path, options: Options) -> int:
         listening.close()
 
 
-def _look(pool: Pool, front: Front, over: threading.Event, refused: threading.Event) -> None:
+def _look(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], over: threading.Event,
+          refused: threading.Event) -> None:
     while not over.wait(_LOOK):
         try:
             front.pool = pool.look()
+            scale(pool, front, scaler, start, time.monotonic())
         except Exception:  # Ray itself may be away: servers go on
             _log.exception('the pool cannot be asked')
             continue
         if 'refused' in front.pool.values():
             refused.set()
             return
+
+
+def scale(pool: Pool, front: Front, scaler: Scaler, start: Callable[[int], None], now: float) -> None:
+    """Start or end a server, if that is to be done."""
+    step = scaler.decide(*front.room(), frozenset(front.wanted), now)
+    if step:
+        what, number = step
+        if what == 'start' and number in front.wanted:
+            front.fill(number)
+        elif what == 'start':
+            start(number)
+            front.wanted.add(number)
+        _log.info('server %d is %s', number, 'started' if what == 'start' else 'emptied: the others have slack for its robots')
+    emptying = scaler.emptying
+    if emptying is not None and front.empty(emptying):
+        pool.stop(emptying)
+        front.wanted.discard(emptying)
+        scaler.ended(emptying)
+        _log.info('server %d has ended', emptying)
 
 
 def _interrupt(*_: Any) -> None:

@@ -52,11 +52,15 @@ class Options:
     session_disk_mb: float = MAX_MB     # that they may have together
     store: str = ''              # folder or URL in which sessions are kept while they tick; empty: they are not
     store_memory_mb: float = 256.0  # MB of them that are in this process's memory, too; 0: none
+    resident: int = 0            # of the sessions, those that have pages at a time, the others being in the store; 0: all
 
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
         Quotas(self.ticks or 0.0, self.questions, self.shortest_due)
         Settings(share=self.share)
+        if not 0 <= self.resident or (self.resident and not self.store):
+            raise ValueError(f'resident is {self.resident}: 0 (all sessions have pages), or how many have; the others are in '
+                             f'the store, so that a store must be given: --store')
         if not 0.0 <= self.idle < math.inf:
             raise ValueError(f'idle is {self.idle}: it must be a time in s, 0 (never) or more')
         self.folder()
@@ -116,9 +120,9 @@ def _serve(listening, options: Options) -> None:
     from .server import Limits, Server
 
     # A robot that connects again may find its former session not closed yet: room for one more.
-    common = options.backend, options.threads, options.sessions + 1
-    engine = load(options.model, *common, options.gpus, options.parallel)
-    smaller = load(options.smaller, *common) if options.smaller else None
+    places = min(options.resident or options.sessions, options.sessions) + 1
+    engine = load(options.model, options.backend, options.threads, places, options.gpus, options.parallel)
+    smaller = load(options.smaller, options.backend, options.threads, options.sessions + 1) if options.smaller else None
     ticks = RATE / engine.spec.step_period if options.ticks is None else options.ticks
     quotas = Quotas(ticks, options.questions, options.shortest_due)
     service = Service(engine, smaller, ServiceSettings(
@@ -149,7 +153,7 @@ def _keeper(service: Service, engine: Engine, address: Path, options: Options) -
     from worldmodel_ros.cache.stores.objects import ObjectStore
     from worldmodel_ros.cache.stores.protocol import StoreError
     from worldmodel_ros.cache.stores.tiered import TieredStore
-    from worldmodel_ros.serving.fleet.keeper import Keeper
+    from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
 
     if not options.store:
         return None
@@ -162,9 +166,11 @@ def _keeper(service: Service, engine: Engine, address: Path, options: Options) -
             store = FileStore(folder, durable=not in_memory(folder))
     except StoreError as error:
         raise ValueError(f'--store {options.store}: {error}') from error
-    if options.store_memory_mb:
-        store = TieredStore([store], int(options.store_memory_mb * 1e6))
-    return Keeper(service, engine, store, str(address))
+    settings = KeeperSettings(places=options.resident if options.resident < options.sessions else 0)
+    if not options.store_memory_mb:
+        return Keeper(service, engine, store, str(address), settings)
+    tiers = TieredStore([store], int(options.store_memory_mb * 1e6))
+    return Keeper(service, engine, tiers, str(address), settings, tiers.expect)
 
 
 def _interrupt(*_) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from concurrent.futures import Executor, Future as Promise
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ class Robot:
         with self._holding:
             held, self._held = self._held or [], None
             for tick in held:
-                self._service.tick(self._number, tick)
+                self._hand_over(tick)
 
     def send_to(self, address: str, generation: int) -> None:
         """See fleet.move.Moving."""
@@ -211,7 +212,13 @@ class Robot:
             if self._held is not None:
                 self._held.append(taken)
             else:
-                self._service.tick(self._number, taken)
+                self._hand_over(taken)
+
+    def _hand_over(self, tick: Tick) -> None:
+        if self._kept:
+            self._keeper.tick(self._kept, tick)
+        else:
+            self._service.tick(self._number, tick)
 
     def _on_note(self, message: messages.Note | messages.Tick) -> None:
         self._note = message.note
@@ -233,7 +240,8 @@ class Robot:
         except what_if.QuestionError as error:
             self._send(messages.Answered(question.number, 0, False, str(error)))
             return
-        promise, asking = self._service.ask(self._number, asked), self._connection
+        promise = self._keeper.ask(self._kept, asked) if self._kept else self._service.ask(self._number, asked)
+        asking = self._connection
         self._questions.add(question.number)
         promise.add_done_callback(
             lambda done: self._shows.submit(self._contained(self._answer), question.number, done, asking))
@@ -261,7 +269,8 @@ class Robot:
         try:
             if not self.gone:
                 transfer = self._service.load if request.load else self._service.save
-                took = transfer(self._number, self._folder, request.name)
+                with self._keeper.here(self._kept) if self._kept else nullcontext():
+                    took = transfer(self._number, self._folder, request.name)
                 _log.info('%s: session %s %s: %s', self.name, request.name, 'loaded' if request.load else 'saved', took)
                 refusal = ''
         except SessionFileError as error:

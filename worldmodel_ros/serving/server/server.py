@@ -241,9 +241,10 @@ class Server:
     def _move(self, robot: Robot | None, session: str, target: str) -> None:
         if robot is None:
             raise MoveError(f'session {session} is not open here')
-        with self._moving:
+        with self._moving, self._keeper.here(robot.kept):
             moved = move(self._keeper, robot.kept, robot, target)
-        _log.info('session %s has moved to %s: its robot was held for %.1f ms', session, target, moved.held * 1e3)
+        _log.info('session %s has moved to %s: its robot was held for %.1f ms, of which %.1f to store what was new', session,
+                  target, moved.held * 1e3, moved.stored * 1e3)
 
     def _heard(self, connection: Connection) -> None:
         """Note that a message has come, and pause where there are too many."""

@@ -12,6 +12,7 @@ import numpy as np
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.futures import Moment
 from worldmodel_ros.engine.session import Session
+from worldmodel_ros.engine.session_store import StoredSession
 from .messages import ServiceListener
 from .states import Event, State, after
 
@@ -90,11 +91,13 @@ class ModelSession:
         self.kept: Moment | None = None  # the end of a branch of its newest frame, to go on from
         self._generation = 0
         self._seen: ActionTotal | None = None  # when its newest frame came
+        self._away = False  # what it has seen is in a store
 
     def begin(self, generation: int, total: ActionTotal) -> None:
         """Make ready for a frame: begins again if the client has, or if the gap before it is too long."""
         if self.session is None:
             self.session = self._engine.open_session(self.seed)
+            self._seen, self._away = None, False  # who wants it to go on has it come back before
         gap = self._seen and total.ticks - self._seen.ticks > self._reach
         if gap or generation != self._generation:
             self.session.reset()
@@ -102,7 +105,7 @@ class ModelSession:
 
     def current(self, generation: int) -> bool:
         """Whether it has seen a frame since the client has begun again."""
-        return generation == self._generation and self._seen is not None
+        return generation == self._generation and self._seen is not None and self.session is not None
 
     @property
     def seen(self) -> ActionTotal | None:
@@ -128,6 +131,20 @@ class ModelSession:
     def observed(self, total: ActionTotal, stamp: int) -> None:
         """Its session has taken in the frame of a tick, or another session from a file."""
         self._seen, self.stamp, self.kept = total, stamp, None
+
+    def leave(self) -> None:
+        """Give its pages back: what it has seen is in a store."""
+        self.session.close()
+        self.session, self.kept, self._away = None, None, True
+
+    def come_back(self, stored: StoredSession | None) -> None:
+        """Go on from what was stored when it left; None: it had seen nothing. Raises OutOfPages, SessionFileError."""
+        if not self._away:
+            return  # it has begun again meanwhile
+        session = self._engine.open_session(self.seed)
+        if stored:
+            session.restore(stored)
+        self.session, self._away = session, False
 
     def discard(self) -> None:
         """After a failure. Not a reset: whatever is broken in the session is to be gone."""

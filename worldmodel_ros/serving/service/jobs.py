@@ -14,6 +14,7 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.serving.scheduler import Batch, Tier, Unit
 from .client import ActionTotal, Client, ModelSession
 from .messages import Reply, Tick
+from .states import State
 
 
 class Job:
@@ -160,6 +161,27 @@ class CallJob(Job):
 
     def took_in(self, unit: Unit) -> bool:
         return self.loads
+
+
+class PagesJob(Job):
+    """Does something to a client's session on the best model that no frame comes from: gives it pages, or takes them."""
+
+    loads = False
+
+    def __init__(self, client: Client, function: Callable[[ModelSession], Any], promise: Promise):
+        super().__init__(client)
+        self._function, self.promise = function, promise
+
+    @property
+    def stale(self) -> bool:
+        return self.client.state is State.CLOSED
+
+    def run(self) -> None:
+        """Do it, in the service's thread; what it raises is for who waits for the promise."""
+        try:
+            self.promise.set_result(self._function(self.client.models[0]))
+        except Exception as error:
+            self.promise.set_exception(error)
 
 
 def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]

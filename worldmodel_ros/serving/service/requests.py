@@ -79,6 +79,11 @@ class Requests:
             self._refuse(job, admission, now)
             self._tick_ended(job, now)
 
+    def refuse(self, client: Client, tick: Tick, reason: str, expected: float, now: float) -> None:
+        """Refuse a tick before it is looked at: its frame is not taken in. ``expected``: when it could have been begun."""
+        client.total = client.total.plus(tick.executed)
+        self._refuse(TickJob(client, tick, now), Admission(Tier.NONE, finish=expected, reason=reason), now)
+
     def _offer(self, client: Client, tick: Tick, now: float) -> float:
         """By how much earlier [s] a client's ticks should come."""
         counts = self.statistics.counts

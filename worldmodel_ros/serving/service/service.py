@@ -26,18 +26,18 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_file import Capture
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_store import StoredSession
-from worldmodel_ros.engine.session_transfer import Transfer, run_pieces
+from worldmodel_ros.engine.session_transfer import Transfer, run_pieces, wait
 from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
-from .client import Client, Continuity
-from .jobs import CallJob, Job, run_batch
+from .client import Client, Continuity, ModelSession
+from .jobs import CallJob, Job, PagesJob, run_batch
 from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .networks import Networks
 from .questions import Questions, Waiting
 from .quotas import Quotas
 from .requests import Requests
-from .states import Event
+from .states import Event, State
 
 LOG = logging.getLogger(__name__)
 SWITCH_INTERVAL = 5e-4  # s that a thread of the process may run Python while another wants to
@@ -84,7 +84,7 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
-        self._border: deque[CallJob] = deque()  # calls that are made between two batches, before any other
+        self._border: deque[CallJob | PagesJob] = deque()  # calls that are made between two batches, before any other
         self._thread = WorkThread('service')
         self._wake = self._thread.wake
         self._started = self._busy = 0.0
@@ -147,6 +147,13 @@ class Service:
             self._thread.stir()
         _deliver(deliveries)
 
+    def refuse(self, session: int, tick: Tick, reason: str, expected: float) -> None:
+        """Refuse a tick whose session would have its pages only at a steady time [s]; its frame is not taken in."""
+        with self._wake:
+            self._requests.refuse(self._client(session), tick, reason, expected, self._clock())
+            deliveries = self._requests.take_deliveries()
+        _deliver(deliveries)
+
     def ask(self, session: int, question: Question) -> Promise:
         """Ask a question; the promise holds a what_if.Answer, or raises QuestionError."""
         with self._wake:
@@ -201,6 +208,38 @@ class Service:
             return self._at_border(CallJob(client, lambda live: live.restore(stored), uncancellable_future(), True, seen,
                                            continuity.stamp))
 
+    def frames_seen(self, session: int) -> int:
+        """Frames that a session has seen; 0 where it has no pages."""
+        with self._wake:
+            live = self._client(session).models[0].session
+            return live.frames_seen if live else 0
+
+    def leave(self, session: int, frames: int) -> Promise[bool]:
+        """Take a session's pages from it, between two batches; False where it has seen other than ``frames`` frames, which
+        are in a store, or something is in flight for it. It goes on by ``come_back`` alone."""
+        def leave(model: ModelSession) -> bool:
+            with self._wake:
+                idle = client.state in (State.EMPTY, State.READY) and self._requests.settled(client)
+            if not idle or model.session is None or model.session.frames_seen != frames:
+                return False
+            model.leave()
+            return True
+        with self._wake:
+            client = self._client(session)
+            return self._at_border(PagesJob(client, leave, uncancellable_future()))
+
+    def come_back(self, session: int, stored: StoredSession | None, patience: float) -> None:
+        """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at
+        most ``patience`` s. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
+        def at_border(function: Callable[[Any], Any]) -> Promise:
+            with self._wake:
+                return self._at_border(PagesJob(client, function, uncancellable_future()))
+        with self._wake:
+            client = self._client(session)
+        if stored:
+            run_pieces(stored.pieces(), stored.on_host, at_border, patience)
+        wait(at_border(lambda model: model.come_back(stored)), patience)
+
     def reset(self, session: int) -> None:
         """Forget what was seen. What is in flight comes to nothing: ticks are not replied to."""
         self._end(session, Event.RESET, 'the session was reset')
@@ -233,12 +272,12 @@ class Service:
             self._thread.stir()
         return promise
 
-    def _at_border(self, job: CallJob) -> Promise:
+    def _at_border(self, job: CallJob | PagesJob) -> Promise:
         self._border.append(job)
         self._thread.stir()
         return job.promise
 
-    def _run_border(self, job: CallJob) -> None:
+    def _run_border(self, job: CallJob | PagesJob) -> None:
         try:
             if job.stale:
                 raise QuestionError(job.client.reason)

@@ -1,0 +1,225 @@
+"""
+More sessions than a device has pages for: robots that tick seldom, or now and then, whose sessions come and go.
+
+    python benchmarks/residency.py --robots 20 --places 4 --seconds 40 --json benchmarks/results/residency_tiny_<machine>.json
+
+One service of a real model with pages for ``--places`` sessions, and as many robots as are asked for, with real frames; what
+is in the store are real pages. Two ways of ticking: ``seldom``, each robot every ``--period`` s, at a phase of its own and 1 %
+to and fro; and ``bursts``, each robot at the model's full rate for a second, then quiet for as long as keeps as many ticks a
+second, begun without notice. Each tick is due ``--due`` s after its frame, and every ``--twin``-th robot's plans are compared
+with those of a session that never left, bit for bit.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.result_file import provenance, write_result
+from worldmodel_ros import realtime
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.objects import ObjectStore
+from worldmodel_ros.cache.stores.protocol import SlabStore
+from worldmodel_ros.engine import load
+from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
+from worldmodel_ros.serving.service.service import LOG, Service, ServiceSettings
+
+BURST = 1.0  # s
+COUNTED = ('found_here', 'found_away', 'left', 'came', 'busy', 'refused', 'failed')
+WARM_UP = 4  # ticks: a robot is answered in two steps once some were in time
+
+
+class Robot:
+    """A listener, what it has sent, and what came of it."""
+
+    def __init__(self, number: int, keeper: Keeper, spec, twin) -> None:
+        self._rng, self._keeper, self._spec = np.random.default_rng(number), keeper, spec
+        self.replies: list[tuple[Reply, float, float]] = []  # with when it was sent and due
+        self.sent: dict[int, tuple[float, float, np.ndarray, np.ndarray]] = {}
+        self.twin, self.sequence = twin, 0
+        self.kept = None
+
+    def open(self, name: str) -> None:
+        """Open its session."""
+        self.kept = self._keeper.open(self, name, name)
+
+    def tick(self, due: float) -> None:
+        """Send a frame."""
+        self.sequence += 1
+        image = self._rng.integers(0, 256, (*self._spec.image_size, 3), dtype=np.uint8)
+        executed = self._rng.uniform(-0.2, 0.5, self._spec.actions).astype(np.float32)
+        now = time.monotonic()
+        self.sent[self.sequence] = now, now + due, image, executed
+        self._keeper.tick(self.kept, Tick(image, executed, now + due, self.sequence, self.sequence, 1, self._spec.goals[0]))
+
+    def replied(self, reply: Reply) -> None:
+        """Note an answer."""
+        sent, due, *_ = self.sent[reply.sequence]
+        self.replies.append((reply, sent, due))
+        self._keeper.ticked(self.kept)
+
+    def pictured(self, picture: Picture) -> None:
+        """Pictures are not asked for."""
+
+    def failed(self, reason: str, error: Exception) -> None:
+        """Count as lost."""
+        raise error
+
+    def compared(self) -> tuple[int, int]:
+        """How many plans were compared with the twin's, and how many differ. Those after a refused tick, whose frame the
+        session may not have seen, are left out."""
+        plans = {reply.sequence: reply.plan for reply, _, _ in self.replies}
+        compared = differ = 0
+        for sequence in range(1, self.sequence + 1):
+            plan = plans.get(sequence)
+            if plan is None:
+                break
+            self.twin.observe(*self.sent[sequence][2:])
+            differ += not np.array_equal(plan, self.twin.plan(self._spec.goals[0]))
+            compared += 1
+        return compared, differ
+
+
+def times_of(kind: str, robots: int, period: float, step: float, seconds: float, rng: np.random.Generator
+             ) -> list[tuple[float, int]]:
+    """When which robot ticks, in order [s from the start]."""
+    found = []
+    for robot in range(robots):
+        if kind == 'seldom':
+            at = rng.uniform(0.0, period)
+            while at < seconds:
+                found.append((at, robot))
+                at += period * rng.uniform(0.99, 1.01)
+        else:
+            cycle = BURST * period / step  # as many ticks a second as above
+            at = rng.uniform(0.0, cycle)
+            while at < seconds:
+                found += [(at + index * step, robot) for index in range(round(BURST / step))]
+                at += cycle * rng.uniform(0.8, 1.2)
+    return sorted(found)
+
+
+def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
+    """One way of ticking, with one store."""
+    engine = load(options.model, options.backend, sessions=options.places + 1)
+    twins = load(options.model, options.backend, sessions=options.robots // options.twin + 1)
+    spec = engine.spec
+    service = Service(engine, settings=ServiceSettings(sessions=options.robots, pictures=False, priority=options.priority))
+    service.start()
+    keeper = Keeper(service, engine, store, '/here', KeeperSettings(period=1e9, patience=10.0, places=options.places))
+    robots = [Robot(number, keeper, spec, twins.open_session() if number % options.twin == 0 else None)
+              for number in range(options.robots)]
+    for number, robot in enumerate(robots):
+        robot.open(f'{kind}-robot{number}')
+        for _ in range(WARM_UP):
+            robot.tick(600.0)
+            end = time.monotonic() + 30.0
+            while len(robot.replies) < robot.sequence and time.monotonic() < end:
+                time.sleep(0.001)
+    for robot in robots:
+        robot.replies_before = len(robot.replies)
+    rng = np.random.default_rng(options.seed)
+    plan = times_of(kind, options.robots, options.period, spec.step_period, options.seconds, rng)
+    before = keeper.residency.status()
+    most, start = 0, time.monotonic()
+    allocator = engine.memory.pool.allocator
+    for at, number in plan:
+        time.sleep(max(0.0, start + at - time.monotonic()))
+        robots[number].tick(options.due)
+        most = max(most, keeper.residency.status()['here'])
+    time.sleep(1.0)
+    seconds = time.monotonic() - start - 1.0
+    status, usage = keeper.residency.status(), allocator.usage()
+    result = judged(robots, seconds)
+    result |= {'sessions': options.robots, 'places': options.places, 'most_here_at_a_time': most,
+               'pages_of_the_device': usage.pages,
+               'residency': {key: value - before.get(key, 0) if key in COUNTED else value for key, value in status.items()}}
+    for robot in robots:
+        keeper.end(robot.kept, store=False)
+    keeper.close()
+    service.stop()
+    compared = [robot.compared() for robot in robots if robot.twin]
+    result['plans_compared_with_a_session_that_never_left'] = sum(count for count, _ in compared)
+    result['plans_that_differ'] = sum(differ for _, differ in compared)
+    return result
+
+
+def judged(robots: list[Robot], seconds: float) -> dict:
+    """What the robots saw of it."""
+    counts, reasons, took = Counter(), Counter(), []
+    for robot in robots:
+        replies = robot.replies[robot.replies_before:]
+        counts['offered'] += robot.sequence - robot.replies_before
+        for reply, sent, due in replies:
+            answered = reply.tier is not Tier.NONE
+            counts['answered'] += answered
+            counts['two_steps'] += reply.tier is Tier.TWO_STEP and reply.finish <= due
+            counts['late'] += answered and reply.finish > due
+            counts['refused'] += not answered
+            counts['refused_as_their_session_was_away'] += not answered and 'its session' in reply.reason
+            reasons[f'{reply.tier.name}: {reply.reason}'] += bool(reply.reason)
+            if answered:
+                took.append(reply.finish - sent)
+    offered = counts['offered']
+    return {'seconds': round(seconds, 1), 'ticks_a_second': round(offered / seconds, 2),
+            **{name: int(counts[name]) for name in ('offered', 'answered', 'two_steps', 'late', 'refused',
+                                                    'refused_as_their_session_was_away')},
+            'reasons': dict(reasons.most_common(4)), 'share_in_two_steps': round(counts['two_steps'] / offered, 4),
+            'answer_ms': {f'p{level}': round(float(np.percentile(took, level)) * 1e3, 2) for level in (50, 99, 100)}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--model', default='tiny')
+    parser.add_argument('--backend', default='onnx')
+    parser.add_argument('--robots', type=int, default=20)
+    parser.add_argument('--places', type=int, default=4, help='sessions that have pages at a time')
+    parser.add_argument('--period', type=float, default=2.0, help='s between the ticks of a robot that ticks seldom')
+    parser.add_argument('--due', type=float, default=0.05, help='s from a frame to when its answer is due')
+    parser.add_argument('--seconds', type=float, default=40.0, help='of each kind with each store')
+    parser.add_argument('--twin', type=int, default=5, help='each so many robots have a twin')
+    parser.add_argument('--kinds', nargs='+', default=['seldom', 'bursts'], choices=['seldom', 'bursts'])
+    parser.add_argument('--stores', nargs='+', default=['host', 'nvme', 'objects'], choices=['host', 'nvme', 'objects'])
+    parser.add_argument('--priority', type=int, default=20, help='of the threads, under SCHED_FIFO; 0: none')
+    parser.add_argument('--disk', default='.', help='folder on the disk (default: here)')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--json', type=Path)
+    parser.add_argument('--add', action='store_true', help='keep the rows that are in that file')
+    options = parser.parse_args()
+    result = {**provenance(), 'what': f'{options.robots} sessions of {options.model}, with pages for {options.places}',
+              'due_ms': options.due * 1e3,
+              'rows': json.loads(options.json.read_text())['rows'] if options.add else []}
+    realtime.apply(LOG, options.priority, all_threads=True)  # as of worldmodel serve: the threads that follow inherit it
+    with tempfile.TemporaryDirectory(dir=options.disk) as disk:
+        disk = Path(disk).resolve()
+        (disk / 'bucket').mkdir()
+        stores = {'host': HostStore, 'nvme': lambda: FileStore(disk / 'nvme'),
+                  'objects': lambda: ObjectStore((disk / 'bucket').as_uri())}
+        for name in options.stores:
+            for kind in options.kinds:
+                store = stores[name]()
+                load_before = round(os.getloadavg()[0], 2)
+                row = {'ticks': kind, 'store': name, **play(kind, store, options),
+                       'load_average': [load_before, round(os.getloadavg()[0], 2)]}
+                store.close()
+                result['rows'].append(row)
+                print(row, flush=True)
+                write_result(result, options.json)
+    wrong = sum(row['late'] + row['plans_that_differ'] for row in result['rows'])
+    return int(bool(wrong))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

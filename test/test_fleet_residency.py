@@ -1,0 +1,233 @@
+"""More sessions than there are pages for: a real service, a real model, and real pages that come and go."""
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.what_if import Branch, Question
+from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
+from worldmodel_ros.serving.fleet.residency import Place, Residency
+from worldmodel_ros.serving.scheduler import Tier
+from worldmodel_ros.serving.service.messages import ServiceFull, Tick
+from worldmodel_ros.serving.service.service import Service, ServiceSettings
+
+pytestmark = pytest.mark.slow
+PLACES, ROBOTS = 2, 8
+
+
+@pytest.fixture(scope='module')
+def served():
+    """A service of more sessions than it has pages for, its engine, and one with a session for each twin."""
+    engine = load('tiny', 'onnx', sessions=PLACES + 1)
+    service = Service(engine, settings=ServiceSettings(sessions=ROBOTS, pictures=False))
+    service.start()
+    yield service, engine, load('tiny', 'onnx', sessions=ROBOTS)
+    service.stop()
+
+
+@pytest.fixture
+def keeper(served):
+    service, engine, _ = served
+    engine.slab_index.__init__()
+    keeper = Keeper(service, engine, HostStore(), '/here', KeeperSettings(period=1e6, patience=30.0, places=PLACES))
+    yield keeper
+    for record in list(keeper.residency._records.values()):
+        keeper.end(record.session, store=False)
+    keeper.close()
+
+
+class Robot:
+    """A listener that ticks, and a twin that never leaves."""
+
+    def __init__(self, keeper, served, number):
+        self.keeper, self.spec, self.twin = keeper, served[0].spec, served[2].open_session()
+        self.replies, self.come = {}, threading.Condition()
+        self.rng, self.sequence, self.kept = np.random.default_rng(number), 0, None
+        self.name = f'robot{number}'
+        self.open()
+
+    def open(self):
+        self.kept = self.keeper.open(self, self.name, self.name)
+
+    def replied(self, reply):
+        with self.come:
+            self.replies[reply.sequence] = reply
+            self.come.notify_all()
+        self.keeper.ticked(self.kept)
+
+    def pictured(self, picture):
+        pass
+
+    def failed(self, reason, error):
+        raise error
+
+    def send(self, due=600.0):
+        self.sequence += 1
+        self.image = self.rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        self.executed = self.rng.uniform(-0.2, 0.5, 2).astype(np.float32)
+        self.keeper.tick(self.kept, Tick(self.image, self.executed, time.monotonic() + due, self.sequence, self.sequence, 1,
+                                         'red'))
+        return self.sequence
+
+    def reply(self, sequence):
+        with self.come:
+            assert self.come.wait_for(lambda: sequence in self.replies, 60.0)
+        return self.replies[sequence]
+
+    def tick(self):
+        """A frame, and its plan; compares it with the twin's."""
+        reply = self.reply(self.send())
+        assert reply.tier is not Tier.NONE, reply.reason
+        self.twin.observe(self.image, self.executed)
+        np.testing.assert_array_equal(reply.plan, self.twin.plan('red'))
+
+    @property
+    def place(self):
+        return self.keeper.residency._records[self.kept].place
+
+    def goes_away(self):
+        """Wait until it has left."""
+        end = time.monotonic() + 30.0
+        while self.place is not Place.AWAY and time.monotonic() < end:
+            time.sleep(0.002)
+        assert self.place is Place.AWAY
+
+
+def test_four_times_as_many_sessions_as_there_are_pages_for_go_on_bit_for_bit(keeper, served):
+    robots = [Robot(keeper, served, number) for number in range(ROBOTS)]
+    for _ in range(3):
+        for robot in robots:
+            robot.tick()
+    status = keeper.status()['residency']
+    assert (status['sessions'], status['places']) == (ROBOTS, PLACES) and status['here'] <= PLACES
+    assert status['came'] >= ROBOTS and 'failed' not in status
+    # No more than the places' windows, and one that was being filled.
+    memory = served[1].memory
+    assert memory.pool.allocator.usage().used <= (PLACES + 1) * memory.guaranteed_pages[0]
+
+
+def test_a_tick_whose_session_would_come_too_late_is_refused_before_anything_is_done(keeper, served):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 3:
+        robot.tick()
+    robots[0].goes_away()
+    keeper.residency._took.extend([0.5] * 100)  # by what was measured
+    reply = robots[0].reply(robots[0].send(due=0.1))
+    assert reply.tier is Tier.NONE and 'would have its pages in' in reply.reason
+    assert reply.predicted - reply.finish > 0.3
+    assert keeper.status()['residency']['refused'] == 1
+    # It comes all the same, so that the next tick finds it.
+    end = time.monotonic() + 30.0
+    while robots[0].place is not Place.HERE and time.monotonic() < end:
+        time.sleep(0.002)
+    assert robots[0].reply(robots[0].send()).tier is not Tier.NONE
+
+
+def test_a_session_that_is_damaged_while_it_is_away_begins_again_and_its_robot_is_answered(keeper, served, caplog):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 2:
+        robot.tick()
+    robots[0].goes_away()
+    keeper.store.delete(keeper.store.list(f'{robots[0].name}/slabs').result()).result()
+    reply = robots[0].reply(robots[0].send())
+    assert reply.tier is not Tier.NONE
+    fresh = robots[0].twin
+    fresh.reset()
+    fresh.observe(robots[0].image, robots[0].executed)
+    np.testing.assert_array_equal(reply.plan, fresh.plan('red'))
+    assert 'robot0 begins again' in caplog.text
+    robots[0].tick()
+
+
+def test_questions_and_checkpoints_of_a_session_that_is_away(keeper, served):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 2:
+        robot.tick()
+    robots[0].goes_away()
+    assert keeper.checkpoint(robots[0].kept) is robots[0].kept.manifest  # it does not come for that
+    assert robots[0].place is Place.AWAY
+    actions = np.full((4, 2), 0.1, np.float32)
+    answer = keeper.ask(robots[0].kept, Question((Branch('ahead', 4, actions),), 'red', time.monotonic() + 60.0)).result(60)
+    assert answer.complete
+    branch = dict(answer.branches)['ahead']
+    expected = None
+    generator = robots[0].twin.what_if(actions, 2)
+    while expected is None:
+        try:
+            next(generator)
+        except StopIteration as end:
+            expected = end.value
+    np.testing.assert_array_equal(branch.frames, expected.frames)
+
+
+def test_a_session_that_ends_while_it_is_away_is_in_the_store_and_goes_on(keeper, served):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
+    for robot in robots * 2:
+        robot.tick()
+    robots[0].goes_away()
+    keeper.end(robots[0].kept)
+    robots[0].open()
+    assert (robots[0].kept.frames, robots[0].kept.generation) == (2, 2)
+    robots[0].tick()
+
+
+def test_a_session_that_is_needed_stays_and_who_comes_meanwhile_is_told_that_there_is_no_room(served):
+    service, engine, _ = served
+    keeper = Keeper(service, engine, HostStore(), '/here', KeeperSettings(period=1e6, patience=0.3, places=PLACES))
+    robots = [Robot(keeper, served, number) for number in range(PLACES)]
+    for robot in robots:
+        robot.tick()
+    with keeper.here(robots[0].kept), keeper.here(robots[1].kept):
+        with pytest.raises(ServiceFull, match='none could leave'):
+            Robot(keeper, served, 7)
+        assert [robot.place for robot in robots] == [Place.HERE] * PLACES
+    late = Robot(keeper, served, 8)
+    late.tick()
+    for robot in (*robots, late):
+        keeper.end(robot.kept, store=False)
+    keeper.close()
+
+
+def test_who_is_expected_last_leaves_first_and_who_is_overdue_is_expected_no_more(served):
+    class Recording:
+        """What would leave, and stays."""
+        def __init__(self):
+            self.left = []
+
+        def leave(self, session):
+            self.left.append(session)
+            return False
+
+        def come(self, session):
+            raise AssertionError('no one is away')
+    transfers, told = Recording(), {}
+    residency = Residency(3, transfers, lambda session, tick: residency.answered(session), lambda *_: None,
+                          lambda session, when: told.__setitem__(session, when))
+    tick = Tick(np.zeros((64, 64, 3), np.uint8), np.zeros(2, np.float32), 0.0, 1)
+    for session in 'abc':
+        residency.add(session)
+    begun = time.monotonic()
+    for session, period in (('a', 20.0), ('b', 60.0), ('c', 0.01)):
+        residency._records[session].ticked = begun - period
+        residency.tick(session, tick)
+    assert told['a'] == pytest.approx(begun + 20.0, abs=1.0) and told['b'] == pytest.approx(begun + 60.0, abs=1.0)
+    now = time.monotonic()
+    with residency._changed:
+        assert residency._victim(now, now).session == 'b'
+        assert residency._victim(now + 1.0, now).session == 'c'  # it has stopped: nothing is expected of it
+        assert residency._victim(now, now + 100.0) is None
+    residency.close()
+    with pytest.raises(ValueError, match='at least one'):
+        Residency(0, transfers, None, None)
+
+
+def test_a_server_tells_of_places_that_make_no_sense():
+    from worldmodel_ros.serving.server.process import Options
+    with pytest.raises(ValueError, match='--store'):
+        Options(resident=2)
+    with pytest.raises(ValueError, match='resident is -1'):
+        Options(resident=-1, store='/dev/shm')
+    assert Options(resident=2, store='/dev/shm').resident == 2

@@ -1,0 +1,135 @@
+"""When a fleet starts a server more and ends one: the decision alone, and with real servers and robots."""
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.fleet_robots import Robot
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine import load
+from worldmodel_ros.serving.fleet.front import SETTINGS, Front
+from worldmodel_ros.serving.fleet.pools import LocalPool
+from worldmodel_ros.serving.fleet.process import Options, scale
+from worldmodel_ros.serving.fleet.scaling import Scaler, ScalingSettings
+from worldmodel_ros.serving.transport.address import ListeningSocket
+
+FLEET = ScalingSettings(fewest=1, most=3, patience=2.0, calm=10.0, spare=1.0, calm_spare=3.0, start_up=60.0)
+
+
+def play(scaler, slack, robots, running, begin, seconds):
+    """Decisions by whole seconds; what is started runs."""
+    found, running = [], set(running)
+    for second in range(seconds):
+        step = scaler.decide(slack, robots, frozenset(running), begin + second)
+        if step:
+            found.append((second, step))
+            running |= {step[1]} if step[0] == 'start' else set()
+    return found
+
+
+def test_it_starts_one_after_no_server_had_slack_for_a_while_and_waits_for_it():
+    scaler = Scaler(FLEET)
+    assert play(scaler, {0: 1}, {0: 7}, {0}, 0.0, 5) == []
+    assert scaler.decide({0: 0}, {0: 8}, frozenset({0}), 10.0) is None
+    assert scaler.decide({0: 1}, {0: 7}, frozenset({0}), 11.0) is None  # it was a moment
+    assert play(scaler, {0: 0}, {0: 8}, {0}, 12.0, 3) == [(2, ('start', 1))]
+    assert play(scaler, {0: 0}, {0: 8}, {0, 1}, 15.0, 50) == []  # it is starting up
+    assert play(scaler, {0: 0, 1: 0}, {0: 8, 1: 8}, {0, 1}, 70.0, 4) == [(0, ('start', 2))]
+    assert play(scaler, {0: 0, 1: 0, 2: 0}, {0: 8, 1: 8, 2: 8}, {0, 1, 2}, 200.0, 9) == []  # no more than these
+
+
+def test_it_empties_the_one_with_the_fewest_robots_where_the_others_have_slack_and_no_sooner():
+    scaler = Scaler(FLEET)
+    assert play(scaler, {0: 4, 1: 6}, {0: 4, 1: 2}, {0, 1}, 0.0, 30) == []  # 2 robots would leave slack for 2, and 3 are asked
+    assert play(scaler, {0: 5, 1: 6}, {0: 3, 1: 2}, {0, 1}, 100.0, 11) == [(10, ('empty', 1))]
+    assert scaler.emptying == 1
+    # It is needed after all.
+    assert play(scaler, {0: 0, 1: 6}, {0: 8, 1: 1}, {0, 1}, 200.0, 3) == [(2, ('start', 1))]
+    assert scaler.emptying is None
+    assert play(scaler, {0: 8}, {0: 0}, {0}, 300.0, 60) == []  # the fewest
+
+
+def test_it_does_not_flap_for_any_number_of_robots():
+    for robots in range(25):
+        scaler, running, changes = Scaler(FLEET), {0}, []
+        for second in range(600):
+            share = {number: robots // len(running) + (number < robots % len(running)) for number in running}
+            slack = {number: max(0, 8 - count) for number, count in share.items()}
+            step = scaler.decide(slack, share, frozenset(running), float(second))
+            if step and step[0] == 'start':
+                running.add(step[1])
+            elif step:
+                running.discard(step[1])
+                scaler.ended(step[1])
+            changes += [step] if step else []
+        assert len(changes) <= 2 and all(what == 'start' for what, _ in changes), (robots, changes)
+
+
+@pytest.mark.parametrize('settings, why', [({'fewest': 0}, 'at least 1'), ({'fewest': 3, 'most': 2}, '3 to 2'),
+                                           ({'calm_spare': 1.0}, 'take turns')])
+def test_settings_without_sense_are_refused(settings, why):
+    with pytest.raises(ValueError, match=why):
+        ScalingSettings(**settings)
+
+
+def test_the_options_of_a_fleet_say_how_many_servers_there_may_be():
+    assert Options(servers=2).scaling() == ScalingSettings(2, 2)
+    assert Options(servers=1, most=4).scaling() == ScalingSettings(1, 4)
+    with pytest.raises(ValueError, match='3 to 2'):
+        Options(servers=3, most=2)
+
+
+@pytest.mark.slow
+@pytest.mark.waiting
+def test_a_full_fleet_gets_a_server_and_the_robots_of_one_that_is_not_needed_go_on_elsewhere(tmp_path: Path):
+    listening, pool = ListeningSocket(tmp_path / 'front.sock'), LocalPool()
+    paths = [tmp_path / f'{number}.sock' for number in range(2)]
+
+    def start(number):
+        pool.start(number, [str(paths[number]), '--store', str(tmp_path / 'store'), '--sessions', '2', '--backend', 'onnx',
+                            '--ticks', '0', '--realtime-priority', '0'], paths[number].with_suffix('.log'))
+    start(0)
+    # However slow this machine is: what fills a server here is its sessions.
+    front = Front(listening, paths, sessions=2, settings=replace(SETTINGS, full=1000.0, high=1e9, blocking=1e9))
+    front.wanted = {0}
+    scaler = Scaler(ScalingSettings(1, 2, patience=0.5, calm=1.0, spare=0.5, calm_spare=1.0, start_up=120.0))
+    listening.listen()
+    engine, robots = load('tiny', 'onnx', sessions=3), []
+
+    def until(condition, patience=120.0):
+        end = time.monotonic() + patience
+        while not condition():
+            assert time.monotonic() < end, front.status()['fleet']
+            front.run(0.05)
+            for robot in robots:
+                robot.idle(0.0 if robot.link is None else 0.01)
+            scale(pool, front, scaler, start, time.monotonic())
+
+    def drive(robot):
+        answer = robot.tick(due=60.0, patience=120.0)
+        assert answer.tier is not Tier.NONE, answer.reason
+        np.testing.assert_array_equal(answer.plan, robot.twin_answers(answer.tier)[0])
+    try:
+        assert front.wait_for_servers(120.0)
+        for seed in range(2):
+            robots.append(Robot(seed, front.place(f'robot{seed}'), engine, session=f'robot{seed}'))
+            drive(robots[-1])
+        until(lambda: front.wanted == {0, 1} and len(front.room()[0]) == 2)  # no server had slack for a third
+        robots.append(Robot(2, front.place('robot2'), engine, session='robot2'))
+        drive(robots[2])
+        assert robots[2].server == paths[1]
+        for robot in robots[:2]:  # who goes makes one of the two needless
+            robot.close()
+        del robots[:2]
+        robots[0].idle(0.01)
+        until(lambda: front.wanted != {0, 1})
+        drive(robots[0])  # bit for bit, wherever it is by now
+        assert len(front.wanted) == 1 and robots[0].server == paths[front.wanted.copy().pop()]
+    finally:
+        for robot in robots:
+            robot.close()
+        front.close()
+        pool.close()
+        listening.close()

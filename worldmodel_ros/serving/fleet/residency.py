@@ -1,0 +1,333 @@
+"""Which sessions of a server have pages, where there are more sessions than pages for them."""
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from worldmodel_ros.serving.service.messages import ServiceFull, Tick
+
+_log = logging.getLogger(__name__)
+_THREADS = 2       # that move sessions
+_OVERDUE = 0.25    # intervals after the expected tick, and at least
+_OVERDUE_S = 0.3   # s, from which on nothing is expected of a robot
+_INTERVALS = 2     # of which the shortest is expected next: also after a pause
+_KEPT = 100        # durations that are remembered
+_FEWEST = 5        # before which nothing is predicted
+_FIRST_LEAD = 0.25  # s ahead of a tick, until it is known what bringing a session takes
+_LEAD = 1.5        # times the high quantile of that,
+_MARGIN = 0.02     # and s, ahead of a tick
+_FLYING = 1.0      # s, after which a tick that has not been answered is not waited for
+_AGAIN = 0.02      # s until a session that was busy may be asked again to leave
+_QUANTILE = 0.99
+
+
+class Place(enum.Enum):
+    """Where a session is."""
+
+    HERE = 'here'        # it has pages
+    LEAVING = 'leaving'  # it is being stored
+    AWAY = 'away'        # it is in the store
+    COMING = 'coming'    # it is being read
+
+
+class Transfers(Protocol):
+    """What moves a session between pages and store; both methods wait."""
+
+    def leave(self, session: Any) -> bool:
+        """Store a session and give its pages back; False where it is busy, and has them still."""
+
+    def come(self, session: Any) -> None:
+        """Give a session pages, with what it had in them. One that cannot be read begins again."""
+
+
+@dataclass(eq=False)
+class _Record:
+    session: Any
+    place: Place = Place.HERE
+    ticked: float = -math.inf  # when its last tick came, steady s
+    intervals: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERVALS))
+    flying: float = -math.inf  # when a tick was handed over that is not answered yet
+    begun: float = 0.0         # when its transfer was
+    not_before: float = 0.0    # when it may be asked to leave
+    wanted: bool = False       # somebody waits for it
+    pinned: int = 0            # it is not to leave
+    held: Tick | None = None
+
+    def due(self, now: float) -> float:
+        """When its next tick is expected; infinite where none is."""
+        if self.wanted or self.held is not None:
+            return now
+        if not self.intervals:
+            return math.inf
+        shortest = min(self.intervals)
+        due = self.ticked + shortest
+        return due if now < due + max(_OVERDUE * shortest, _OVERDUE_S) else math.inf
+
+
+class Residency:
+    """
+    Sessions of one service, of which at most ``places`` have pages at a time. From any thread.
+
+    A thread brings those that are away ahead of their next expected tick, by as long as that takes (by a high quantile of
+    what was measured), and keeps one place free; of those that are here, who is expected last leaves first. A tick of a
+    session that is away waits for it, unless it would come too late: then it is refused at once.
+    """
+
+    def __init__(self, places: int, transfers: Transfers, hand_over: Callable[[Any, Tick], None],
+                 refuse: Callable[[Any, Tick, float], None], expect: Callable[[Any, float], None] = lambda session, when: None
+                 ) -> None:
+        """``hand_over`` gives a tick of a session that is here to the service; ``refuse`` answers one whose session would be
+        here only by a steady time [s]. ``expect`` is told when the next tick of each is expected."""
+        if places < 1:
+            raise ValueError(f'{places} places: at least one session must have pages')
+        self._places, self._transfers = places, transfers
+        self._hand_over, self._refuse, self._expect = hand_over, refuse, expect
+        self._records: dict[Hashable, _Record] = {}
+        self._opening = self._wanting = 0  # sessions that have got a place, or wait for one, and are not there yet
+        self._changed = threading.Condition(threading.RLock())
+        self._took: deque[float] = deque(maxlen=_KEPT)
+        self._left: deque[float] = deque(maxlen=_KEPT)
+        self._counts: Counter[str] = Counter()
+        self._over = False
+        self._executor = ThreadPoolExecutor(_THREADS, 'residency')
+        self._thread = threading.Thread(target=self._run, name='residency', daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def opening(self, patience: float) -> Iterator[None]:
+        """A place for a session that is opened meanwhile, and then added. Waits; raises ServiceFull."""
+        with self._changed:
+            self._wanting += 1
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: self._free > 0, patience):
+                    raise ServiceFull(f'{self._places} sessions have pages, and none could leave for {patience:g} s')
+                self._opening += 1
+            finally:
+                self._wanting -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._opening -= 1
+                self._changed.notify_all()
+
+    def add(self, session: Any) -> None:
+        """A session is open, and has pages."""
+        with self._changed:
+            self._records[session] = _Record(session)
+
+    def remove(self, session: Any, patience: float) -> bool:
+        """Know a session no more; return whether it had pages. Waits for its transfer."""
+        with self._changed:
+            record = self._records.get(session)
+            if record is None:
+                return True
+            self._changed.wait_for(lambda: record.place in (Place.HERE, Place.AWAY), patience)
+            del self._records[session]
+            self._changed.notify_all()
+            return record.place is Place.HERE
+
+    @contextmanager
+    def here(self, session: Any, patience: float) -> Iterator[None]:
+        """Have a session come, and stay meanwhile. Waits; raises ServiceFull."""
+        with self._changed:
+            record = self._records.get(session)
+            if record is None:  # it has just been opened, or has ended
+                yield
+                return
+            record.wanted = True
+            record.pinned += 1
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: record.place is Place.HERE, patience):
+                    raise ServiceFull(f'the session has not got pages for {patience:g} s')
+            except BaseException:
+                record.pinned -= 1
+                raise
+            finally:
+                record.wanted = False
+        try:
+            yield
+        finally:
+            with self._changed:
+                record.pinned -= 1
+                self._changed.notify_all()
+
+    def tick(self, session: Any, tick: Tick) -> None:
+        """Take a tick: hand it over now, or when the session is here, or refuse it. Does not wait."""
+        now = time.monotonic()
+        with self._changed:
+            record = self._records.get(session)
+            if record is None:
+                self._hand_over(session, tick)
+                return
+            if record.ticked > -math.inf:
+                record.intervals.append(now - record.ticked)
+            record.ticked = now
+            self._expect(session, record.due(now))
+            if record.place is Place.HERE:
+                self._counts['found_here'] += 1
+                record.flying = now
+                self._hand_over(session, tick)
+                return
+            self._counts['found_away'] += 1
+            if record.held is not None:
+                self._refuse(session, record.held, now)
+                record.held = None
+            expected = self._expected(record, now)
+            if tick.answer and expected > tick.due:
+                self._counts['refused'] += 1
+                self._refuse(session, tick, expected)
+                record.wanted = True  # for the next one
+            else:
+                record.held = tick
+            self._changed.notify_all()
+
+    def answered(self, session: Any) -> None:
+        """A tick of a session has been answered. Does not wait."""
+        with self._changed:
+            record = self._records.get(session)
+            if record:
+                record.flying = -math.inf
+
+    def status(self) -> dict[str, Any]:
+        """Places, sessions and transfers, as JSON values."""
+        with self._changed:
+            took, left = ([round(float(np.quantile(times, level)) * 1e3, 2) if times else None for level in (0.5, _QUANTILE)]
+                          for times in (self._took, self._left))
+            return {'places': self._places, 'sessions': len(self._records),
+                    'here': sum(record.place is Place.HERE for record in self._records.values()), **self._counts,
+                    'come_ms': took, 'leave_ms': left}
+
+    def close(self) -> None:
+        """End the threads. Sessions stay where they are."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._executor.shutdown()
+
+    # --- decisions ---
+
+    @property
+    def _free(self) -> int:
+        return self._places - self._opening - sum(record.place is not Place.AWAY for record in self._records.values())
+
+    @property
+    def _lead(self) -> float:
+        if len(self._took) < _FEWEST:
+            return _FIRST_LEAD
+        leaving = float(np.quantile(self._left, _QUANTILE)) if self._left else 0.0
+        return _LEAD * (float(np.quantile(self._took, _QUANTILE)) + leaving) + _MARGIN
+
+    def _expected(self, record: _Record, now: float) -> float:
+        """When a session that is not here will be, by what was measured; now, where too little was."""
+        if len(self._took) < _FEWEST:
+            return now
+        takes = float(np.quantile(self._took, _QUANTILE))
+        return max(now, record.begun + takes) if record.place is Place.COMING else now + takes
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._over:
+                self._changed.wait(self._decide(time.monotonic()))
+
+    def _decide(self, now: float) -> float | None:
+        """Begin the transfers whose time has come; return for how long there are none [s]."""
+        lead, soonest = self._lead, math.inf
+        leaving = sum(record.place is Place.LEAVING for record in self._records.values())
+        short = self._wanting  # places that are needed, and not free
+        urgent = 0             # of them, for robots that wait already
+        for record in sorted(self._records.values(), key=lambda each: each.due(now)):
+            if record.place is not Place.AWAY:
+                continue
+            begin = record.due(now) - lead
+            if begin > now:
+                soonest = begin
+                break
+            if self._free > self._wanting:
+                self._start(record, Place.COMING, self._come, now)
+            else:
+                short += 1
+                urgent += record.due(now) <= now
+        if any(record.place is Place.AWAY for record in self._records.values()) or self._wanting:
+            short += 1  # one place stays free for who comes unexpectedly
+        for number in range(short - max(0, self._free) - leaving):
+            victim = self._victim(now, now if number < urgent else now + lead)  # who is here goes before who is expected
+            if victim is None:
+                soonest = min(soonest, now + _AGAIN)
+                break
+            self._start(victim, Place.LEAVING, self._leave, now)
+        return None if math.isinf(soonest) else max(0.001, soonest - now)
+
+    def _victim(self, now: float, after: float) -> _Record | None:
+        """Of the sessions that are here and idle, the one whose tick is expected last, if not before ``after``."""
+        idle = [record for record in self._records.values()
+                if record.place is Place.HERE and not record.pinned and not record.wanted and record.not_before <= now
+                and now - record.flying > _FLYING]
+        last = max(idle, key=lambda record: (record.due(now), -record.ticked), default=None)
+        return last if last is not None and last.due(now) > after else None
+
+    # --- transfers ---
+
+    def _start(self, record: _Record, place: Place, work: Callable[[_Record], None], now: float) -> None:
+        record.place, record.begun = place, now
+        self._executor.submit(work, record)
+
+    def _leave(self, record: _Record) -> None:
+        left = False
+        try:
+            left = self._transfers.leave(record.session)
+        except Exception as error:  # it stays
+            _log.warning('a session that was to leave its pages stays: %s', error)
+        with self._changed:
+            now = time.monotonic()
+            self._counts['left' if left else 'busy'] += 1
+            if left:
+                self._left.append(now - record.begun)
+            record.place, record.not_before = (Place.AWAY if left else Place.HERE), now + _AGAIN
+            self._deliver(record)
+
+    def _come(self, record: _Record) -> None:
+        came = False
+        try:
+            self._transfers.come(record.session)
+            came = True
+        except Exception:
+            _log.exception('a session could not get pages')
+        with self._changed:
+            now = time.monotonic()
+            self._counts['came' if came else 'failed'] += 1
+            if came:
+                self._took.append(now - record.begun)
+            record.place = Place.HERE if came else Place.AWAY
+            if not came:  # its next tick tries again
+                held, record.held, record.wanted = record.held, None, False
+                if held is not None:
+                    self._refuse(record.session, held, math.inf)
+            self._deliver(record)
+
+    def _deliver(self, record: _Record) -> None:
+        """After a transfer: what has waited for it."""
+        if record.place is Place.HERE:
+            record.wanted = record.wanted and bool(record.pinned)
+            held, record.held = record.held, None
+            if held is not None:
+                record.flying = time.monotonic()
+                try:
+                    self._hand_over(record.session, held)
+                except Exception as error:  # it was closed meanwhile
+                    _log.warning('a tick that has waited for its session came to nothing: %s', error)
+        self._changed.notify_all()

@@ -1,0 +1,80 @@
+"""Decides how many servers a fleet has, by the slack of its ticks. A state machine on the time that is passed in."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Step = tuple[Literal['start', 'empty'], int]
+
+
+@dataclass(frozen=True)
+class ScalingSettings:
+    """
+    ``fewest`` to ``most`` servers. Slack is for how many more robots there is time, up to the mark where nothing is placed, and
+    memory. A server is started where, for ``patience`` s, there was not enough for ``spare`` robots; one is emptied where, for
+    ``calm`` s, the others had slack for all of its robots and for ``calm_spare`` more: more than ``spare``, so that what one
+    begins the other does not undo. ``start_up`` [s]: for which one that was started is waited for before another is.
+    """
+
+    fewest: int = 1
+    most: int = 1
+    patience: float = 2.0
+    calm: float = 30.0
+    spare: float = 1.0
+    calm_spare: float = 3.0
+    start_up: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for settings without sense."""
+        if not 1 <= self.fewest <= self.most:
+            raise ValueError(f'{self.fewest} to {self.most} servers: at least 1, and no fewer at most than at least')
+        if self.calm_spare <= self.spare:
+            raise ValueError(f'a server would be ended with slack for {self.calm_spare:g} robots, and started with less than '
+                             f'{self.spare:g}: the first must be more, or they take turns')
+
+
+class Scaler:
+    """What is to be done next. ``running`` are servers that are there or have been started, by number."""
+
+    def __init__(self, settings: ScalingSettings) -> None:
+        self.settings = settings
+        self._tight_since: float | None = None
+        self._calm_since: float | None = None
+        self._started: dict[int, float] = {}
+        self.emptying: int | None = None  # takes no more robots, and ends when it has none
+
+    def decide(self, slack: Mapping[int, int], robots: Mapping[int, int], running: frozenset[int], now: float) -> Step | None:
+        """
+        ``slack``: for how many more robots each server that answers has time and memory; ``robots``: that it has. Returns which
+        server is to be started or emptied, if one is.
+        """
+        settings = self.settings
+        for number in [number for number in self._started if number in slack or number not in running]:
+            del self._started[number]
+        awaited = any(now - began < settings.start_up for began in self._started.values())
+        serving = {number: room for number, room in slack.items() if number != self.emptying}
+        total = sum(serving.values())
+        tight = total < settings.spare
+        self._tight_since = (now if self._tight_since is None else self._tight_since) if tight else None
+        least = min(serving, key=lambda number: (robots.get(number, 0), -number), default=None)
+        calm = (least is not None and self.emptying is None and len(running) > settings.fewest and not awaited
+                and total - serving[least] - robots.get(least, 0) >= settings.calm_spare)
+        self._calm_since = (now if self._calm_since is None else self._calm_since) if calm else None
+        if tight and now - self._tight_since >= settings.patience:
+            if self.emptying is not None:  # it is needed after all
+                number, self.emptying = self.emptying, None
+                return 'start', number
+            free = sorted(set(range(settings.most)) - running)
+            if free and not awaited:
+                self._started[free[0]], self._tight_since = now, None
+                return 'start', free[0]
+        if calm and now - self._calm_since >= settings.calm:
+            self._calm_since, self.emptying = None, least
+            return 'empty', least
+        return None
+
+    def ended(self, number: int) -> None:
+        """A server that was emptied has ended."""
+        if self.emptying == number:
+            self.emptying = None
