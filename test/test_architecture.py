@@ -1,6 +1,9 @@
 """Which package imports which: the arrows of docs/architecture.md and no others, and no cycle anywhere."""
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +151,15 @@ def test_a_package_does_without_the_libraries_that_it_must_not_need(graph, packa
     for module, (_, libraries) in graph.items():
         if room(module) == package:
             assert not libraries & HAS_NO[package], f'{module} imports {sorted(libraries & HAS_NO[package])}'
+
+
+def test_a_process_of_a_model_starts_without_the_compilers():
+    """They take two seconds of a core to import, in each process of the model, each time that it is started again."""
+    program = ('import sys, worldmodel_ros.engine.distributed.worker, worldmodel_ros.engine.loading;'
+               'print(sorted({"torch._dynamo", "torch._inductor", "sympy", "triton"} & set(sys.modules)))')
+    done = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True, check=True,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert done.stdout.strip() == '[]'
 
 
 @pytest.mark.parametrize('name, file', [(name, file) for name, file in modules().items() if file.name == '__init__.py'])

@@ -110,6 +110,22 @@ def test_the_robot_is_stopped_within_150_ms_of_the_last_command(rig, gate):
     assert rig.status.latched and 'no command passed' in rig.status.first_reason
 
 
+def test_a_gate_that_stood_still_tells_by_its_own_clock_that_its_stop_was_late(rig, gate):
+    rig.drive(3, v=0.3)
+    rig.send(0.3)
+    time.sleep(0.02)
+    gate.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    gate.send_signal(signal.SIGCONT)
+    told = wait_for(lambda: [value for _, array in rig.diagnostics for status in array.status for pair in status.values
+                             if pair.key == 'silences' for value in pair.value.split()], 'the silence in the diagnostics')
+    begun, over = map(float, told[-1].split(':'))
+    assert 0.45 < over - begun < 5.0 and abs(begun - rig.sent_at) < 0.1
+    gaps = [float(pair.value) for _, array in rig.diagnostics for status in array.status for pair in status.values
+            if pair.key == 'watchdog_gap_max_ms']
+    assert max(gaps) > 450.0
+
+
 def test_driving_goes_on_by_itself_and_the_first_reason_stays_until_reset(rig, gate):
     rig.drive(2)
     wait_for(lambda: rig.status.state == CommandStatus.STOPPED, 'the stop')

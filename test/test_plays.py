@@ -13,7 +13,9 @@ from builtin_interfaces.msg import Time
 from geometry_msgs.msg import TwistStamped
 from scenarios import stalls
 from scenarios.catalogue import SCALED, SYSTEMS, raise_worst
-from scenarios.rig import GATE
+from scenarios.checks import Invariants
+from scenarios.observer import Received
+from scenarios.rig import GATE, MODEL, ROBOT
 from scenarios.speed import Speed
 from scenarios.stalls import InvariantViolation, play_out
 from scenarios.supervised import SupervisedSystem
@@ -57,6 +59,48 @@ def test_a_scenario_that_fails_is_checked_for_what_must_hold(tmp_path):
         assert words in str(failed.value)
     assert plays == [1] and len(stalls.REPLAYS) == replays, 'played again'
     assert [bool(wrong) for wrong in stage.ended[ONE_ROBOT.name]] == [True]
+
+
+class Reporting:
+    """A rig whose observer saw a command that moves the robot at 10 s and a stop at 10.4; gate and robot say what they saw."""
+
+    def __init__(self, gate, robot, gate_pid=2):
+        moving, stop = TwistStamped(), TwistStamped()
+        moving.header.stamp, moving.twist.linear.x = Time(sec=1), 0.3
+        heard = [Received(10.0, moving), Received(10.4, stop)]
+        self.observer = SimpleNamespace(since=lambda topic, start: heard, newest=lambda topic: heard[-1])
+        self.processes = SimpleNamespace(pid=lambda node: pids[node])
+        self._told = {GATE: gate, ROBOT: robot}
+        pids = {ROBOT: 1, GATE: 2, MODEL: 3}
+        self.full_name = lambda node: node
+        self.get = lambda node, name: {'command_timeout_s': 0.13, 'delivery_reserve_s': 0.006}[name]
+        self.next_report = lambda node: {'late': 0, 'deadline_ms': 50.0}
+        self.refused = lambda node: {}
+        self.begin = lambda: pids.update({GATE: gate_pid})
+
+    def wait(self, condition, what, timeout):
+        assert condition(), what
+
+    def reports(self, node, since):
+        told = self._told[node]
+        return [(at, told if at == 10.9 else {'silences': ''}) for at in (10.9, 11.9) if at > since]
+
+
+@pytest.mark.parametrize('gate, robot, gate_pid, words', [
+    ('', '', 2, ''),                                                   # the observer alone was late
+    ('10.0:10.4', '10.0:10.4', 2, 'command_gate: 400 ms, sim_robot: 400 ms'),
+    ('', '10.0:10.39', 2, 'command_gate: in time, sim_robot: 390 ms'),  # on the way
+    ('9.0:9.4', '9.0:9.4', 2, ''),                                     # another one
+    ('', '', 7, 'no stop for 400 ms'),                                 # another gate, which cannot know
+    (None, '', 2, 'command_gate: no report')])
+def test_a_stop_is_late_unless_both_who_sent_and_who_received_it_say_it_was_not(monkeypatch, gate, robot, gate_pid, words):
+    monkeypatch.setattr(stalls, '_running', None)
+    rig = Reporting(*({} if told is None else {'silences': told} for told in (gate, robot)), gate_pid)
+    invariants = Invariants(rig)
+    rig.begin()
+    found = '; '.join(invariants._late_stops())
+    assert words in found and bool(found) is bool(words)
+    assert invariants.late_here == ([] if words else [(10.0, 10.4)])
 
 
 def test_what_follows_a_scenario_that_failed_gets_a_system_of_its_own():

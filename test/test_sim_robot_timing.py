@@ -5,6 +5,7 @@ from hypothesis import given, strategies as st
 
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
+from worldmodel_ros.safety.silences import FEW, Silences
 
 
 class FakeTime:
@@ -122,3 +123,17 @@ def test_fresh_latencies_are_told_once_and_memory_is_bounded():
     np.testing.assert_allclose(first.window, 0.01)
     judge.received(990, now=1001.0)     # forgotten since
     assert judge.tally().unknown == 1
+
+
+def test_silences_are_those_after_a_command_that_moves_and_longer_than_the_bound():
+    silences = Silences(lambda: 0.14)
+    for at, moves in ((0.0, True), (0.1, True), (0.3, False), (1.0, True), (1.5, True), (1.6, False)):
+        silences.end(at)
+        if moves:
+            silences.begin(at)
+    assert silences.tell() == '0.100000:0.300000 1.000000:1.500000'
+    assert silences.tell() == ''
+    for at in range(2 * FEW):
+        silences.end(float(at))
+        silences.begin(float(at))
+    assert len(silences.tell().split()) == FEW

@@ -117,7 +117,7 @@ def masks():
 
 @pytest.mark.parametrize('preset, which, mask', masks(), ids=lambda value: getattr(value, 'name', None))
 def test_the_blocks_of_flex_attention_are_those_of_the_mask(preset, which, mask):
-    blocks, units = mask.make_blocks(), mask.units
+    blocks, units = mask.make_blocks().mask, mask.units
     full = create_mask(blocks.mask_mod, 1, 1, *blocks.seq_lengths, device='cpu')[0, 0]
     assert (full == units.repeat_interleave(mask.unit, 0).repeat_interleave(mask.unit, 1)).all()
     if mask.column:

@@ -15,6 +15,7 @@ from worldmodel_ros.msg import CommandStatus
 STOP_RESERVE = 0.020  # s, of that: what is not command_timeout_s
 STOP_LATENCY = 0.130 + STOP_RESERVE  # s
 STANDSTILL = 0.02  # m/s and rad/s, by the simulator's truth
+SILENT = 3.0  # s, for diagnostics, which come once a second
 UNREAD = 1.0  # s, for this process to come to what has arrived
 BRAKING_TIME = 1.0  # s, from full speed, with the friction of the room
 LIMITS = {'v_min': -0.3, 'v_max': 0.6, 'w_max': 1.5}  # m/s, rad/s
@@ -95,6 +96,29 @@ def gate_gets_into(rig: Rig, state: int, timeout: float = 2.0) -> CommandStatus:
     ).message
 
 
+def silences(rig: Rig, node: str, start: float, end: float) -> list[tuple[float, float]] | None:
+    """
+    Return the silences that overlap the time from ``start`` to ``end`` by a node's own diagnostics, None where it does not tell.
+
+    It tells of them once they are over, in the next report; so that is waited for. ``safety.silences`` has what they are.
+    """
+    with suppress(AssertionError):
+        rig.wait(lambda: rig.reports(node, end), f'a report of {node}', SILENT)
+    # Times of arrival: a report that arrives after the end was made after it, or is followed by one that was.
+    with suppress(AssertionError):
+        rig.wait(lambda: len(rig.reports(node, end)) > 1, f'a second report of {node}', SILENT)
+    reports = rig.reports(node, start)
+    after = [at for at, _ in reports if at > end]
+    if len(after) < 2 or not all('silences' in values for _, values in reports):
+        return None
+    told = [tuple(map(float, silence.split(':'))) for _, values in reports for silence in values['silences'].split()]
+    return [(begun, over) for begun, over in told if begun < end and over > start]
+
+
+def _in_ms(found: Iterable[tuple[float, float]]) -> str:
+    return ', '.join(f'{(over - begun) * 1e3:.0f} ms' for begun, over in found)
+
+
 class LateCommands:
     """
     Counts the commands that came late to a robot, by the robot's own reports, over restarts of its driver.
@@ -139,6 +163,7 @@ class Invariants:
         self.late_commands = LateCommands(rig)
         self._start = time.monotonic()
         self._failures = self._failed_callbacks()
+        self.late_here: list[tuple[float, float]] = []  # silences that only the observer saw, by its steady clock [s]
         self._silence = rig.get(GATE, 'command_timeout_s') + STOP_RESERVE
 
     def check(self, killed: Iterable[str] = ()) -> None:
@@ -185,11 +210,31 @@ class Invariants:
         heard = self._rig.observer.since('cmd_vel', self._start)
         after = [*heard[1:], Received(time.monotonic(), None)]
         late = [
-            later.at - earlier.at
+            (earlier.at, later.at)
             for earlier, later in zip(heard, after)
             if not stands(earlier.message) and past(earlier.at, later.at, self._silence, STOP_RESERVE) > 0.0
         ]
-        return [f'no stop for {max(late) * 1e3:.0f} ms after a command that moves the robot'] if late else []
+        found = [silence for silence in late if not self._only_seen_here(*silence)]
+        if not found:
+            return []
+        start, end = max(found, key=lambda silence: silence[1] - silence[0])
+        where = {node: silences(self._rig, node, start, end) for node in (GATE, ROBOT)}
+        told = ', '.join(f'{node}: {"no report" if its is None else _in_ms(its) or "in time"}' for node, its in where.items())
+        return [f'no stop for {(end - start) * 1e3:.0f} ms after a command that moves the robot (by their own clocks, {told})']
+
+    def _only_seen_here(self, start: float, end: float) -> bool:
+        """
+        Whether this process alone was late: the gate says that what followed left it in time, and the robot that it came in time.
+
+        A robot or a gate that does not say so, because it was started again for one, clears nothing.
+        """
+        present = self._present()
+        told = [silences(self._rig, node, start, end) if present[node] == self._pids[node] else None for node in (GATE, ROBOT)]
+        if any(its is None or any(past(*silence, self._silence, STOP_RESERVE) > 0.0 for silence in its) for its in told):
+            return False
+        self.late_here.append((start, end))
+        print(f'the observer, and neither the gate nor the robot, was late: {(end - start) * 1e3:.0f} ms', flush=True)
+        return True
 
     def _lost_processes(self, killed: Iterable[str]) -> list[str]:
         present = self._present()

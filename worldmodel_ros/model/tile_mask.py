@@ -1,26 +1,25 @@
 """Masks of a preset with tiles over frames that lie next to each other in one tensor, as training passes them.
 
 What a session's lists of pages say (``engine.tile_window``), as a mask: which frames a frame sees, and which tiles of the
-plane each tile does. FlexAttention skips the blocks that a mask leaves out; ``dense`` is the definition, for CPUs and tests.
+plane each tile does. FlexAttention (``tile_flex``) skips the blocks that a mask leaves out; ``dense`` is the definition, for
+CPUs and tests.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..cache.layout import TileLayout
 from .presets import VideoPreset
 
-_compiled_flex_attention = torch.compile(flex_attention, dynamic=False)  # else it computes and masks everything
-
-BLOCK = 128  # tokens along each side of a block that is computed or left out
+if TYPE_CHECKING:
+    from .tile_flex import FlexMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +110,9 @@ class TileMask:
         """q (B, H, T * P, d), k and v (B, H, S * P, d) to (B, H, T * P, d)."""
         if self.blocks is None:
             return F.scaled_dot_product_attention(q, k, v, self.dense)
-        flex = _compiled_flex_attention if q.is_cuda else flex_attention
         if not self.column:
-            return flex(q, k, v, block_mask=self.blocks)
-        out = flex(*(self._by_place(part) for part in (q, k, v)), block_mask=self.blocks)
+            return self.blocks.attend(q, k, v)
+        out = self.blocks.attend(*(self._by_place(part) for part in (q, k, v)))
         b, heads, tokens, dim = q.shape
         return out.view(b, self.count, heads, -1, self.run, dim).permute(0, 2, 3, 1, 4, 5).reshape(b, heads, tokens, dim)
 
@@ -129,30 +127,7 @@ class TileMask:
         places = torch.kron(self.tiles, torch.ones(self.run, self.run, dtype=torch.bool, device=self.tiles.device))
         return torch.kron(self.frames, places)
 
-    def make_blocks(self) -> BlockMask:
-        """The mask for FlexAttention, of blocks of BLOCK tokens that are seen, partly seen or left out."""
-        units, unit = self.units, self.unit
-        if unit % BLOCK == 0:
-            times = unit // BLOCK
-            whole = some = units.repeat_interleave(times, 0).repeat_interleave(times, 1)
-        else:
-            rows, columns = (-(-size * unit // BLOCK) for size in units.shape)
-            side = BLOCK // unit
-            units = F.pad(units, (0, columns * side - units.shape[1], 0, rows * side - units.shape[0]))
-            cells = units.view(rows, side, columns, side)
-            whole, some = cells.all(3).all(1), cells.any(3).any(1)
-        lengths = tuple(size * unit for size in self.units.shape)
-        return BlockMask.from_kv_blocks(*_ordered(some & ~whole), *_ordered(whole), BLOCK_SIZE=BLOCK,
-                                        mask_mod=_seen(units, unit), seq_lengths=lengths)
-
-
-def _seen(units: Tensor, unit: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return units[q // unit, kv // unit]
-    return mask
-
-
-def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and which, first: int32 (1, 1, rows) and (1, 1, rows, columns)."""
-    order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
+    def make_blocks(self) -> FlexMask:
+        """The mask for FlexAttention, which only this loads: PyTorch's compiler comes with it, two seconds of a core."""
+        from .tile_flex import FlexMask
+        return FlexMask(self.units, self.unit)

@@ -39,9 +39,11 @@ from worldmodel_ros.parameters.command_gate import PARAMETERS
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.safety.gate import MAX_ROWS, Chunk, Command, Fault, Gate, Refusal, State
 from worldmodel_ros.safety.motion import PositionMotion
+from worldmodel_ros.safety.silences import Silences
 
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks
+_STOP_SLACK = 0.01  # s after command_timeout_s, from which on a stop is told of in the diagnostics as late
 _FAREWELL = Duration(seconds=0.1)  # to let the last stop leave the process
 _OVERHEAD = 4096  # bytes, for the other fields and a frame_id
 _PER_NAME = 8     # bytes, its length and alignment
@@ -67,6 +69,8 @@ class CommandGate(Node):
         self._announced = (self._gate.state, self._gate.reason, self._gate.first_reason)
         self._oldest = 0.0
         self._watched_at = time.monotonic()
+        self._silences = Silences(self._longest_silence)
+        self._watchdog_gap = 0.0
         self._max_chunk_bytes = max_chunk_bytes(axis_names(parameters))
         self.create_subscription(ActionChunk, 'action_chunk', self._on_chunk, COMMAND, raw=True)
         if isinstance(self._gate.motion, PositionMotion):
@@ -121,13 +125,24 @@ class CommandGate(Node):
             self.get_logger().warning(f'refused: {refusal}', throttle_duration_sec=_LOG_INTERVAL)
 
     def _on_tick(self) -> None:
-        self._send(self._gate.on_tick(time.monotonic()))
+        now = time.monotonic()
+        self._watchdog_gap = max(self._watchdog_gap, now - self._watched_at)
+        self._send(self._gate.on_tick(now))
         self._announce()
         self._watched_at = time.monotonic()
 
     def _send(self, command: Command | None) -> None:
         if command:
+            begun = time.monotonic()
             self._output.publish(command)
+            # From before a command leaves until what follows it has left.
+            self._silences.end(time.monotonic())
+            if command.stamp:
+                self._silences.begin(begun)
+
+    def _longest_silence(self) -> float:
+        policy = self._gate.policy
+        return policy.command_timeout + (policy.hold if policy.on_timeout == 'hold' else 0.0) + _STOP_SLACK
 
     def _announce(self) -> None:
         """Publish the status where it has changed; only after the command, which must not wait for it."""
@@ -177,8 +192,9 @@ class CommandGate(Node):
             'refused: invalid': counts.invalid, 'refused: order': counts.order,
             'refused: shape': counts.shape,
             'last refused': gate.last_refusal.text if gate.last_refusal else '',
-            'observation_age_max_ms': self._oldest * 1e3, **self.refusals.values()}
-        self._oldest = 0.0
+            'observation_age_max_ms': self._oldest * 1e3, 'watchdog_gap_max_ms': self._watchdog_gap * 1e3,
+            'silences': self._silences.tell(), **self.refusals.values()}
+        self._oldest = self._watchdog_gap = 0.0
         if gate.state is State.PASSING:
             return diagnostics.Report(diagnostics.OK, 'commands pass', values)
         never = not gate.first_reason and gate.state is State.STOPPED

@@ -34,6 +34,7 @@ from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
 from worldmodel_ros.nodes.sim_robot.tasks import PAUSE, Episodes
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.sim_robot import MAX_CLOCK_OFFSET, PARAMETERS
+from worldmodel_ros.safety.silences import Silences
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, World
 
@@ -43,6 +44,7 @@ ODOMETRY_RATE = 20.0      # Hz
 MARKER_RATE = 1.0         # Hz; of a room in which something moves, MOVING_MARKER_RATE
 MOVING_MARKER_RATE = 10.0
 RESET_TIMEOUT = 5.0       # s
+SILENCE = 0.14            # s without a command, of which the diagnostics tell: the gate stops after 0.13
 CLOCK_START = int((MAX_CLOCK_OFFSET + 100) * 1e9)  # ns; no stamp becomes negative, whatever the offset
 
 
@@ -62,6 +64,7 @@ class SimRobot(Node):
         prefix, slash, _ = self._settings['base_frame'].rpartition('/')
         self._frame_prefix = prefix + slash
         self._judge = CommandJudge(self._settings['deadline_s'])
+        self._silences = Silences(lambda: SILENCE)
         self._observations = Observations(self._settings['snapshots'])
         self._world = World(self._settings['seed'], randomise=self._settings['randomise'])
         self._begins = -math.inf  # steady time, before which an episode of a task has not begun [s]
@@ -124,6 +127,9 @@ class SimRobot(Node):
 
     def _take(self, twist: Twist, now: float) -> None:
         v, w = twist.linear.x, twist.angular.z
+        self._silences.end(now)
+        if (v, w) != (0.0, 0.0):
+            self._silences.begin(now)
         if not (math.isfinite(v) and math.isfinite(w)):
             self.refusals.count('cmd_vel: not finite')
             return
@@ -271,7 +277,7 @@ class SimRobot(Node):
             # Of every command since the last report, for those that want the whole distribution.
             'late_commands': ' '.join(f'{captured:.6f}:{received:.6f}' for captured, received in tally.late_ones),
             'latencies_ms': ' '.join(f'{latency * 1e3:.3f}' for latency in tally.fresh),
-            'brakings': self._brakings, **self.refusals.values()})
+            'silences': self._silences.tell(), 'brakings': self._brakings, **self.refusals.values()})
 
 
 def main() -> int:
