@@ -68,7 +68,7 @@ class World:
         self._frames, self._camera_frame = Frames(), ''
         self._subscriptions = [node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)]
         if importlib.util.find_spec('tf2_msgs'):
-            from tf2_msgs.msg import TFMessage  # in no wheel: without a distribution, world.json tells
+            from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
             self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self.on_transforms, STATIC))
 
     def destroy(self) -> None:
