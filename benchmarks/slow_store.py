@@ -73,7 +73,8 @@ def row(store: ObjectStore, rate: float, service: Service, engine, within: float
     robot.open(name)
     took = time.perf_counter() - begun
     found = {'link_mb_s': rate, 'session_mb': round(nbytes / 1e6, 2), 'predicted_ms': round(predicted * 1e3, 1),
-             'by_the_link_ms': round(nbytes / rate / 1e3, 1), 'read': robot.kept.frames > 0, 'opened_in_ms': round(took * 1e3, 1)}
+             'by_the_link_ms': round(nbytes / rate / 1e3, 1), 'read': robot.kept.frames > 0,
+             'opened_in_ms': round(took * 1e3, 1)}
     keeper.end(robot.kept, store=False)
     keeper.close()
     return found
