@@ -84,20 +84,16 @@ def main() -> int:
                         robot.tick(due=5.0)
                     time.sleep(TICK / 2)
                 robot = robots[kill % 2]
-                here = next(Path(server['socket']) for number, server in enumerate(front.status()['fleet']['servers'])
-                            if any(claim['server'] == number and claim['session'] == robot.session
-                                   for claim in front.status()['fleet']['claims']))
+                claims = {claim['session']: claim['server'] for claim in front.status()['fleet']['claims']}
+                here = paths[claims[robot.session]]
                 began = time.monotonic()
                 servers[here].stop(kill=True)
-                for other in robots:
-                    if other is not robot and other.server == here:
-                        other.link = None
                 times = until_answered(robot, listening.path, began)
                 opened.append(times[0])
                 answered.append(times[1])
                 frames_after.append(times[2])
                 for other in robots:
-                    if other.link is None:
+                    if other is not robot and claims[other.session] == claims[robot.session]:
                         until_answered(other, listening.path, began)
                 here.unlink(missing_ok=True)
                 servers[here] = ServerProcess(here, *arguments).wait()

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.fleet_robots import Robot as FleetRobot, ServerProcess
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.what_if import Branch, Question
@@ -222,6 +223,27 @@ def test_who_is_expected_last_leaves_first_and_who_is_overdue_is_expected_no_mor
     residency.close()
     with pytest.raises(ValueError, match='at least one'):
         Residency(0, transfers, None, None)
+
+
+@pytest.mark.waiting
+def test_robots_of_a_server_process_with_pages_for_two_go_on_bit_for_bit(served, tmp_path):
+    server = ServerProcess(tmp_path / 'engine.sock', tmp_path / 'store', 6, ('--backend', 'onnx', '--resident', '2')).wait()
+    robots = []
+    try:
+        for number in range(4):
+            robots.append(FleetRobot(number, server.path, served[2], session=f'robot{number}'))
+        for _ in range(3):
+            for robot in robots:
+                answer = robot.tick(due=60.0, patience=60.0)
+                assert answer.tier is not Tier.NONE, answer.reason
+                np.testing.assert_array_equal(answer.plan, robot.twin_answers(answer.tier)[0])
+        residency = server.status()['store']['residency']
+        assert (residency['places'], residency['sessions']) == (2, 4) and residency['came'] > 0
+    finally:
+        for robot in robots:
+            robot.close()
+        code = server.stop()
+    assert code == 0
 
 
 def test_a_server_tells_of_places_that_make_no_sense():

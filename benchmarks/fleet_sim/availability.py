@@ -6,7 +6,8 @@ robot a command, and by which rung of its ladder?
 
 Failures and repairs are events on virtual time, decided by the fleet's own router; what lies between them is not played tick
 by tick. How long a session is away, and how much of a GPU a robot takes, is measured (``--resume``, ``--server-loss``,
-``--capacity``); how often things fail is assumed, and said in the result. The rungs add up: what one leaves open, the next one may fill.
+``--capacity``); how often things fail is assumed, and said in the result. The rungs add up: what one
+leaves open, the next one may fill.
 """
 from __future__ import annotations
 
