@@ -20,7 +20,8 @@ def wan(monkeypatch):
 
 @pytest.fixture
 def options(wan, tmp_path):
-    return wan.argparse.Namespace(tiny=True, eager=True, folder=tmp_path, chunks=2, large_chunks=2, long=2, seconds=3600.0)
+    return wan.argparse.Namespace(tiny=True, eager=True, folder=tmp_path, chunks=2, large_chunks=2, long=2, seconds=3600.0,
+                                  dtypes=wan.DTYPES)
 
 
 @torch.inference_mode()

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -18,6 +17,7 @@ from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from test_mount import OPTICAL, transform
+from tf2_msgs.msg import TFMessage
 from sensor_msgs.msg import CameraInfo, Image
 from world_model_rig import DEADLINE, TRANSITIONS, Rig, stamp_of, time_message, wait_for
 
@@ -27,6 +27,7 @@ from worldmodel_ros.engine.open_world.description import optical_frame
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.msg import ActionChunk, PredictedFuture
 from worldmodel_ros.nodes.common.qos import CAMERA, ODOMETRY
+from worldmodel_ros.nodes.world_model.camera import STATIC
 from worldmodel_ros.srv import SessionFile, SetTask, WhatIf
 
 pytestmark = [pytest.mark.ros, pytest.mark.untimed, pytest.mark.skipif(
@@ -185,10 +186,10 @@ def test_observed_images_odometry_and_a_calibration_make_one_session(folder, tmp
         assert (rig.subject._world.intrinsics.fx, rig.subject._world.intrinsics.cx) == (30.0, 24.0)
         worker = rig.subject._activation.worker
         assert rig.report()[2]['camera_in_base'] == 'world.json' and worker.optical is None
-        # As /tf_static tells it, whose message type is in no wheel.
-        mast = transform('base_link', 'camera', (0.2, 0.1, 0.5), (0.0, 0.2, 0.3))
-        rig.subject._world.on_transforms(SimpleNamespace(transforms=[
-            mast, transform('camera', 'camera_optical_frame', rpy=OPTICAL)]))
+        static = rig.tester.create_publisher(TFMessage, '/tf_static', STATIC)
+        static.publish(TFMessage(transforms=[transform('base_link', 'camera', (0.2, 0.1, 0.5), (0.0, 0.2, 0.3)),
+                                             transform('camera', 'camera_optical_frame', rpy=OPTICAL)]))
+        wait_for(lambda: worker.optical is not None, 'the camera in tf')
         assert np.allclose(worker.optical, optical_frame([0.2, 0.1, 0.5, 0.0, 0.2, 0.3]))
         assert rig.report()[2]['camera_in_base'] == 'tf, camera_optical_frame'
 

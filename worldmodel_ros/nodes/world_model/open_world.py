@@ -69,7 +69,7 @@ class World:
         self._subscriptions = [node.create_subscription(CameraInfo, 'camera/camera_info', self._hear, CAMERA)]
         if importlib.util.find_spec('tf2_msgs'):
             from tf2_msgs.msg import TFMessage  # of the distribution, or built along with this package (CMakeLists.txt)
-            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self.on_transforms, STATIC))
+            self._subscriptions.append(node.create_subscription(TFMessage, '/tf_static', self._on_transforms, STATIC))
 
     def destroy(self) -> None:
         """Destroy publishers and subscriptions."""
@@ -93,7 +93,7 @@ class World:
         level, text = activation.judge()
         return diagnostics.Report(level, text, {**values, **activation.values(), **self._refusals.values()})
 
-    def on_transforms(self, message: Any) -> None:
+    def _on_transforms(self, message: Any) -> None:
         """Take transforms of /tf_static."""
         for transform in message.transforms:
             self._frames.add(transform)
