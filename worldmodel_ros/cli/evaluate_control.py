@@ -30,7 +30,8 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', metavar='T',
-                        help='intercept, street, recall, rooms, places, images, follow, second_ball, avoid_red, pass_behind; '
+                        help='intercept, street, recall, rooms, places, images, any_images (walls alone, too), follow, '
+                             'second_ball, avoid_red, pass_behind; '
                              f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: those alone)')
     parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
                         help='pose, image, colour: the tasks places, images and rooms, which are a goal and no more')

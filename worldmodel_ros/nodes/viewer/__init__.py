@@ -1,0 +1,1 @@
+"""Shows what runs in Rerun: a node that only listens."""
