@@ -52,7 +52,9 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--variants', nargs='+', default=[], metavar='V',
                         help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
                              'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '
-                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m')
+                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m; '
+                             'camera_height_+0.05 and other heights, m, and camera_pitch_-5 and other pitches, degrees: those '
+                             'of docs/own_robot.md')
     parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
                         help='what runs the networks (default: auto)')
