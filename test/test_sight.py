@@ -10,6 +10,7 @@ from worldmodel_ros.control.pilot import SLOTS, STANDING, Pilot
 from worldmodel_ros.control.sight import NAME, Sight
 from worldmodel_ros.control.task import TaskError, to_place, to_sight
 from worldmodel_ros.control.terms import Outcome, Reach, places, utilities
+from worldmodel_ros.sim.world import World
 
 GOAL = np.array([-0.2, -0.5, 0.4])  # sees THINGS[0] and THINGS[1]
 
@@ -55,6 +56,20 @@ def test_one_thing_that_is_not_what_it_was_taken_for_is_left_out():
     sight.places[shown[0]] += (0.9, -1.0)
     found = sight.pose(localiser_that_saw(*all_around()))
     assert len(shown) >= 3 and math.dist(found[:2], pose[:2]) < 0.15
+
+
+def test_an_image_is_like_itself_and_the_less_like_another_the_further_off_that_is():
+    world = World(2_000_000)
+    x, y, yaw = world.pose
+    seen = []
+    for turn in (0.0, 0.03, 0.2, 0.6, 3.0):
+        world.move_robot((x, y, yaw + turn))
+        seen.append(world.render((64, 64)))
+    sight = Sight(np.zeros(12), np.zeros((12, 2)), np.zeros(6), seen[0])
+    alike = [sight.similarity(image) for image in seen]
+    assert alike[0] == pytest.approx(1.0) and alike[1] > 0.9 and alike == sorted(alike, reverse=True)
+    assert alike[-1] < 0.6
+    assert math.isnan(sight.similarity(np.full((64, 64, 3), 90, np.uint8)))
 
 
 def test_an_image_of_walls_alone_is_refused():

@@ -30,7 +30,8 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--seeds', required=True, metavar='A:B',
                         help='rooms to drive in, from A up to but not including B; none that training may use')
     parser.add_argument('--tasks', nargs='+', metavar='T',
-                        help='intercept, street, recall, rooms, places, images, follow, second_ball, avoid_red, pass_behind; '
+                        help='intercept, street, recall, rooms, places, images, any_images (walls alone, too), follow, '
+                             'second_ball, avoid_red, pass_behind; '
                              f'runtime: the last four (default: {" ".join(_TASKS)}; with --goals: those alone)')
     parser.add_argument('--goals', nargs='+', default=[], choices=('pose', 'image', 'colour'), metavar='G',
                         help='pose, image, colour: the tasks places, images and rooms, which are a goal and no more')
@@ -51,7 +52,9 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--variants', nargs='+', default=[], metavar='V',
                         help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
                              'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '
-                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m')
+                             'camera_pitched: by 5 degrees; these three also with _uncorrected; camera_higher: by 0.1 m; '
+                             'camera_height_+0.05 and other heights, m, and camera_pitch_-5 and other pitches, degrees: those '
+                             'of docs/own_robot.md')
     parser.add_argument('--model', default='tiny', metavar='M', help='of b1: shipped model or folder of a trained one (tiny)')
     parser.add_argument('--backend', default='auto', choices=('auto', 'torch', 'onnx', 'onnx-int8'),
                         help='what runs the networks (default: auto)')

@@ -58,8 +58,8 @@ def to_sight(sight: Sight, standing: list[int]) -> Task:
     """Return what an image asks for: to be where the camera sees what it shows. ``standing``: slots of things that do not move.
     Raises TaskError for one that shows none of these, by which that place could be found."""
     if not sight.in_view(standing):
-        raise TaskError('the image shows none of the things that the robot knows, by which it could find the place: show one '
-                        'of them, without anything before it')
+        raise TaskError('the image shows none of the things that the robot knows, by which it could find the place, and walls '
+                        'alone may be of many places: show one of the things, without anything before it')
     return Task('image', (Reach(SIGHT, sight=sight), Clearance(0.05), Time(SIGHT)))
 
 

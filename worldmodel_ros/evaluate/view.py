@@ -255,9 +255,13 @@ TYPES = frozenset(_SHOWS)
 
 
 def layout(topics: Mapping[str, str]) -> rrb.Blueprint:
-    """
-    Return what is seen left, what is decided right, numbers over time below; ``topics``: type of each, by name.
-    """
+    """Return what is seen left, what is decided right, numbers over time below; ``topics``: type of each, by name."""
+    seen, decided, plots = panels(topics)
+    return rrb.Blueprint(rrb.Vertical(rrb.Horizontal(rrb.Grid(*seen), *decided), rrb.Grid(*plots)))
+
+
+def panels(topics: Mapping[str, str]) -> tuple[list[rrb.View], list[rrb.View], list[rrb.View]]:
+    """Return the panels: what is seen, what is decided, and numbers over time; ``topics`` as of layout."""
     def of(*types: str) -> list[str]:
         return [name for name, type_name in topics.items() if type_name.rpartition('/')[2] in types]
     seen = [rrb.Spatial2DView(origin=name, name=name) for name in of('Image', 'CompressedImage')]
@@ -273,4 +277,4 @@ def layout(topics: Mapping[str, str]) -> rrb.Blueprint:
                ('gate', [f'+ {name}/{part}' for name in of('CommandStatus') for part in ('state', 'limited', 'stops')]),
                ('commands', [f'+ {name}/**' for name in of('Twist', 'TwistStamped')])]
     plots = [rrb.TimeSeriesView(origin='/', name=name, contents=contents) for name, contents in numbers if contents]
-    return rrb.Blueprint(rrb.Vertical(rrb.Horizontal(rrb.Grid(*seen), *decided), rrb.Grid(*plots)))
+    return seen, decided, plots

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldmodel_ros.control.task import TaskError
 from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.sim.task_scenes import Variant
 from worldmodel_ros.sim.world import World
@@ -158,7 +159,10 @@ def _drive(question: Question, job: Job) -> Episode:
     policy = _policy(question.forecast, controllers.CLONED[job.controller]) if job.controller in controllers.CLONED else None
     look = CAMERAS[job.variant].look if job.variant in CAMERAS else World.render
     image = _shown(setup, look, forecast.image_size) if forecast and setup.task.by_image else None
-    controller = controllers.make(job.controller, engine, forecast, another, look, image, policy)
+    try:
+        controller = controllers.make(job.controller, engine, forecast, another, look, image, policy)
+    except TaskError as error:  # the robot refuses the goal, and stays where it is
+        return Episode(job.seed, False, 0, 0.0, 0, f'refused: {error}')
     return drive(setup, controller, question.delay(job), _world())
 
 

@@ -27,7 +27,7 @@ class Task:
     whether any contact that is not asked for ends the episode. ``goals_follow``: whether a new goal is given at each arrival,
     until the time is over. ``to_places``: ``terms`` are given a place instead, x and y in m in the frame of the robot's
     odometry, which begins where it does; ``by_image``: and the yaw there, of which a robot that sees is told what its camera
-    would show. ``told``: one of the combinations that no policy may be trained for.
+    would show; not ``shows_thing``: be that walls alone. ``told``: one of the combinations that no policy may be trained for.
     """
 
     name: str
@@ -39,12 +39,13 @@ class Task:
     told: bool = False
     to_places: bool = False
     by_image: bool = False
+    shows_thing: bool = True
 
     def setup(self, seed: int, variant: Variant = Variant()) -> Setup:
         """What a seed decides."""
         if self.to_places:
             scene = task_scene(self.scene, seed, variant)
-            return Setup(self, seed, scene, (_pose_to_see(scene) if self.by_image else _free_place(scene),))
+            return Setup(self, seed, scene, (self._goal(scene),))
         goals = [goal_colour(self.scene, seed)]
         if self.goals_follow:
             rng = np.random.default_rng([seed, len(COLOURS)])
@@ -52,6 +53,12 @@ class Task:
                 others = [colour for colour in COLOURS if colour != goals[-1]]
                 goals.append(others[int(rng.integers(len(others)))])
         return Setup(self, seed, task_scene(self.scene, seed, variant), tuple(goals))
+
+
+    def _goal(self, scene: Scene) -> tuple[float, ...]:
+        if not self.by_image:
+            return _free_place(scene)
+        return _pose_to_see(scene) if self.shows_thing else _any_pose(scene)
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,7 @@ def _pose_to_see(scene: Scene) -> tuple[float, float, float]:
     """A free place, and a yaw with which a goal object is in view there, with nothing before it; in the frame that begins where
     the robot does. Images of walls alone are of many places."""
     for draw in range(_DRAWS):
-        place, rng = _free_place(scene, draw), np.random.default_rng([scene.seed, _PLACES, draw, 1])
-        pose = (*place, float(rng.uniform(-math.pi, math.pi)))
+        pose = _any_pose(scene, draw)
         x, y, yaw = to_world(scene, pose)
         for prop in scene.props:
             way = np.array([prop.x - x, prop.y - y])
@@ -93,6 +99,12 @@ def _pose_to_see(scene: Scene) -> tuple[float, float, float]:
             if away < _SEEN_WITHIN and abs(bearing) < _SEEN_TO_SIDE and not hidden:
                 return pose
     raise ValueError(f'scene {scene.seed} shows nothing from any of {_DRAWS} poses')
+
+
+def _any_pose(scene: Scene, draw: int = 0) -> tuple[float, float, float]:
+    """A free place and any yaw, in the frame that begins where the robot does."""
+    rng = np.random.default_rng([scene.seed, _PLACES, draw, 1])
+    return (*_free_place(scene, draw), float(rng.uniform(-math.pi, math.pi)))
 
 
 def _free_place(scene: Scene, draw: int = 0) -> tuple[float, float]:
@@ -123,6 +135,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task('rooms', 'rooms', 30.0, _reach),
     Task('places', 'rooms', 30.0, lambda place: to_place(place).terms, to_places=True),
     Task('images', 'rooms', 30.0, lambda pose: to_place(pose).terms, to_places=True, by_image=True),
+    Task('any_images', 'rooms', 30.0, lambda pose: to_place(pose).terms, to_places=True, by_image=True, shows_thing=False),
     Task('follow', 'follow', 12.0,
          lambda goal: (KeepDistance('ball', 1.0), Clearance(0.12, weight=2.0)), contact_fails=True, told=True),
     Task('second_ball', 'second_ball', 4.0,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from worldmodel_ros.bags.drive import Drive, Tick, read_drive
 from worldmodel_ros.bags.fields import YawRate
 from worldmodel_ros.bags.findings import Finding, by_severity
+from worldmodel_ros.bags.goals import read_goals
 from worldmodel_ros.bags.guess import find_mapping
 from worldmodel_ros.bags.mapping import Mapping
 from worldmodel_ros.bags.source import Bag, open_bag
@@ -71,7 +72,8 @@ def evaluate_bag(task: Task, engine: Engine, measured: MeasuredTimes, lines: Pat
                           (*_in_words(mapping, engine.spec.action_names), *part))
         return Evaluation(
             subject, engine.spec, columns, highlights, replay(engine.spec, arrivals, measured, Budget.from_config()),
-            drive.health.to_dict(), findings, has_actions, digest.hexdigest(), replayed and replayed.numbers())
+            drive.health.to_dict(), findings, has_actions, digest.hexdigest(), replayed and replayed.numbers(),
+            tuple(read_goals(bag)))
 
 
 def _ticks(drive: Drive, seconds: float | None, arrivals: list[Arrival], progress: Callable[[float], None]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from worldmodel_ros.bags.goals import Driven
 from . import metrics, surprise
 from .columns import Columns
 from .deadline import Deadline
@@ -45,6 +46,7 @@ class Evaluation:
     has_actions: bool = True
     digest: str = ''  # SHA-256 of the file of windows
     forecast: dict[str, Any] | None = None  # numbers of a scene forecast that was run along
+    goals: Sequence[Driven] = ()  # by the recorded decisions
 
     @cached_property
     def moments(self) -> list[Moment]:

@@ -43,4 +43,5 @@ def _numbers(evaluation: Evaluation, verdict: Verdict) -> dict:
             'verdict': verdict.to_dict(), **evaluation.numbers, 'windows_sha256': evaluation.digest,
             'health': evaluation.health, 'findings': [
                 asdict(finding) for finding in evaluation.findings],
-            'deadline': evaluation.deadline and evaluation.deadline.to_dict(), 'forecast': evaluation.forecast}
+            'deadline': evaluation.deadline and evaluation.deadline.to_dict(), 'forecast': evaluation.forecast,
+            'goals': [goal.to_dict() for goal in evaluation.goals]}

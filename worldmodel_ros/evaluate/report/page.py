@@ -10,6 +10,7 @@ from worldmodel_ros.evaluate.drive.verdict import Verdict
 from .commands import commands
 from .deadline import deadline
 from .forecast import forecast
+from .goals import goals
 from .health import health
 from .html import escape, runs
 from .moments import moments
@@ -18,8 +19,9 @@ from .prediction import prediction
 from .style import CSS
 from .what_if import what_if
 
-CONTENTS = (('compare', 'Comparison'), ('prediction', 'Prediction'), ('surprise', 'Surprise'), ('commands', 'Commands'),
-            ('what-if', 'What if'), ('forecast', 'Forecast'), ('deadline', 'Deadline'), ('health', 'Data health'))
+CONTENTS = (('compare', 'Comparison'), ('goals', 'Goals'), ('prediction', 'Prediction'), ('surprise', 'Surprise'),
+            ('commands', 'Commands'), ('what-if', 'What if'), ('forecast', 'Forecast'), ('deadline', 'Deadline'),
+            ('health', 'Data health'))
 
 
 def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], comparison: Comparison | None,
@@ -29,8 +31,8 @@ def render(evaluations: Sequence[Evaluation], verdicts: Sequence[Verdict], compa
     title = comparison.sentence if comparison else verdicts[0].sentence
     contents = ''.join(f'<li><a href="#{anchor}">{name}</a></li>' for anchor, name in CONTENTS
                        if (comparison or anchor != 'compare')
-                       and (anchor != 'forecast' or any(e.forecast for e in evaluations)))
-    body = [tiles(shown), differences(comparison) if comparison else '', prediction(shown), moments(shown),
+                       and (anchor not in ('forecast', 'goals') or any(getattr(e, anchor) for e in evaluations)))
+    body = [tiles(shown), differences(comparison) if comparison else '', goals(shown), prediction(shown), moments(shown),
             commands(shown), what_if(shown), forecast(shown), deadline(shown), health(shown)]
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
