@@ -1,7 +1,9 @@
 """The simulated robot as a process on real ROS 2: what it publishes, obeys, measures and refuses."""
 import math
+import os
 import re
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -35,6 +37,7 @@ def roomy_seed(start=1_000_000):
 def driven(tmp_path_factory):
     """One robot for the tests that leave it as they found it."""
     with robot(tmp_path_factory.mktemp('robot'), seed=roomy_seed()) as (process, onlooker):
+        onlooker.process = process
         yield onlooker
 
 
@@ -360,3 +363,13 @@ def test_a_parameter_out_of_range_keeps_it_from_starting_and_says_why(tmp_path):
     with pytest.raises(AssertionError, match='(?s)cannot start: .*camera_width'):
         with robot(tmp_path, camera_width=4):
             pass
+
+
+def test_threads_of_dds_have_no_heaps_of_their_own(onlooker):
+    """In heaps of threads, of which the C library reserves 64 MiB each, holes would grow over hours."""
+    fresh(onlooker)
+    maps = [line.split(maxsplit=5) for line in Path(f'/proc/{onlooker.process.pid}/maps').read_text().splitlines()]
+    spans = [[int(address, 16) for address in line[0].split('-')] for line in maps]
+    heaps = [hex(start) for (start, middle), (again, end), line, rest in zip(spans, spans[1:], maps, maps[1:])
+             if start % 2**26 == 0 and middle == again and end == start + 2**26 and line[1] == 'rw-p' and rest[1] == '---p']
+    assert len(heaps) <= os.cpu_count()  # of threads that NumPy's library has started when it was imported

@@ -6,7 +6,7 @@ import os
 from typing import Protocol
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 _KEPT = 32 * 2**20  # bytes
 
 
@@ -65,3 +65,17 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):
         return False
     return all([mallopt(_M_MMAP_THRESHOLD, _KEPT), mallopt(_M_TRIM_THRESHOLD, 4 * _KEPT)])
+
+
+def share_one_heap() -> bool:
+    """
+    Have all threads that are yet to start allocate from the heaps that there are: from one, where there are no threads yet.
+
+    Otherwise the C library gives threads heaps of their own, up to eight for each core; what one thread of DDS allocates and
+    another frees leaves holes in each of them, and a process that lives for weeks grows. Threads then wait for each other,
+    which costs a process that allocates little. Returns whether the C library (glibc) knows the setting.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))
+    except (AttributeError, OSError):
+        return False

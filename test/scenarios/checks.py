@@ -98,7 +98,7 @@ def gate_gets_into(rig: Rig, state: int, timeout: float = 2.0) -> CommandStatus:
 
 def silences(rig: Rig, node: str, start: float, end: float) -> list[tuple[float, float]] | None:
     """
-    Return the silences that overlap the time from ``start`` to ``end`` by a node's own diagnostics, None where it does not tell.
+    Return the silences that overlap the time from ``start`` to ``end`` by a node's own diagnostics; None: it does not tell.
 
     It tells of them once they are over, in the next report; so that is waited for. ``safety.silences`` has what they are.
     """
@@ -224,7 +224,7 @@ class Invariants:
 
     def _only_seen_here(self, start: float, end: float) -> bool:
         """
-        Whether this process alone was late: the gate says that what followed left it in time, and the robot that it came in time.
+        Whether this process alone was late: the gate says that what followed left it in time, the robot that it came so.
 
         A robot or a gate that does not say so, because it was started again for one, clears nothing.
         """

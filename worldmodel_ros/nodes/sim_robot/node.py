@@ -282,4 +282,5 @@ class SimRobot(Node):
 
 def main() -> int:
     """Run the node; return the exit code of the process."""
+    realtime.share_one_heap()
     return run(SimRobot)
