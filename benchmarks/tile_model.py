@@ -386,7 +386,8 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
     return {'p50_ms': round(float(np.quantile(times, 0.5)), 3), 'p99_ms': round(float(np.quantile(times, 0.99)), 3)}
 
 
-def simulated(options: argparse.Namespace, size: int, with_sights: bool) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
+def simulated(options: argparse.Namespace, size: int, with_sights: bool
+              ) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
     """Episodes of images of ``size`` pixels, and the objects that are turned away from, at this size and for ``compared``."""
     from worldmodel_ros.sim.rollout import collect
     sizes = {size, 64} if options.compared else {size}
@@ -432,7 +433,7 @@ def main() -> int:
     parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,sharded')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
-    parser.add_argument('--episodes', type=Path, help='file in which what is simulated is kept, and taken from where it is there')
+    parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
     parts, model = options.parts.split(','), model_folder(options.model)
     size = read_description(model).preset.image_size[0]

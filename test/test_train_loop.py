@@ -87,7 +87,8 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
             return objective
 
         torch.manual_seed(5)  # an auxiliary head begins as in the first attempt, whatever was drawn before
-        result = optimise(model, make, Schedule(6, 1e-2, matrix_rate=matrix_rate), stage=stage, ranks=ALONE, out=out, seed=7, log_every=0.0)
+        schedule = Schedule(6, 1e-2, matrix_rate=matrix_rate)
+        result = optimise(model, make, schedule, stage=stage, ranks=ALONE, out=out, seed=7, log_every=0.0)
         return model, result
 
     through, result = train(tmp_path / 'through')

@@ -28,11 +28,11 @@ class WorldObjective(Objective):
         self.model, self.preset, self.episodes, self.options = model, model.preset, episodes, options
         check_labels(episodes, options.search)
         if options.pieces > 1 and self.preset.tile is None:
-            raise ValueError(f'pieces is {options.pieces}, and preset {self.preset.name!r} has no tiles, whose masks keep pieces '
-                             'apart: set it to 1')
+            raise ValueError(f'pieces is {options.pieces}, and preset {self.preset.name!r} has no tiles, whose masks keep '
+                             'pieces apart: set it to 1')
         if options.clip_frames // options.pieces <= self.preset.chunk_frames:
-            raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a chunk '
-                             f'({self.preset.chunk_frames} frames)')
+            raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
+                             f'chunk ({self.preset.chunk_frames} frames)')
         self.contacts = None
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()

@@ -117,12 +117,36 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
+    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without."""
+
+    window_frames: int | None = None
+    sink_slabs: int | None = None
+    temporal: bool = True
+
+    def of(self, preset: Preset) -> Preset:
+        """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
+        if preset.tile is None:
+            raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
+        changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs')
+                                   if getattr(self, name) is not None}
+        if not self.temporal:
+            changed['patterns'] = tuple(pattern for pattern in preset.patterns if pattern[0])
+        if changed.get('window_frames', 1) < 1 or changed.get('sink_slabs', 0) < 0:
+            raise ValueError(f'memory.window_frames ({self.window_frames}) must be above zero, and memory.sink_slabs '
+                             f'({self.sink_slabs}) not below')
+        return replace(preset, **changed)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A run. A section that is null is a stage that is left out; ``init`` names a model to start from, ``autoencoder`` one of
     which only that is taken, with latents of the same kind, whatever its size of images."""
 
     preset: str
     policy: str | None = None  # 'flow' or 'regression' instead of the preset's
+    memory: Memory | None = None  # of a preset with tiles, instead of the preset's
     seed: int = 0
     init: str | None = None
     autoencoder: str | None = None
@@ -165,6 +189,8 @@ class TrainConfig:
     def model_preset(self) -> Preset:
         """Shape of the model."""
         preset = PRESETS[self.preset]
+        if self.memory is not None:
+            preset = self.memory.of(preset)
         return preset if self.policy is None else replace(preset, policy=self.policy)
 
     @property
@@ -179,7 +205,7 @@ class TrainConfig:
         if name == 'data':
             return {'preset': self.preset, 'data': everything['data']}
         until = STAGES[:STAGES.index(name) + 1]
-        return {key: everything[key] for key in ('preset', 'policy', 'seed', 'init', 'autoencoder', *until)}
+        return {key: everything[key] for key in ('preset', 'policy', 'memory', 'seed', 'init', 'autoencoder', *until)}
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -159,7 +159,8 @@ class Optimiser:
 
 def layer_matrices(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Of the parameters, the matrices of the DiT's layers."""
-    inside = {id(parameter) for name, parameter in module.named_parameters() if '.blocks.' in f'.{name}' and parameter.ndim == 2}
+    inside = {id(parameter) for name, parameter in module.named_parameters()
+              if '.blocks.' in f'.{name}' and parameter.ndim == 2}
     return [parameter for parameter in parameters if id(parameter) in inside]
 
 
