@@ -386,10 +386,43 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
     return {'p50_ms': round(float(np.quantile(times, 0.5)), 3), 'p99_ms': round(float(np.quantile(times, 0.99)), 3)}
 
 
+def simulated(options: argparse.Namespace, size: int, with_sights: bool
+              ) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
+    """Episodes of images of ``size`` pixels, and the objects that are turned away from, at this size and for ``compared``."""
+    from worldmodel_ros.sim.rollout import collect
+    sizes = {size, 64} if options.compared else {size}
+    if options.episodes and options.episodes.is_file():
+        with np.load(options.episodes) as file:
+            episodes = {name: file[name] for name in ('frames', 'actions')}
+            sights = {pixels: [Sight(**{name: _plain(file[f'{pixels}.{n}.{name}']) for name in Sight.__dataclass_fields__})
+                               for n in range(int(file[f'{pixels}.count']))] for pixels in sizes} if with_sights else {}
+        return episodes, sights
+    collected = collect(range(options.first_seed, options.first_seed + options.rooms), options.frames, (size, size),
+                        options.workers)
+    episodes, sights = {name: np.array(collected[name]) for name in ('frames', 'actions')}, {}
+    if with_sights:
+        seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
+        with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
+            for pixels in sizes:
+                sights[pixels] = [sight for sight in pool.map(
+                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
+    if options.episodes:
+        content = {f'{pixels}.{n}.{name}': np.asarray(getattr(sight, name)) for pixels, each in sights.items()
+                   for n, sight in enumerate(each) for name in Sight.__dataclass_fields__}
+        partial = options.episodes.with_suffix('.partial.npz')
+        np.savez(partial, **episodes, **content, **{f'{pixels}.count': np.array(len(each)) for pixels, each in sights.items()})
+        partial.replace(options.episodes)
+    return episodes, sights
+
+
+def _plain(array: np.ndarray) -> Any:
+    return array if array.ndim > 1 else tuple(array.tolist()) if array.ndim else array.item()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--model', required=True)
-    parser.add_argument('--compared', default='tiny', help='model with a short window whose memory is measured, too')
+    parser.add_argument('--compared', default='tiny', help="model with a short window whose memory is measured, too; '': none")
     parser.add_argument('--rooms', type=int, default=32)
     parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
     parser.add_argument('--hidden', type=float, nargs='+', default=HIDDEN, help='seconds that an object is out of view')
@@ -397,23 +430,14 @@ def main() -> int:
     parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default='chunk_time,prediction,precision,memory,sharded')
+    parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,sharded')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
+    parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
     parts, model = options.parts.split(','), model_folder(options.model)
     size = read_description(model).preset.image_size[0]
-    from worldmodel_ros.sim.rollout import collect
-    episodes = collect(range(options.first_seed, options.first_seed + options.rooms), options.frames, (size, size),
-                       options.workers)
-    episodes = {name: np.array(episodes[name]) for name in ('frames', 'actions')}
-    sights: dict[int, list[Sight]] = {}
-    if 'memory' in parts:
-        seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
-        with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
-            for pixels in (size, 64):
-                sights[pixels] = [sight for sight in pool.map(
-                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
+    episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
     name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
@@ -433,9 +457,11 @@ def main() -> int:
         engine.warm_up()
         found = quality(engine, episodes, min(options.first, options.frames - AHEAD - 4), 6)
         found.pop('rows'), found.pop('latents')
-        same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
-        write('prediction', {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes),
-                          'agreement_with_training': same})
+        result = {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes)}
+        write('prediction', result)
+        if 'agreement' in parts:
+            same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
+            write('prediction', {**result, 'agreement_with_training': same})
         del engine
     if 'precision' in parts:
         few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
@@ -443,6 +469,8 @@ def main() -> int:
     if 'memory' in parts:
         rows = {name: remembered(engine_of(model, kind), sights[size])}
         write('memory', {'rows': rows})
+        if not options.compared:
+            return 0
         other = Engine(TorchBackend(checkpoint.load(model_folder(options.compared)),
                                     precision=Precision.FP32), model_folder(options.compared), 1)
         rows[options.compared] = remembered(other, sights[64])

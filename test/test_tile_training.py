@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import tiled_model
+from small_model import small_model
 from torch.nn.attention.flex_attention import create_mask
 
 from worldmodel_ros.engine.backends.torch import TorchBackend
@@ -17,13 +18,16 @@ from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.presets import SMALL, SMALL_TILES
-from worldmodel_ros.model.sampling import FLOW, HALF
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.sim.rollout import array_shapes, collect
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import FAR, Chunks, after_sinks
+from worldmodel_ros.train.data.batches import FAR, Chunks, after_sinks, mix
+from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
+from worldmodel_ros.train.objectives.teacher import TeacherObjective
+from worldmodel_ros.train.run.options import TeacherOptions
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 CHUNKS = 20
@@ -157,6 +161,74 @@ def test_clips_begin_with_the_sinks_of_their_episode_and_go_on_later_in_it():
     ahead = np.array([index[4] for index, _ in drawn])
     assert 0.2 < (ahead == 4).mean() < 0.5 and ahead.max() == 84
     assert max(times[4] for _, times in drawn) > 4000
+
+
+def tiled_episodes(frames=40):
+    rng = torch.Generator().manual_seed(3)
+    return Episodes(
+        torch.zeros(4, frames, 1, 1, 3, dtype=torch.uint8), torch.rand(4, frames, TILED.actions, generator=rng) * 0.3,
+        expert=torch.rand(4, frames, len(TILED.goals), TILED.actions, generator=rng) * 0.3,
+        collided=torch.zeros(4, frames, dtype=torch.bool), goal_distance=torch.rand(4, frames, len(TILED.goals), generator=rng),
+        latents=torch.randn(4, frames, *TILED.latent_size, TILED.latent_channels, generator=rng))
+
+
+def drawn(model, **options):
+    objective = TeacherObjective(model, tiled_episodes(), TeacherOptions(**{'batch': 2, 'context_noise': 0.0, **options}))
+    return objective, objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
+
+
+def test_a_clip_of_pieces_is_several_sessions_that_do_not_see_each_other(model):
+    objective, batch = drawn(model, clip_frames=24, chunks=4, pieces=2)
+    k, piece = TILED.chunk_frames, np.arange(24) // 12
+    assert (batch.starts % 12 >= 1).all() and (batch.starts // 12 == (batch.starts + k - 1) // 12).all()
+    assert (np.bincount(batch.starts // 12) == 2).all()
+    assert (batch.episode[:, :12] == batch.episode[:, :1]).all() and (batch.episode[:, 12:] == batch.episode[:, 12:13]).all()
+    assert not batch.observed[:, piece == 0][:, -k:].any() and batch.observed[:, :12 - k].all()
+    with torch.no_grad():
+        before = objective.forward(batch, batch.noise, batch.tau, batch.step)
+        batch.context[:, 1] += 1.0  # a frame of the first piece
+        after = objective.forward(batch, batch.noise, batch.tau, batch.step)
+    of_chunks = np.repeat(batch.starts // 12, k)
+    for number, place in ((0, of_chunks), (1, of_chunks), (2, piece)):
+        changed = (before[number] != after[number]).flatten(2).any(2).any(0).numpy()
+        assert not changed[place == 1].any()
+        assert changed[place == 0].any()
+
+
+def test_pieces_last_for_their_share_of_the_schedule(model):
+    objective, _ = drawn(model, clip_frames=24, chunks=4, pieces=2, pieces_until=0.5)
+    for done, expected in ((0.4, 24), (0.6, 1)):
+        objective.done = done
+        batch = objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
+        assert batch.episode.shape == (2, expected)
+
+
+@pytest.mark.parametrize('preset, options, message', [
+    (tiled_model.SMALL, {'clip_frames': 24, 'pieces': 2}, 'has no tiles, whose masks keep pieces apart'),
+    (TILED, {'clip_frames': 8, 'pieces': 2}, 'each must be longer than a chunk')])
+def test_pieces_that_cannot_be_are_refused(preset, options, message):
+    with pytest.raises(ValueError, match=message):
+        TeacherObjective(small_model(preset=preset), tiled_episodes(), TeacherOptions(chunks=4, **options))
+
+
+def test_pieces_divide_a_clip_and_its_chunks():
+    with pytest.raises(ValueError, match=r'pieces is 3: it must divide clip_frames \(28\) and chunks \(3\)'):
+        TeacherOptions(clip_frames=28, chunks=3, pieces=3)
+
+
+def test_served_steps_are_learned_towards_the_truth(model):
+    objective, batch = drawn(model, batch=64, clip_frames=24, chunks=4, served_share=0.75)
+    served = batch.step != FLOW
+    assert 0.6 < served.float().mean() < 0.9
+    assert set(zip(batch.step[served].tolist(), batch.tau[served].tolist())) == {(HALF, 0.0), (HALF, 0.5), (WHOLE, 0.0)}
+    for rows in (batch.step, batch.tau):  # the frames of a chunk share them
+        assert (rows.unflatten(1, (4, -1)) == rows.unflatten(1, (4, -1))[..., :1]).all()
+    _, values = objective.loss(batch)
+    with torch.no_grad():
+        z = mix(batch.noise, batch.target, batch.tau)
+        error = (objective.forward(batch, z, batch.tau, batch.step)[0] - batch.target).square().mean((2, 3, 4))
+    for name, row in (('half', HALF), ('whole', WHOLE)):
+        torch.testing.assert_close(values[name].detach(), error[batch.step == row].mean(), rtol=1e-4, atol=1e-5)
 
 
 def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of_the_oldest():

@@ -1,4 +1,5 @@
 """A run's configuration: what is shipped can be read, and what is wrong is named with its place and the remedy."""
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / 'config' / 'train'
 SMOKE = FOLDER / 'smoke.yaml'
 
 
-@pytest.mark.parametrize('path', [p for p in sorted(FOLDER.glob('*.yaml')) if p.stem != 'ablations'],
+@pytest.mark.parametrize('path', [p for p in sorted(FOLDER.glob('*.yaml')) if not p.stem.endswith('ablations')],
                          ids=lambda path: path.stem)
 def test_a_shipped_configuration_can_be_read(path):
     config = read_config(path)
@@ -22,14 +23,22 @@ def test_a_shipped_configuration_can_be_read(path):
     assert config.data.frames >= config.clip_frames
 
 
-def test_the_shipped_ablations_differ_from_their_base_in_what_they_name():
-    variants = read_variants(FOLDER / 'ablations.yaml', ['seed=3'])
-    named = {entry['name']: entry.get('set') or {} for entry in
-             yaml.safe_load((FOLDER / 'ablations.yaml').read_text())['variants']}
+@pytest.mark.parametrize('file', ['ablations.yaml', 'small_tiles_ablations.yaml'])
+def test_the_shipped_ablations_differ_from_their_base_in_what_they_name(file):
+    variants = read_variants(FOLDER / file, ['seed=3'])
+    named = {entry['name']: entry.get('set') or {} for entry in yaml.safe_load((FOLDER / file).read_text())['variants']}
     assert list(variants.configs) == list(named) and len(named) >= 3
     for name, changes in named.items():
         assert variants.configs[name].seed == 3
         assert (variants.configs[name] != variants.base) == bool(changes), name
+
+
+def test_what_cache_layers_see_can_be_less_than_the_preset_says():
+    whole = read_config(FOLDER / 'small_tiles.yaml').model_preset
+    changed = {name: config.model_preset for name, config in
+               read_variants(FOLDER / 'small_tiles_ablations.yaml').configs.items()}
+    assert changed == {'as-it-is': whole, 'no-temporal-pattern': replace(whole, patterns=((4, 0, 0),)),
+                       'no-sinks': replace(whole, sink_slabs=0), 'window-of-16': replace(whole, window_frames=16)}
 
 
 def test_values_given_on_the_command_line_win():
@@ -53,6 +62,11 @@ def test_values_given_on_the_command_line_win():
     ('data.mix={expert: much}', "data.mix.expert must be of type float, got 'much'"),
     ('student=5', 'student must be a section of keys, got 5'),
     ('teacher.objective.flow_weight=steep', "teacher.objective.flow_weight is 'steep': choose"),
+    ('memory={window_frames: 8}', "memory is for presets with tiles, and 'tiny' has none"),
+    ('memory={sinks: 8}', 'memory.sinks is not known; the keys of memory are window_frames, sink_slabs, temporal'),
+    ('teacher.matrix_rate=0', 'matrix_rate .0.0. must be above zero, or null for AdamW alone'),
+    ('teacher.objective.pieces=5', 'teacher.objective.pieces is 5: it must divide clip_frames'),
+    ('teacher.objective.served_share=2', 'teacher.objective.served_share is 2.0'),
     ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
     ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing and imitation do not go"),
     ('data.live=4', 'data.live holds 4 of 8 episodes that are simulated, and training begins with 128'),

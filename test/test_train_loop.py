@@ -17,7 +17,7 @@ from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
 from worldmodel_ros.train.run import progress
 from worldmodel_ros.train.run.config import Schedule, VaeOptions
 from worldmodel_ros.train.run.log import Log
-from worldmodel_ros.train.run.loop import Interrupted, optimise
+from worldmodel_ros.train.run.loop import Interrupted, Optimiser, averaged_copy, optimise
 from worldmodel_ros.train.run.options import SelfForcingOptions, TeacherOptions
 from worldmodel_ros.train.run.ranks import Ranks
 
@@ -63,8 +63,8 @@ def test_clips_are_encoded_as_the_live_session_does(episodes):
         torch.testing.assert_close(episodes.latents[:, t].float(), latent, rtol=0.01, atol=0.01)  # kept in bfloat16
 
 
-@pytest.mark.parametrize('stage', ['teacher', 'self_forcing'])
-def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, tmp_path, stage):
+@pytest.mark.parametrize('stage, matrix_rate', [('teacher', None), ('teacher', 1e-2), ('self_forcing', None)])
+def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, tmp_path, stage, matrix_rate):
     frozen = small_model(seed=1)
 
     def train(out, interrupt_at=None):
@@ -87,7 +87,8 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
             return objective
 
         torch.manual_seed(5)  # an auxiliary head begins as in the first attempt, whatever was drawn before
-        result = optimise(model, make, Schedule(6, 1e-2), stage=stage, ranks=ALONE, out=out, seed=7, log_every=0.0)
+        schedule = Schedule(6, 1e-2, matrix_rate=matrix_rate)
+        result = optimise(model, make, schedule, stage=stage, ranks=ALONE, out=out, seed=7, log_every=0.0)
         return model, result
 
     through, result = train(tmp_path / 'through')
@@ -102,6 +103,22 @@ def test_what_was_interrupted_and_resumed_is_bit_for_bit_what_was_not(episodes, 
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert not torch.equal(through.dit.embed.weight, small_model().dit.embed.weight)
     assert [line['step'] for line in lines(tmp_path / 'parts' / f'{stage}.jsonl')] == list(range(6))
+
+
+def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
+    model = trainable()
+    parameters = list(model.dit.parameters())
+    optimiser = Optimiser(model, averaged_copy(model), parameters, Schedule(6, 1e-3, matrix_rate=5e-3), ALONE)
+    names = {id(parameter): name for name, parameter in model.dit.named_parameters()}
+    by_muon = {names[id(p)] for group in optimiser.optimisers['muon'].param_groups for p in group['params']}
+    assert by_muon == {name for name, p in model.dit.named_parameters() if name.startswith('blocks.') and p.ndim == 2}
+    by_adam = {names[id(p)] for group in optimiser.optimisers['adam'].param_groups for p in group['params']}
+    assert not by_adam & by_muon and len(by_adam | by_muon) == len(parameters)
+    optimiser.set_rate(0.5)
+    rates = [optimiser.optimisers[name].param_groups[0]['lr'] for name in ('adam', 'muon')]
+    assert rates[1] == pytest.approx(5.0 * rates[0])
+    with pytest.raises(ValueError, match='matrix_rate'):
+        Schedule(6, 1e-3, matrix_rate=0.0)
 
 
 def test_another_seed_gives_another_model_and_the_same_one_the_same(episodes, tmp_path):

@@ -75,12 +75,15 @@ WHOLE_SHARE = 0.25  # of the batches of a preset with sinks, whose clips begin w
 
 
 def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
-         generator: torch.Generator, contacts: Tensor | None = None) -> Batch:
+         generator: torch.Generator, contacts: Tensor | None = None, pieces: int = 1) -> Batch:
     """Clips of recordings, with noise on the context of half of them; every chunk at a flow level of its own.
 
     contacts (N, 2): episodes and frames that ``contact_share`` of the clips hold one of; None: no such share. Clips of a preset
-    whose sinks are slabs begin with those of their episode, and go on somewhere later in it, all at the same frame.
+    whose sinks are slabs begin with those of their episode, and go on somewhere later in it, all at the same frame. Of several
+    ``pieces``, a clip is as many short sessions instead, none of which sees another.
     """
+    if pieces > 1:
+        return _pieces(episodes, preset, options, rng, generator, pieces)
     around = 0 if contacts is None else round(options.contact_share * options.batch)
     episode, frame = episodes.clips(options.batch - around, options.clip_frames, generator)
     if around:
@@ -95,6 +98,23 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
     context = noisy_context(clean, options.context_noise, generator)
     actions = episodes.actions[episode, frame]
     return noisy_chunks(preset, options, clean, context, actions, episode, frame, rng, generator, times)
+
+
+def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
+            generator: torch.Generator, pieces: int) -> Batch:
+    length, k, size = options.clip_frames // pieces, preset.chunk_frames, preset.tile[0] if preset.tile else 1
+    episode, frame = episodes.clips(options.batch * pieces, length, generator)
+    episode, frame = episode.expand(frame.shape).reshape(options.batch, -1), frame.reshape(options.batch, -1)
+    clean = episodes.latents[episode, frame].float()
+    context = noisy_context(clean.unflatten(1, (pieces, -1)).flatten(0, 1), options.context_noise, generator).view_as(clean)
+    # Numbers so far apart that a piece is out of every window of the next, and none is a session's sinks.
+    gap = -(-(preset.window_frames + length) // size) * size * 2
+    times = (gap * np.arange(1, pieces + 1)[:, None] + np.arange(length)).ravel()
+    first = np.arange(pieces)[:, None] * length
+    starts = (first + rng.integers(1, length - k + 1, (pieces, options.chunks // pieces))).ravel()
+    observed = torch.ones(clean.shape[:2], dtype=torch.bool, device=clean.device)
+    observed.view(-1, pieces, length)[..., -k:] = False  # the commands after these are another session's
+    return _noisy(preset, clean, context, episodes.actions[episode, frame], episode, frame, starts, observed, generator, times)
 
 
 def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -127,9 +147,15 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
     starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
     observed[:, :sinks] = False  # the commands after these are not those of the next frames
+    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times)
+
+
+def _noisy(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor, starts: np.ndarray,
+           observed: Tensor, generator: torch.Generator, times: np.ndarray | None) -> Batch:
+    b, f = clean.shape[:2]
     index = torch.from_numpy(clips.chunk_frames(preset, starts)).to(clean.device)
     target = clean[:, index]
-    tau = per_chunk(preset, torch.rand(b, options.chunks, device=clean.device, generator=generator))
+    tau = per_chunk(preset, torch.rand(b, len(starts), device=clean.device, generator=generator))
     noise = torch.randn(target.shape, device=clean.device, generator=generator)
     return Batch(context, actions, starts, noise, actions[:, index], clean, episode, frame, target, tau,
                  torch.full_like(tau, FLOW, dtype=torch.long), torch.zeros_like(tau, dtype=torch.bool),

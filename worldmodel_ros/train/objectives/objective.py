@@ -12,8 +12,11 @@ class Objective:
     """
     What a stage minimises; the loop draws a batch, takes the loss's gradient by ``parameters``, and calls ``after_update``.
 
-    All that is random is drawn from the two generators of ``draw``.
+    All that is random is drawn from the two generators of ``draw``. ``done`` is the share of the schedule that is over, which
+    the loop sets before it draws.
     """
+
+    done = 0.0
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained, the same in each call."""

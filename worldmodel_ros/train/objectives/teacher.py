@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import Batch, Chunks, draw, mix
+from worldmodel_ros.train.data.batches import Batch, Chunks, draw, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import TeacherOptions
 from .objective import Objective
@@ -27,6 +27,12 @@ class WorldObjective(Objective):
     def __init__(self, model: WorldModel, episodes: Episodes, options: TeacherOptions):
         self.model, self.preset, self.episodes, self.options = model, model.preset, episodes, options
         check_labels(episodes, options.search)
+        if options.pieces > 1 and self.preset.tile is None:
+            raise ValueError(f'pieces is {options.pieces}, and preset {self.preset.name!r} has no tiles, whose masks keep '
+                             'pieces apart: set it to 1')
+        if options.clip_frames // options.pieces <= self.preset.chunk_frames:
+            raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
+                             f'chunk ({self.preset.chunk_frames} frames)')
         self.contacts = None
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
@@ -41,7 +47,9 @@ class WorldObjective(Objective):
             self.pose_head = PoseHead(self.preset).to(episodes.frames.device)
 
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-        return draw(self.episodes, self.preset, self.options, rng, generator, self.contacts)
+        options = self.options
+        pieces = options.pieces if self.done < options.pieces_until else 1
+        return draw(self.episodes, self.preset, options, rng, generator, self.contacts, pieces)
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained: the DiT, the heads, and a head that only serves the training."""
@@ -123,11 +131,26 @@ class TeacherObjective(WorldObjective):
     def draw(self, rng: np.random.Generator, generator: torch.Generator) -> Batch:
         batch = super().draw(rng, generator)
         batch.blind = bool(rng.random() < self.options.blind_share)
+        if self.options.served_share:
+            self._served(batch, generator)
         return batch
+
+    def _served(self, batch: Batch, generator: torch.Generator) -> None:
+        """Give some chunks a step that is served: half ones from noise and from half-way, whole ones, a third each."""
+        shape, device = (len(batch.clean), len(batch.starts)), batch.clean.device
+        chosen = per_chunk(self.preset, torch.rand(shape, device=device, generator=generator) < self.options.served_share)
+        kind = per_chunk(self.preset, torch.randint(3, shape, device=device, generator=generator))
+        batch.tau = torch.where(chosen, torch.where(kind == 1, 0.5, 0.0), batch.tau)
+        batch.step = torch.where(chosen, torch.where(kind == 2, WHOLE, HALF), batch.step)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         x, noisy, committed = self.forward(batch, mix(batch.noise, batch.target, batch.tau), batch.tau, batch.step,
                                            batch.blind)
-        flow = (self.flow_weight(batch.tau) * (x - batch.target).square().mean((2, 3, 4))).mean()
+        error, flow = (x - batch.target).square().mean((2, 3, 4)), batch.step == FLOW
+        weighted = torch.where(flow, self.flow_weight(batch.tau), 1.0) * error
         heads, values = self.head_losses(batch, committed, noisy)
-        return flow + heads, {'flow': flow, **values}
+        parts = {'flow': (weighted * flow).sum() / flow.sum().clamp_min(1)}
+        if self.options.served_share:
+            parts |= {name: (error * rows).sum() / rows.sum().clamp_min(1)
+                      for name, rows in (('half', batch.step == HALF), ('whole', batch.step == WHOLE))}
+        return weighted.mean() + heads, {**parts, **values}

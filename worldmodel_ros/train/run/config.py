@@ -37,7 +37,8 @@ class DataConfig:
 class Schedule:
     """How long and how fast a stage learns: ``steps``, or less if ``max_minutes`` end before (the schedule then follows the
     clock). ``rate`` is the peak of the learning rate, after a ``warm_up`` (share of the schedule) and before a cosine;
-    ``average`` the decay of the averaged weights, ``decay`` that of AdamW."""
+    ``average`` the decay of the averaged weights, ``decay`` that of AdamW. With ``matrix_rate``, the matrices of the DiT's
+    layers are trained by Muon at that rate, of updates as large as AdamW's: fewer steps, each a little longer."""
 
     steps: int
     rate: float
@@ -45,8 +46,11 @@ class Schedule:
     warm_up: float = 0.03
     average: float = 0.999
     decay: float = 0.01
+    matrix_rate: float | None = None
 
     def __post_init__(self) -> None:
+        if self.matrix_rate is not None and self.matrix_rate <= 0.0:
+            raise ValueError(f'matrix_rate ({self.matrix_rate}) must be above zero, or null for AdamW alone')
         if self.steps < 1 or self.rate <= 0.0 or (self.max_minutes is not None and self.max_minutes <= 0.0):
             raise ValueError(f'steps ({self.steps}), rate ({self.rate}) and max_minutes ({self.max_minutes}) must be '
                              'above zero')
@@ -113,16 +117,41 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
+    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without."""
+
+    window_frames: int | None = None
+    sink_slabs: int | None = None
+    temporal: bool = True
+
+    def of(self, preset: Preset) -> Preset:
+        """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
+        if preset.tile is None:
+            raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
+        changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs')
+                                   if getattr(self, name) is not None}
+        if not self.temporal:
+            changed['patterns'] = tuple(pattern for pattern in preset.patterns if pattern[0])
+        if changed.get('window_frames', 1) < 1 or changed.get('sink_slabs', 0) < 0:
+            raise ValueError(f'memory.window_frames ({self.window_frames}) must be above zero, and memory.sink_slabs '
+                             f'({self.sink_slabs}) not below')
+        return replace(preset, **changed)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A run. A section that is null is a stage that is left out; ``init`` names a model to start from, ``autoencoder`` one of
     which only that is taken, with latents of the same kind, whatever its size of images."""
 
     preset: str
     policy: str | None = None  # 'flow' or 'regression' instead of the preset's
+    memory: Memory | None = None  # of a preset with tiles, instead of the preset's
     seed: int = 0
     init: str | None = None
     autoencoder: str | None = None
     compile: bool = True
+    compare: bool = True  # near predictions before and after each stage
     checkpoint_minutes: float = 10.0
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
     data: DataConfig = DataConfig()
@@ -160,6 +189,8 @@ class TrainConfig:
     def model_preset(self) -> Preset:
         """Shape of the model."""
         preset = PRESETS[self.preset]
+        if self.memory is not None:
+            preset = self.memory.of(preset)
         return preset if self.policy is None else replace(preset, policy=self.policy)
 
     @property
@@ -174,7 +205,7 @@ class TrainConfig:
         if name == 'data':
             return {'preset': self.preset, 'data': everything['data']}
         until = STAGES[:STAGES.index(name) + 1]
-        return {key: everything[key] for key in ('preset', 'policy', 'seed', 'init', 'autoencoder', *until)}
+        return {key: everything[key] for key in ('preset', 'policy', 'memory', 'seed', 'init', 'autoencoder', *until)}
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -5,7 +5,7 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,29 +76,39 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
 
 
 class Optimiser:
-    """Trains ``parameters`` (those of ``module``, and auxiliary ones) and lets ``averaged`` follow ``module``: AdamW under a
-    warm-up and a cosine, clipped gradients."""
+    """Trains ``parameters`` (those of ``module``, and auxiliary ones) and lets ``averaged`` follow ``module``: AdamW,
+    and where asked for Muon for the layers' matrices (Jordan et al. 2024), under a warm-up and a cosine; clipped gradients."""
 
     def __init__(self, module: nn.Module, averaged: nn.Module, parameters: list[nn.Parameter], schedule: Schedule,
                  ranks: Ranks):
         self.module, self.averaged, self.parameters = module, averaged, parameters
         self.schedule, self.ranks = schedule, ranks
-        self.adam = torch.optim.AdamW(parameters, lr=schedule.rate, weight_decay=schedule.decay, betas=(0.9, 0.99),
-                                      fused=parameters[0].is_cuda)
+        matrices = layer_matrices(module, parameters) if schedule.matrix_rate else []
+        chosen = {id(parameter) for parameter in matrices}
+        others = [parameter for parameter in parameters if id(parameter) not in chosen]
+        self.optimisers = {'adam': torch.optim.AdamW(others, lr=schedule.rate, weight_decay=schedule.decay, betas=(0.9, 0.99),
+                                                     fused=parameters[0].is_cuda)}
+        self.rates = {'adam': schedule.rate}
+        if matrices:
+            self.optimisers['muon'] = torch.optim.Muon(matrices, lr=schedule.matrix_rate, weight_decay=schedule.decay,
+                                                       adjust_lr_fn='match_rms_adamw')
+            self.rates['muon'] = schedule.matrix_rate
 
     def set_rate(self, done: float) -> None:
         """Set the learning rate for the share of the schedule that is done."""
         # A floor under both ends: the first step moves, and the last ones still average.
         cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         warm_up = min(1.0, done / self.schedule.warm_up) if self.schedule.warm_up else 1.0
-        for group in self.adam.param_groups:
-            group['lr'] = self.schedule.rate * max(0.02, warm_up * cosine)
+        for name, optimiser in self.optimisers.items():
+            for group in optimiser.param_groups:
+                group['lr'] = self.rates[name] * max(0.02, warm_up * cosine)
 
     def learn(self, objective: Objective, rng: np.random.Generator, generator: torch.Generator, step: int, done: float
               ) -> tuple[Tensor, dict[str, Tensor]]:
         """Make step number ``step`` (from 0) of a schedule, of which the share ``done`` is over; return the loss and its
         parts."""
         self.set_rate(done)
+        objective.done = done
         batch = objective.draw(rng, generator)
         device = self.ranks.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == 'cuda'):
@@ -110,11 +120,13 @@ class Optimiser:
 
     def update(self, loss: Tensor, step: int) -> None:
         """Step down the loss, averaged over all processes."""
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         loss.backward()
         self.ranks.average_gradients(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.adam.step()
+        for optimiser in self.optimisers.values():
+            optimiser.step()
         # Early weights are worth nothing: let the average follow quickly at first.
         keep = min(self.schedule.average, 1.0 - 1.0 / (step + 2))
         with torch.no_grad():
@@ -125,8 +137,9 @@ class Optimiser:
         """What a later process needs to go on exactly: weights, averaged weights, moments of all parameters."""
         tensors = {f'module.{name}': value for name, value in self.module.state_dict().items()}
         tensors |= {f'averaged.{name}': value for name, value in self.averaged.state_dict().items()}
-        for index, moments in self.adam.state_dict()['state'].items():
-            tensors |= {f'adam.{index}.{name}': value for name, value in moments.items()}
+        for kind, optimiser in self.optimisers.items():
+            for index, moments in optimiser.state_dict()['state'].items():
+                tensors |= {f'{kind}.{index}.{name}': value for name, value in moments.items()}
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -136,11 +149,19 @@ class Optimiser:
 
         self.module.load_state_dict(part('module.'))
         self.averaged.load_state_dict(part('averaged.'))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in part('adam.').items():
-            index, _, key = name.partition('.')
-            moments.setdefault(int(index), {})[key] = value
-        self.adam.load_state_dict({**self.adam.state_dict(), 'state': moments})
+        for kind, optimiser in self.optimisers.items():
+            moments: dict[int, dict[str, Tensor]] = {}
+            for name, value in part(f'{kind}.').items():
+                index, _, key = name.partition('.')
+                moments.setdefault(int(index), {})[key] = value
+            optimiser.load_state_dict({**optimiser.state_dict(), 'state': moments})
+
+
+def layer_matrices(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Of the parameters, the matrices of the DiT's layers."""
+    inside = {id(parameter) for name, parameter in module.named_parameters()
+              if '.blocks.' in f'.{name}' and parameter.ndim == 2}
+    return [parameter for parameter in parameters if id(parameter) in inside]
 
 
 def averaged_copy(module: nn.Module) -> nn.Module:

@@ -22,6 +22,11 @@ class TeacherOptions:
     Of the chunks in these, 71 % begin in contact and 14 % come to one; in the other clips of the usual episodes 8 and 3 %.
     blind_share: of the batches whose last chunk sees no context, so that the network also knows which images there
     are at all; the distribution matching of the stage ``self_forcing`` asks the teacher for that.
+    served_share: of the chunks, which learn the steps that are served (half ones from noise and from half-way, whole ones)
+    towards the truth, instead of the flow: in a world that is nearly deterministic, that makes two steps and one usable long
+    before a flow is worth distilling.
+    pieces: so many episodes make up one clip in the first ``pieces_until`` of the schedule, each a short session of its own:
+    more rooms a step, short attention, and one shape of clip for the compiler.
     """
 
     batch: int = 96
@@ -35,8 +40,17 @@ class TeacherOptions:
     blind_share: float = 0.0
     search: bool = False
     contact_share: float = 0.0
+    served_share: float = 0.0
+    pieces: int = 1
+    pieces_until: float = 0.5
 
     def __post_init__(self):
+        if not 0.0 <= self.served_share <= 1.0 or not 0.0 <= self.pieces_until <= 1.0:
+            raise ValueError(f'served_share is {self.served_share} and pieces_until {self.pieces_until}: they must be from 0 '
+                             'to 1')
+        if self.pieces < 1 or self.clip_frames % self.pieces or self.chunks % self.pieces:
+            raise ValueError(f'pieces is {self.pieces}: it must divide clip_frames ({self.clip_frames}) and chunks '
+                             f'({self.chunks})')
         if not 0.0 <= self.contact_share <= 1.0:
             raise ValueError(f'contact_share is {self.contact_share}: it must be from 0 to 1')
         if self.flow_weight not in ('ramp', 'velocity'):

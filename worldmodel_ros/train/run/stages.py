@@ -100,7 +100,7 @@ def learn(run: Run, name: str) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f'{name}.objective: {error}') from error
 
-    near = ShortHorizon(model, run.held_back() or episodes) if name in KEPT and run.ranks.main else None
+    near = ShortHorizon(model, run.held_back() or episodes) if config.compare and name in KEPT and run.ranks.main else None
     before = near.errors(model) if near else {}
     result = optimise(learner, objective, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
                       compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes)
