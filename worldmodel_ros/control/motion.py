@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from worldmodel_ros.arc import along_arc
+
 PERIOD = 0.1        # s, between two decisions
 MOTOR_LAG = 0.03    # s, time constant with which the robot follows a command
 _ACTIONS = {  # linear.x [m/s], angular.z [rad/s]
@@ -52,23 +54,6 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
     behind = twists - commands
     mean = commands + behind * lost * MOTOR_LAG / seconds
     return along_arc(poses, mean, seconds), commands + behind * keep
-
-
-def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarray:
-    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s: exact for constant ones. Yaw is
-    not wrapped."""
-    turn = twists[:, 1] * seconds
-    half = turn / 2
-    heading = poses[:, 2] + half
-    half[half == 0.0] = 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
-    chord = twists[:, 0] * seconds * (np.sin(half) / half)
-    moved = np.empty_like(poses)
-    np.cos(heading, out=moved[:, 0])
-    np.sin(heading, out=moved[:, 1])
-    moved[:, :2] *= chord[:, None]
-    moved[:, :2] += poses[:, :2]
-    np.add(poses[:, 2], turn, out=moved[:, 2])
-    return moved
 
 
 @lru_cache(maxsize=64)

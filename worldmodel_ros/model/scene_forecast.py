@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel_ros.arc import along_arc
 from .checkpoint_description import ModelError, read_description, weight_files
 from .presets import Preset
 from .vae import Encoder
@@ -325,7 +326,8 @@ class ForecastStream:
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0
         looks, self._features = net.look(picture, self._features)
         commands = [torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None] for values in (executed, measured)]
-        self._pose = _moved(self._pose, commands[1][0, 0].double())
+        twist = commands[1][0].double().numpy()
+        self._pose = torch.from_numpy(along_arc(self._pose.numpy()[None], twist, net.preset.step_period)[0])
         frames = net.preset.window_frames
         pose, time = self._pose.float().expand(1, own, 3), torch.full((1, own), self._time, dtype=torch.float64)
         places = Places.of(pose, time, net.pairs)
@@ -351,9 +353,3 @@ class ForecastStream:
             paths = present.paths
         where = torch.cat([present.now[None], paths])[..., :2] * SCALE
         return present.presence.sigmoid().numpy(), where.numpy(), present.walls.numpy()
-
-
-def _moved(pose: Tensor, twist: Tensor) -> Tensor:
-    x, y, yaw = odometry(twist[None]).unbind(-1)
-    cos, sin = pose[2].cos(), pose[2].sin()
-    return torch.stack([pose[0] + cos * x[0] - sin * y[0], pose[1] + sin * x[0] + cos * y[0], pose[2] + yaw[0]])
