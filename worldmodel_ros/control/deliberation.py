@@ -19,12 +19,20 @@ from .terms import Outcome, Term, Thing, Touch, utilities
 @dataclass(frozen=True)
 class Candidate:
     """``hold``: command (m/s, rad/s) of the first ``steps`` steps; then the policy drives to where its target will be ``lead``
-    s later."""
+    s later. After ``until`` steps it goes on as ``then``."""
 
     name: str
     lead: float = 0.0
     hold: tuple[float, float] = (0.0, 0.0)
     steps: int = 0
+    then: Candidate | None = None
+    until: int = 0
+
+    def followed(self) -> Candidate:
+        """Return what is left of it a step later."""
+        if self.then and self.until <= 1:
+            return replace(self.then, name='followed')
+        return replace(self, name='followed', steps=max(0, self.steps - 1), until=max(0, self.until - 1))
 
 
 def _held(name: str, v: float, w: float, steps: int) -> Candidate:
@@ -110,6 +118,37 @@ class Decision:
     utilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked of candidates: the task's ``terms`` and its ``aim``; ``view`` at ``times`` (T,), s from the observation on;
+    ``pose`` (3,) and ``twist`` (2,) when the command takes effect, and the command (2,) in force until then."""
+
+    terms: Sequence[Term]
+    aim: policy.Aim
+    view: View
+    times: np.ndarray
+    pose: np.ndarray
+    twist: np.ndarray
+    previous: np.ndarray
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What candidates lead to: ``poses``, ``commands`` (C, T - 1, 2), ``worth`` (K, C) as ``utilities`` of ``Decision``, and
+    ``contacts``, with what each has a contact that vetoes it, '' for none."""
+
+    candidates: tuple[Candidate, ...]
+    poses: np.ndarray
+    commands: np.ndarray
+    worth: np.ndarray
+    contacts: Sequence[str]
+
+    @property
+    def best(self) -> int:
+        """The number of the candidate with the highest score, of those without a veto if there is one."""
+        return int(np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0)).argmax())
+
+
 class Deliberation:
     """Decides once a tick; one for each robot and episode."""
 
@@ -142,29 +181,34 @@ class Deliberation:
             self._last = None
             return self._look_for_it(pose, view)
         self._search.found()
-        followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
+        followed = self._last and self._last.followed()
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
-        poses, commands = imagine(aim, candidates, view, pose, twist, previous, len(times) - 1, self._settings.limits)
+        found = self.compare(Question(terms, aim, view, times, pose, twist, previous), candidates)
+        scores = found.worth.sum(0)
+        named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}
+        vetoed = {candidate.name: name for candidate, name in zip(found.candidates, found.contacts, strict=True) if name}
+        if len(vetoed) == len(found.candidates):
+            self._last = None
+            stop = self._stop(previous)
+            return Decision(stop[0], 'veto', named, stop, found.poses, times, vetoed, found.worth)
+        best = found.best
+        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
+        if not found.contacts[0] and scores[0] >= scores[best] - self._settings.margin:
+            best = 0
+        self._last = found.candidates[best]
+        return Decision(found.commands[best, 0], found.candidates[best].name, named, found.commands[best], found.poses, times,
+                        vetoed, found.worth)
+
+    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
+        """Return what candidates would lead to."""
+        view, times = question.view, question.times
+        poses, commands = imagine(question.aim, candidates, view, question.pose, question.twist, question.previous,
+                                  len(times) - 1, self._settings.limits)
         poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
         outcome = Outcome(times, poses, view.things, view.walls)
-        worth = utilities(terms, outcome)
-        scores = worth.sum(0)
-        named = {candidate.name: float(value) for candidate, value in zip(candidates, scores, strict=True)}
-        vetoed: dict[str, str] = {}
-        if self._settings.veto:
-            contacts = self._settings.veto.of(terms, outcome)
-            vetoed = {candidate.name: name for candidate, name in zip(candidates, contacts, strict=True) if name}
-            if len(vetoed) == len(candidates):
-                self._last = None
-                stop = self._stop(previous)
-                return Decision(stop[0], 'veto', named, stop, poses, times, vetoed, worth)
-            scores = np.where([name != '' for name in contacts], -np.inf, scores)
-        best = int(scores.argmax())
-        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
-        if scores[0] >= scores[best] - self._settings.margin:
-            best = 0
-        self._last = candidates[best]
-        return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed, worth)
+        veto = self._settings.veto
+        contacts = veto.of(question.terms, outcome) if veto else [''] * len(candidates)
+        return Compared(tuple(candidates), poses, commands, utilities(question.terms, outcome), contacts)
 
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is
@@ -198,10 +242,7 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     """Return poses (C, steps, 3) of the robot from ``pose`` on, at the view's times after the first, and the commands
     (C, steps - 1, 2) between them."""
     count = len(candidates)
-    leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
-    holds = np.array([candidate.hold for candidate in candidates], float)
-    held = np.array([candidate.steps for candidate in candidates])
-    longest = int(held.max())
+    leads, holds, held = _schedule(candidates, steps - 1)
     path, others, radii = scene_of(aim, view)
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
     targets = policy.as_complex(path)[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
@@ -209,13 +250,29 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     found, given = [poses], []
     for step in range(steps - 1):
         reaction = course.drive(poses, targets[step], obstacles[step + 1])
-        if step < longest:
-            np.copyto(reaction, holds, where=(step < held)[:, None])
+        if held[step].any():
+            np.copyto(reaction, holds[step], where=held[step, :, None])
         commands = limited(reaction, commands, limits)
         given.append(commands)
         poses, twists = move(poses, twists, commands, PERIOD)
         found.append(poses)
     return np.stack(found, 1), np.stack(given, 1)
+
+
+def _schedule(candidates: Sequence[Candidate], steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each step and candidate the lead in steps (T, C), what is held (T, C, 2), and whether it is (T, C)."""
+    leads, held = (np.array([of(candidate) for candidate in candidates])[None] for of in (
+        lambda candidate: round(candidate.lead / PERIOD), lambda candidate: candidate.steps))
+    at = np.arange(steps)[:, None]
+    leads, holds = leads + 0 * at, np.array([candidate.hold for candidate in candidates], float)[None] + np.zeros((steps, 1, 1))
+    held = at < held
+    for number, candidate in enumerate(candidates):
+        if candidate.then:
+            later = slice(candidate.until, None)
+            leads[later, number] = round(candidate.then.lead / PERIOD)
+            holds[later, number] = candidate.then.hold
+            held[later, number] = np.arange(len(held[later])) < candidate.then.steps
+    return leads, holds, held
 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from worldmodel_ros.arc import along_arc
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
-from .motion import PERIOD, along_arc, move
+from .motion import PERIOD, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
@@ -81,10 +82,10 @@ class Pilot:
     ``times`` takes what that takes: SEEING, REACTING, and 'compare N' for each of COUNTS.
     """
 
-    def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
+    def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
-        self._deliberation, self._standing = Deliberation(settings), StandingThings(slots)
+        self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()

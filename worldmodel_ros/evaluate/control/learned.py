@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from worldmodel_ros.control import pilot
+from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.control.motion import PERIOD
 from worldmodel_ros.control.pilot import STANDING, Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
@@ -52,16 +53,19 @@ class Learned:
     own, once it has decided."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False,
-                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None) -> None:
-        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told."""
+                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None,
+                 deliberation: Deliberation | None = None) -> None:
+        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told;
+        ``deliberation``: in place of the robot's."""
         self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self.pilot: Pilot | None = None
+        self._deliberation = deliberation
         self._terms: Sequence[Term] = to_sight(sight, STANDING).terms if sight else ()
         self._told = sight is None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
-        decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
+        decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene), self._deliberation)
         decider.odometry.measured(odometry.pose, odometry.twist)
         decider.observe(self._look(world, self._size), executed, self._passes)
         if self._told and tuple(terms) != self._terms:
