@@ -41,33 +41,11 @@ Told = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Around(Deliberation):
-    """A second round of candidates around the four best of the first, as of a cross-entropy method."""
-
-    BEST, EACH = 4, 4
+    """A second round of candidates around the four best of the first, whatever the task."""
 
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
         first = super().compare(question, candidates)
-        rng = np.random.default_rng(0)
-        return _joined(first, super().compare(question, [
-            replace(candidate, name=f'{candidate.name} {number}', lead=max(0.0, candidate.lead + rng.normal(0.0, 0.3)),
-                    hold=tuple(rng.normal(first.commands[at, 0], (0.15, 0.4))) if not candidate.steps else
-                    tuple(rng.normal(candidate.hold, (0.15, 0.4))),
-                    steps=max(0, candidate.steps + int(rng.integers(-2, 3))) if candidate.steps else int(rng.integers(0, 4)))
-            for at in _best(first, self.BEST) for candidate in [candidates[at]] for number in range(self.EACH)]))
-
-
-class TwoStages(Deliberation):
-    """A second decision inside the future: after 0.4 s of the four best, each goes on in four other ways."""
-
-    BEST, UNTIL = 4, 4
-    THEN = tuple(candidate for candidate in CANDIDATES if candidate.name in (
-        'stop 0.4 s', 'back 0.4 s', 'left 0.4 s', 'right 0.4 s', 'ahead 0.4 s', 'lead 0.8 s'))
-
-    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
-        first = super().compare(question, candidates)
-        return _joined(first, super().compare(question, [
-            replace(candidates[at], name=f'{candidates[at].name}, {then.name}', then=then, until=self.UNTIL)
-            for at in _best(first, self.BEST) for then in self.THEN]))
+        return first.joined(super().compare(question, first.around_best()))
 
 
 class Sampled(Deliberation):
@@ -89,17 +67,6 @@ class Sampled(Deliberation):
                       for number, (name, thing) in enumerate(question.view.things.items())}
             worth.append(utilities(question.terms, Outcome(question.times, found.poses, things, question.view.walls)))
         return replace(found, worth=np.mean(worth, 0))
-
-
-def _best(found: Compared, count: int) -> list[int]:
-    scores = np.where([name != '' for name in found.contacts], -np.inf, found.worth.sum(0))
-    return np.argsort(-scores)[:count].tolist()
-
-
-def _joined(*parts: Compared) -> Compared:
-    return Compared(tuple(candidate for part in parts for candidate in part.candidates),
-                    *(np.concatenate([getattr(part, name) for part in parts]) for name in ('poses', 'commands')),
-                    np.concatenate([part.worth for part in parts], 1), [name for part in parts for name in part.contacts])
 
 
 class Passes:
@@ -264,7 +231,6 @@ WAYS: Mapping[str, tuple] = {
     'around_best': (lambda open_: open_(), Around, DECIDING),
     'more_around_best': (lambda open_: open_(), Around, replace(DECIDING, candidates=MORE)),
     'longer': (lambda open_: open_(), Deliberation, replace(DECIDING, horizon=3.0)),
-    'two_stages': (lambda open_: open_(), TwoStages, DECIDING),
     'samples': (lambda open_: open_(), Sampled, DECIDING),
     'mirrored': (lambda open_: Mirrored(open_(), open_()), Deliberation, DECIDING),
     'earlier': (lambda open_: Earlier(open_()), Deliberation, DECIDING),

@@ -19,20 +19,12 @@ from .terms import Outcome, Term, Thing, Touch, utilities
 @dataclass(frozen=True)
 class Candidate:
     """``hold``: command (m/s, rad/s) of the first ``steps`` steps; then the policy drives to where its target will be ``lead``
-    s later. After ``until`` steps it goes on as ``then``."""
+    s later."""
 
     name: str
     lead: float = 0.0
     hold: tuple[float, float] = (0.0, 0.0)
     steps: int = 0
-    then: Candidate | None = None
-    until: int = 0
-
-    def followed(self) -> Candidate:
-        """Return what is left of it a step later."""
-        if self.then and self.until <= 1:
-            return replace(self.then, name='followed')
-        return replace(self, name='followed', steps=max(0, self.steps - 1), until=max(0, self.until - 1))
 
 
 def _held(name: str, v: float, w: float, steps: int) -> Candidate:
@@ -47,10 +39,18 @@ CANDIDATES = (
 
 
 WALL = 'wall'  # what a contact is with, where it is no thing
+_BEST, _EACH = 4, 4  # of a second round
+_LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: by how much its candidates differ, standard deviations
 FEWEST = 4  # candidates of a decision on the slowest machine
 _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
              'ahead 0.8 s', 'lead 0.4 s', 'left 0.8 s', 'right 0.8 s', 'lead 1.2 s', 'slow 0.8 s', 'back 0.4 s',
              'ahead 0.4 s')
+
+
+def rounds_worth(terms: Sequence[Term], most: int) -> int:
+    """Return how many rounds of candidates, ``most`` at most, a task is worth: a second one where something is to be touched,
+    for which the last decimetre counts. On a street it was worth nothing (docs/tasks.md)."""
+    return min(most, 2 if any(isinstance(term, Touch) for term in terms) else 1)
 
 
 def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
@@ -146,7 +146,30 @@ class Compared:
     @property
     def best(self) -> int:
         """The number of the candidate with the highest score, of those without a veto if there is one."""
-        return int(np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0)).argmax())
+        return int(self._scores.argmax())
+
+    @property
+    def _scores(self) -> np.ndarray:
+        return np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0))
+
+    def around_best(self) -> list[Candidate]:
+        """Return candidates drawn around the _BEST of these, _EACH around each, as in a second iteration of the cross-entropy
+        method; the same draws at every tick."""
+        rng, found = np.random.default_rng(0), []
+        for at in np.argsort(-self._scores)[:_BEST].tolist():
+            near = self.candidates[at]
+            for number in range(_EACH):
+                lead = max(0.0, near.lead + rng.normal(0.0, _LEAD_STEP))
+                v, w = rng.normal(near.hold if near.steps else self.commands[at, 0], _HOLD_STEP).tolist()
+                steps = max(0, near.steps + int(rng.integers(-2, 3))) if near.steps else int(rng.integers(0, 4))
+                found.append(Candidate(f'{near.name} {number + 1}', lead, (v, w), steps))
+        return found
+
+    def joined(self, other: Compared) -> Compared:
+        """Return these and others."""
+        return Compared(self.candidates + other.candidates, np.concatenate([self.poses, other.poses]),
+                        np.concatenate([self.commands, other.commands]), np.concatenate([self.worth, other.worth], 1),
+                        [*self.contacts, *other.contacts])
 
 
 class Deliberation:
@@ -166,12 +189,12 @@ class Deliberation:
         return round(self._settings.horizon / PERIOD)
 
     def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
-               candidates: Sequence[Candidate] | None = None) -> Decision:
+               candidates: Sequence[Candidate] | None = None, rounds: int = 1) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
         ``view``: at ``times(delay)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
         does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
-        those of the settings.
+        those of the settings; with two ``rounds`` others, around the best of these, are compared with them.
         """
         times = self.times(sum(seconds for seconds, _ in sent))
         view = with_places(view, terms, len(times))
@@ -181,9 +204,12 @@ class Deliberation:
             self._last = None
             return self._look_for_it(pose, view)
         self._search.found()
-        followed = self._last and self._last.followed()
+        followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - 1))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
-        found = self.compare(Question(terms, aim, view, times, pose, twist, previous), candidates)
+        question = Question(terms, aim, view, times, pose, twist, previous)
+        found = self.compare(question, candidates)
+        if rounds == 2:
+            found = found.joined(self.compare(question, found.around_best()))
         scores = found.worth.sum(0)
         named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}
         vetoed = {candidate.name: name for candidate, name in zip(found.candidates, found.contacts, strict=True) if name}
@@ -242,7 +268,10 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     """Return poses (C, steps, 3) of the robot from ``pose`` on, at the view's times after the first, and the commands
     (C, steps - 1, 2) between them."""
     count = len(candidates)
-    leads, holds, held = _schedule(candidates, steps - 1)
+    leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
+    holds = np.array([candidate.hold for candidate in candidates], float)
+    held = np.array([candidate.steps for candidate in candidates])
+    longest = int(held.max())
     path, others, radii = scene_of(aim, view)
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
     targets = policy.as_complex(path)[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
@@ -250,29 +279,13 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     found, given = [poses], []
     for step in range(steps - 1):
         reaction = course.drive(poses, targets[step], obstacles[step + 1])
-        if held[step].any():
-            np.copyto(reaction, holds[step], where=held[step, :, None])
+        if step < longest:
+            np.copyto(reaction, holds, where=(step < held)[:, None])
         commands = limited(reaction, commands, limits)
         given.append(commands)
         poses, twists = move(poses, twists, commands, PERIOD)
         found.append(poses)
     return np.stack(found, 1), np.stack(given, 1)
-
-
-def _schedule(candidates: Sequence[Candidate], steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return of each step and candidate the lead in steps (T, C), what is held (T, C, 2), and whether it is (T, C)."""
-    leads, held = (np.array([of(candidate) for candidate in candidates])[None] for of in (
-        lambda candidate: round(candidate.lead / PERIOD), lambda candidate: candidate.steps))
-    at = np.arange(steps)[:, None]
-    leads, holds = leads + 0 * at, np.array([candidate.hold for candidate in candidates], float)[None] + np.zeros((steps, 1, 1))
-    held = at < held
-    for number, candidate in enumerate(candidates):
-        if candidate.then:
-            later = slice(candidate.until, None)
-            leads[later, number] = round(candidate.then.lead / PERIOD)
-            holds[later, number] = candidate.then.hold
-            held[later, number] = np.arange(len(held[later])) < candidate.then.steps
-    return leads, holds, held
 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
