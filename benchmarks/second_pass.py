@@ -17,8 +17,8 @@ import numpy as np
 from result_file import provenance, write_result
 
 from worldmodel_ros.control.deliberation import CANDIDATES, Candidate, Compared, Deliberation, Question
-from worldmodel_ros.arc import along_arc
-from worldmodel_ros.control.motion import PERIOD, to_base
+from worldmodel_ros.motion import along_arc
+from worldmodel_ros.motion import PERIOD, to_base
 from worldmodel_ros.control.pilot import DECIDING, SLOTS, Forecast
 from worldmodel_ros.control.terms import Outcome, utilities
 from worldmodel_ros.engine.forecast.loading import load_forecast

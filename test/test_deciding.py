@@ -11,7 +11,7 @@ from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.deliberation import (
     CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth, rounds_worth)
 from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
-from worldmodel_ros.control.motion import LIMITS, PERIOD
+from worldmodel_ros.motion import LIMITS, PERIOD
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, comparing, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.scene_view import Seen, View, corners

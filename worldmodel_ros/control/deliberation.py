@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import reactive_policy as policy
-from .motion import LIMITS, PERIOD, Limits, limited, move, under_way
+from worldmodel_ros.motion import LIMITS, PERIOD, Limits, limited, move, under_way
 from .scene_view import View, with_places
 from .terms import Outcome, Term, Thing, Touch, utilities
 

@@ -4,7 +4,7 @@ Forecast of the scene: where things are and will be, whatever the robot does, fr
 A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each thing that there may
 be, which attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and
 where it will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be
-read off the robot's own actions; what the robot does is added by its motion (``control.motion``).
+read off the robot's own actions; what the robot does is added by its motion (``motion``).
 
 The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
 points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel_ros.arc import along_arc
+from worldmodel_ros.motion import along_arc
 from .checkpoint_description import ModelError, read_description, weight_files
 from .presets import Preset
 from .vae import Encoder

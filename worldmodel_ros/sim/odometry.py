@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from worldmodel_ros.arc import along_arc
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.sim.scene import TRACK, WHEEL_RADIUS
 from worldmodel_ros.sim.world import World
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.arc import along_arc
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.control.deliberation import Deliberation, scene_of
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.scene_view import with_places
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.terms import Reach, Term, has_places

@@ -12,7 +12,7 @@ import numpy as np
 
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deliberation import Deliberation, rounds_worth
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import STANDING, Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
 from worldmodel_ros.control.sight import Sight

@@ -27,7 +27,7 @@ from worldmodel_ros import realtime
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place, to_sight

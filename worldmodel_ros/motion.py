@@ -1,4 +1,7 @@
-"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences."""
+"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences.
+
+Outside the packages, since what simulates, forecasts and decides needs the same formulas, and these do not import each other.
+"""
 from __future__ import annotations
 
 import math
@@ -6,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-
-from worldmodel_ros.arc import along_arc
 
 PERIOD = 0.1        # s, between two decisions
 MOTOR_LAG = 0.03    # s, time constant with which the robot follows a command
@@ -54,6 +55,22 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
     behind = twists - commands
     mean = commands + behind * lost * MOTOR_LAG / seconds
     return along_arc(poses, mean, seconds), commands + behind * keep
+
+
+def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarray:
+    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s. Yaw is not wrapped."""
+    turn = twists[:, 1] * seconds
+    half = turn / 2
+    heading = poses[:, 2] + half
+    half[half == 0.0] = 1.0e-20  # sin(h) / h as numpy's sinc has it, which is slow for a few rows
+    chord = twists[:, 0] * seconds * (np.sin(half) / half)
+    moved = np.empty_like(poses)
+    np.cos(heading, out=moved[:, 0])
+    np.sin(heading, out=moved[:, 1])
+    moved[:, :2] *= chord[:, None]
+    moved[:, :2] += poses[:, :2]
+    np.add(poses[:, 2], turn, out=moved[:, 2])
+    return moved
 
 
 @lru_cache(maxsize=64)
