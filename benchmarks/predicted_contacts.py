@@ -16,7 +16,7 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.control import reactive_policy
 from worldmodel_ros.control.deliberation import CANDIDATES, Veto, imagine
-from worldmodel_ros.control.motion import LIMITS, PERIOD, under_way
+from worldmodel_ros.motion import LIMITS, PERIOD, under_way
 from worldmodel_ros.control.terms import Outcome
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.control.episode import drive, rung_seconds

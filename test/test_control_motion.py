@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldmodel_ros.control.motion import MANEUVERS, maneuver, path
+from worldmodel_ros.motion import MANEUVERS, maneuver, path
 
 
 @pytest.mark.parametrize('name', MANEUVERS)

@@ -8,10 +8,11 @@ from fake_engine import FakeClock, FakeEngine
 
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import DecidingWorker
-from worldmodel_ros.control.deliberation import CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth
+from worldmodel_ros.control.deliberation import (
+    CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth, rounds_worth)
 from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
-from worldmodel_ros.control.motion import LIMITS, PERIOD
-from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, deciding_times
+from worldmodel_ros.motion import LIMITS, PERIOD
+from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, comparing, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.scene_view import Seen, View, corners
 from worldmodel_ros.control.task import Task, TaskError, Told, in_words, task_of, to_goal, to_place
@@ -116,8 +117,11 @@ def test_a_reaction_takes_things_to_stay_where_they_are_and_goes_on_for_as_many_
     assert reaction.command[1] == pytest.approx(LIMITS.rate[1] * PERIOD)
 
 
+TOUCH = Task('touch red', (Touch('red'),))
+
+
 class FakeForecast:
-    """A stream whose passes take what they cost, and that sees ``places`` by name: (x, y, vx, vy) in base_link."""
+    """A stream that takes what a pass costs, and that sees ``places`` by name: (x, y, vx, vy) in base_link."""
 
     times = np.array([0.0, 0.2, 0.4, 0.8, 1.6, 3.2])
 
@@ -135,7 +139,25 @@ class FakeForecast:
 
 
 class Rig:
-    """A deciding worker that is driven by hand."""
+    """A deciding worker that is driven by hand. ``costs``: s, of the image alone, of a forecast, and of that and a second round
+    of candidates."""
+
+    class Worker(DecidingWorker):
+        """Whose second round takes what it costs."""
+
+        def __init__(self, rig, *args):
+            self._rig = rig
+            super().__init__(*args)
+
+        def _new_pilot(self):
+            new = super()._new_pilot()
+            choose = new._deliberation.choose
+
+            def slowly(*args):
+                self._rig.clock.sleep(self._rig.costs[2] - self._rig.costs[1] if args[-1] == 2 else 0.0)
+                return choose(*args)
+            new._deliberation.choose = slowly
+            return new
 
     def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0):
         self.clock, self.costs, self.nan = FakeClock(), list(costs), 1.0
@@ -147,9 +169,11 @@ class Rig:
         if warm:
             for passes, part in enumerate(pilot.SEEING):
                 self.times.record(part, costs[passes])
-            for part in ('react', *(f'compare {count}' for count in COUNTS)):
-                self.times.record(part, 0.0)
-        self.worker = DecidingWorker(self.engine, self.executed, self.responder, self, self.open, self.times,
+            self.times.record('react', 0.0)
+            for count in COUNTS:
+                self.times.record(comparing(count), 0.0)
+                self.times.record(comparing(count, 2), costs[2] - costs[1])
+        self.worker = self.Worker(self, self.engine, self.executed, self.responder, self, self.open, self.times,
                                      lambda stamp: self.reading, delay, self.clock)
         self.worker._thread.running = True
         self.sequence = 0
@@ -190,32 +214,67 @@ class Rig:
 
 def test_the_command_is_out_before_the_world_model_sees_the_frame_and_images_come_after_it():
     rig = Rig()
-    assert rig.tick().tier is Tier.ONE_STEP  # the first one of an episode: there is no plan to go on with if it is late
-    answer = rig.tick()
+    assert rig.tick(task=TOUCH).tier is Tier.ONE_STEP  # the first one of an episode: no plan to go on with if it is late
+    answer = rig.tick(task=TOUCH)
     assert (answer.tier, answer.verdict) == (Tier.TWO_STEP, Verdict.ON_TIME)
     assert answer.latency == pytest.approx(rig.costs[2])  # neither encoding nor imagining is in it
     (decided, _), (prediction, shown_at) = rig.decisions[1], rig.predictions[1]
     assert shown_at > rig.answers[1][1] and prediction.future.frames.shape == (4, 64, 64, 3)
     np.testing.assert_array_equal(prediction.future.actions, answer.actions)
-    assert decided.passes == 2 and len(decided.choice.scores) == 1 + len(CANDIDATES)
+    assert decided.passes == 2 and len(decided.choice.scores) == 1 + len(CANDIDATES) + 16
     np.testing.assert_allclose(answer.actions, decided.choice.commands[:4], atol=1e-6)
     assert answer.actions[0, 0] > 0.1  # the goal is ahead
 
 
 def test_rungs_go_down_with_the_time_that_passes_take_and_are_found_again():
     rig = Rig()
-    assert [rig.tick().tier for _ in range(2)] == [Tier.ONE_STEP, Tier.TWO_STEP]
+    assert [rig.tick(task=TOUCH).tier for _ in range(2)] == [Tier.ONE_STEP, Tier.TWO_STEP]
     rig.costs[:] = 0.004, 0.025, 0.060
     for _ in range(80):
-        rig.tick()
-    assert rig.tick().tier is Tier.ONE_STEP
+        rig.tick(task=TOUCH)
+    assert rig.tick(task=TOUCH).tier is Tier.ONE_STEP
     rig.costs[:] = 0.004, 0.060, 0.060
     for _ in range(80):
-        rig.tick()
-    assert rig.tick().tier is Tier.STOP
+        rig.tick(task=TOUCH)
+    assert rig.tick(task=TOUCH).tier is Tier.STOP
     rig.costs[:] = 0.004, 0.010, 0.016
-    tiers = [rig.tick().tier for _ in range(150)]
+    tiers = [rig.tick(task=TOUCH).tier for _ in range(150)]
     assert tiers[-1] is Tier.ONE_STEP or tiers[-1] is Tier.TWO_STEP
+
+
+def test_a_second_round_is_for_what_is_to_be_touched_alone():
+    rig = Rig()
+    for task, passes in ((TOUCH, 1), (TOUCH, 2), (to_goal('red'), 1)):
+        rig.tick(task=task)
+        assert rig.decisions[-1][0].passes == passes
+    assert rig.answers[-1][0].tier is Tier.TWO_STEP  # no more was to be had
+    assert rounds_worth(TOUCH.terms, 1) == 1 == rounds_worth(to_goal('red').terms, 2)
+
+
+def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():
+    rig = Rig()
+    rig.tick(task=TOUCH)
+    rig.costs[:] = 0.004, 0.030, 0.045
+    for _ in range(100):
+        rig.times.record(comparing(FEWEST, 2), 0.020)
+    answer = rig.tick(task=TOUCH)
+    assert answer.tier is Tier.ONE_STEP and answer.verdict is Verdict.DEGRADED
+    assert rig.decisions[-1][0].passes == 1 and 'second round' in answer.reason
+
+
+def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones():
+    gained = []
+    for y, vy in ((0.9, -0.6), (-0.7, 0.4), (0.5, 0.5), (0.0, -0.7), (1.2, -0.3), (-1.0, 0.7)):
+        rig = Rig()
+        rig.places = {'red': (1.6, y, 0.0, vy)}
+        rig.tick(task=TOUCH)
+        view = rig.worker._pilot.known.view(Deliberation().times(0.0))
+        one, two, again = (Deliberation().choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), None, rounds)
+                           for rounds in (1, 2, 2))
+        assert two.scores == again.scores and len(two.scores) == len(one.scores) + 16
+        assert {name: two.scores[name] for name in one.scores} == pytest.approx(one.scores)
+        gained.append(max(two.scores.values()) - max(one.scores.values()))
+    assert max(gained) > 0.01
 
 
 def test_after_the_forecast_candidates_are_compared_where_the_time_that_is_left_suffices_for_it():
@@ -262,9 +321,9 @@ def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
 
 def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():
     rig = Rig()
-    first = rig.tick()
+    first = rig.tick(task=TOUCH)
     rig.costs[2] = 0.2
-    rig.frame()
+    rig.frame(task=TOUCH)
     limit = rig.clock() - 0.004 + DEADLINE - rig.responder.settings.reserve
     sleep, rig.clock.sleep = rig.clock.sleep, None
 
@@ -413,8 +472,9 @@ def test_all_rungs_are_measured_at_warm_up():
         opened.append(FakeForecast(rig))
         return opened[-1]
     pilot.warm_up(stream, (64, 64), times, ticks=2)
-    assert all(times.typical(part) > 0.0 for part in (*pilot.SEEING, 'react', *(f'compare {count}' for count in COUNTS)))
-    assert {told[-1] for told in opened[-1].told} == {0, 1, 2}
+    compared = [comparing(count, rounds) for count in COUNTS for rounds in (1, 2)]
+    assert all(times.typical(part) > 0.0 for part in (*pilot.SEEING, 'react', *compared))
+    assert {told[-1] for told in opened[-1].told} == {0, 1}
 
 
 def test_things_that_look_alike_are_named_by_how_near_they_are():

@@ -14,7 +14,7 @@ from real_drive import ROOT, real_drive
 from worldmodel_ros import cli
 from worldmodel_ros.bags.drive import Tick
 from worldmodel_ros.control.ladder import Tier
-from worldmodel_ros.control.motion import along_arc
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.forecast.loading import FORECASTS, load_forecast
 from worldmodel_ros.engine.loading import WEIGHTS
 from worldmodel_ros.evaluate.drive.compare import compare

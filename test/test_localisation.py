@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from worldmodel_ros.control.localisation import Localiser
-from worldmodel_ros.control.motion import PERIOD, along_arc
+from worldmodel_ros.motion import along_arc
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.control.task import to_place
 from worldmodel_ros.control.terms import Reach

@@ -11,7 +11,7 @@ from small_model import SMALL, small_checkpoint
 from tiled_model import tiled_model
 
 from worldmodel_ros import cli
-from worldmodel_ros.control.motion import MANEUVERS, maneuver
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session import Future

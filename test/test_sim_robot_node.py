@@ -14,7 +14,7 @@ from rosgraph_msgs.msg import Clock
 from sim_robot_rig import nanoseconds, picture, robot
 from std_srvs.srv import Trigger
 
-from worldmodel_ros.control.motion import MANEUVERS
+from worldmodel_ros.motion import MANEUVERS
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.nodes.common import qos
 from worldmodel_ros.nodes.sim_robot.futures import ACTION_NAMES

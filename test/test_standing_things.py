@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.control.scene_view import Seen, StandingThings
 from worldmodel_ros.control.task import to_goal

@@ -7,7 +7,7 @@ import pytest
 from test_forecast_onnx import PRESET, narrow_forecast
 
 from worldmodel_ros import cli
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import Task
 from worldmodel_ros.evaluate.control.tasks import TASKS

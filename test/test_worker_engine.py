@@ -7,7 +7,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.control.motion import MANEUVERS, maneuver
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load

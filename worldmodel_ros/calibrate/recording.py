@@ -19,7 +19,7 @@ from . import vision
 from .response import CannotTell, Estimate, Response, fit, increments
 
 NS = 1_000_000_000
-MOTOR_LAG = 0.03         # s, of control.motion, which imagines how the robot moves: command_delay_s comes before it
+MOTOR_LAG = 0.03         # s, of motion.py, which imagines how the robot moves: command_delay_s comes before it
 _OTHER_CLOCK = 1.0       # s, from stamp to receipt, from which a stamp is of another clock
 _MOST_IMAGES = 1500      # that are kept; of a longer recording, the first ones
 _ODOMETRY = 'nav_msgs/msg/Odometry'

@@ -48,7 +48,7 @@ def add_control(parser: argparse.ArgumentParser) -> None:
                         help='for the logs of the nodes, with --ros (out/control/log)')
     parser.add_argument('--rungs', nargs='+', default=['two_step'], choices=('two_step', 'one_step', 'head'),
                         help='whose measured times pass before a planned command takes effect: the first in the tasks, each '
-                             'other one as a variant; b1 has that of head (default: two_step)')
+                             'other one as a variant; b1 has its own (default: two_step)')
     parser.add_argument('--variants', nargs='+', default=[], metavar='V',
                         help='besides the plain tasks. shifted: faster and more movers; stops: shuttles that stop at random; '
                              'delay: 200 ms more; camera_wide, camera_wider: 640x480, 110 degrees across and down, distorted; '

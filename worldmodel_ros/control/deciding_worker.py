@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
-from .deliberation import FEWEST, Decision as Choice
+from .deliberation import FEWEST, Decision as Choice, rounds_worth
 from .ladder import NS, STEPS, Decision, Tier
 from .pilot import REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
@@ -39,7 +39,7 @@ class Executed(Protocol):
 
 @dataclass(frozen=True)
 class Decided:
-    """How an observation's command was decided: by so many ``passes`` of the forecast, on ``view``, to take effect ``delay`` s
+    """How an observation's command was decided: by so many ``passes`` over candidates, on ``view``, to take effect ``delay`` s
     after the observation; ``timings`` [s] by part."""
 
     observation: Observation
@@ -63,10 +63,10 @@ class DecidingWorker(Worker):
     As ``Worker``, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
-    The tiers are TWO_STEP and ONE_STEP: candidates on a forecast of two passes or one; PLAN_ONLY: the reactive policy on
-    what is there now; LAST_PLAN and STOP as everywhere. Before the forecast it is decided whether a second pass fits, after
-    it whether candidates can still be compared: most of a tick's jitter is behind it then, and who does not finish in time
-    is answered for with the last plan.
+    The tiers are TWO_STEP and ONE_STEP: two rounds of candidates, the second around the best of the first, where the task is
+    worth it, or one; PLAN_ONLY: the reactive policy on what is there now; LAST_PLAN and STOP as everywhere. After the forecast
+    it is decided again what fits: most of a tick's jitter is behind it then, and who does not finish in time is answered for
+    with the last plan.
     """
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
@@ -100,17 +100,16 @@ class DecidingWorker(Worker):
         self._begin(observation)
         decision = self._responder.decide(observation, begun, self._expected_time)
         if decision and decision.tier is Tier.TWO_STEP and self._committed is None:
-            # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second pass.
+            # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
-        passes = 2 if decision and decision.tier is Tier.TWO_STEP else 1
         # The forecast was trained with the command in force, the world model with the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
-        self._pilot.observe(observation.image, in_force, passes)
+        self._pilot.observe(observation.image, in_force, 1)
         decided = None
         if decision and observation.task.terms and self._slot is None:
-            decided = self._answer(observation, decision, passes, begun)
+            decided = self._answer(observation, decision, begun)
         self._known.append((observation.stamp, self._pilot.known))
         answered = self._clock()
         self._session.observe(observation.image, executed)
@@ -119,10 +118,10 @@ class DecidingWorker(Worker):
             return
         self._show(observation, decided, decision, begun, answered)
 
-    def _expected_time(self, passes: int) -> float:
-        """Return how long a tick is expected to take [s]: what is given up for a second pass that does not fit is one pass, so
-        that it is to fit surely; what is given up for one that does not is the last plan, which is served then, too."""
-        return self.times.predict(passes) if passes == 2 else self.times.typical_tick(passes)
+    def _expected_time(self, rounds: int) -> float:
+        """Return how long a tick is expected to take [s]: what is given up for a second round that does not fit is one round,
+        so that it is to fit surely; what is given up for one that does not is the last plan, which is served then, too."""
+        return self.times.predict(rounds) if rounds == 2 else self.times.typical_tick(rounds)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
         """Set the odometry to the moment of the observation."""
@@ -135,34 +134,35 @@ class DecidingWorker(Worker):
             since = period if self._committed is None else (observation.stamp - self._committed) / NS
             self._pilot.odometry.executed(executed, since)
 
-    def _answer(self, observation: Observation, decision: Decision, passes: int, begun: float) -> Decided:
+    def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:
         """Decide and answer, by what the time after the forecast allows."""
         now = self._clock()
-        decision = self._rung(decision, decision.limit - now)
+        decision = self._rung(decision, rounds_worth(observation.task.terms, 2), decision.limit - now)
         compares = decision.tier in STEPS  # a robot that is kept standing is not asked for more than that plans are in time
-        candidates = self._pilot.fitting(decision.limit - now)
-        part = comparing(len(candidates)) if compares else REACTING
+        rounds = rounds_worth(observation.task.terms, STEPS[decision.tier]) if compares else 0
+        candidates = self._pilot.fitting(decision.limit - now, rounds)
+        part = comparing(len(candidates), rounds) if compares else REACTING
         delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
         if compares:
-            choice = self._pilot.decide(observation.task.terms, sent, previous, candidates)
+            choice = self._pilot.decide(observation.task.terms, sent, previous, candidates, rounds=rounds)
         else:
             choice = self._pilot.react(observation.task.terms, previous, self._engine.spec.chunk_frames)
         plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
         # As if as little had been compared as a prediction counts on.
-        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST)) if compares else 0.0
-        self.times.record_tick(self._clock() - begun - more, passes if compares else 0)
-        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, passes if compares else 0, choice,
+        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, rounds)) if compares else 0.0
+        self.times.record_tick(self._clock() - begun - more, rounds)
+        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, rounds, choice,
                           self._pilot.view, delay + self._base_delay, dict(self._pilot.last))
         self._listener.decided(decided)
         return decided
 
-    def _rung(self, decision: Decision, left: float) -> Decision:
+    def _rung(self, decision: Decision, rounds: int, left: float) -> Decision:
         """Return a decision as ``left`` s after the forecast allow it: with candidates compared if that is likely to fit, for
         the last plan goes on where it does not after all."""
         if decision.tier is Tier.STOP:
@@ -170,6 +170,9 @@ class DecidingWorker(Worker):
         if self.times.typical(comparing(FEWEST)) > left:
             return decision._replace(tier=Tier.PLAN_ONLY, headroom=False,
                                      reason=decision.reason or 'the forecast left no time to compare candidates')
+        if decision.tier is Tier.TWO_STEP and self.times.typical(comparing(FEWEST, rounds)) > left:
+            return decision._replace(tier=Tier.ONE_STEP, headroom=False,
+                                     reason='the forecast left no time for a second round of candidates')
         if decision.tier in STEPS:
             return decision
         return decision._replace(tier=Tier.ONE_STEP, reason=f'{decision.reason}; it took less')

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from . import reactive_policy as policy
-from .motion import LIMITS, PERIOD, Limits, limited, move, under_way
+from worldmodel_ros.motion import LIMITS, PERIOD, Limits, limited, move, under_way
 from .scene_view import View, with_places
 from .terms import Outcome, Term, Thing, Touch, utilities
 
@@ -39,10 +39,18 @@ CANDIDATES = (
 
 
 WALL = 'wall'  # what a contact is with, where it is no thing
+_BEST, _EACH = 4, 4  # of a second round
+_LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: by how much its candidates differ, standard deviations
 FEWEST = 4  # candidates of a decision on the slowest machine
 _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', 'right 0.4 s', 'lead 1.6 s', 'stop 0.8 s',
              'ahead 0.8 s', 'lead 0.4 s', 'left 0.8 s', 'right 0.8 s', 'lead 1.2 s', 'slow 0.8 s', 'back 0.4 s',
              'ahead 0.4 s')
+
+
+def rounds_worth(terms: Sequence[Term], most: int) -> int:
+    """Return how many rounds of candidates, ``most`` at most, a task is worth: a second one where something is to be touched,
+    for which the last decimetre counts. On a street it was worth nothing (docs/tasks.md)."""
+    return min(most, 2 if any(isinstance(term, Touch) for term in terms) else 1)
 
 
 def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
@@ -110,6 +118,60 @@ class Decision:
     utilities: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked of candidates: the task's ``terms`` and its ``aim``; ``view`` at ``times`` (T,), s from the observation on;
+    ``pose`` (3,) and ``twist`` (2,) when the command takes effect, and the command (2,) in force until then."""
+
+    terms: Sequence[Term]
+    aim: policy.Aim
+    view: View
+    times: np.ndarray
+    pose: np.ndarray
+    twist: np.ndarray
+    previous: np.ndarray
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What candidates lead to: ``poses``, ``commands`` (C, T - 1, 2), ``worth`` (K, C) as ``utilities`` of ``Decision``, and
+    ``contacts``, with what each has a contact that vetoes it, '' for none."""
+
+    candidates: tuple[Candidate, ...]
+    poses: np.ndarray
+    commands: np.ndarray
+    worth: np.ndarray
+    contacts: Sequence[str]
+
+    @property
+    def best(self) -> int:
+        """The number of the candidate with the highest score, of those without a veto if there is one."""
+        return int(self._scores.argmax())
+
+    @property
+    def _scores(self) -> np.ndarray:
+        return np.where([name != '' for name in self.contacts], -np.inf, self.worth.sum(0))
+
+    def around_best(self) -> list[Candidate]:
+        """Return candidates drawn around the _BEST of these, _EACH around each, as in a second iteration of the cross-entropy
+        method; the same draws at every tick."""
+        rng, found = np.random.default_rng(0), []
+        for at in np.argsort(-self._scores)[:_BEST].tolist():
+            near = self.candidates[at]
+            for number in range(_EACH):
+                lead = max(0.0, near.lead + rng.normal(0.0, _LEAD_STEP))
+                v, w = rng.normal(near.hold if near.steps else self.commands[at, 0], _HOLD_STEP).tolist()
+                steps = max(0, near.steps + int(rng.integers(-2, 3))) if near.steps else int(rng.integers(0, 4))
+                found.append(Candidate(f'{near.name} {number + 1}', lead, (v, w), steps))
+        return found
+
+    def joined(self, other: Compared) -> Compared:
+        """Return these and others."""
+        return Compared(self.candidates + other.candidates, np.concatenate([self.poses, other.poses]),
+                        np.concatenate([self.commands, other.commands]), np.concatenate([self.worth, other.worth], 1),
+                        [*self.contacts, *other.contacts])
+
+
 class Deliberation:
     """Decides once a tick; one for each robot and episode."""
 
@@ -127,12 +189,12 @@ class Deliberation:
         return round(self._settings.horizon / PERIOD)
 
     def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
-               candidates: Sequence[Candidate] | None = None) -> Decision:
+               candidates: Sequence[Candidate] | None = None, rounds: int = 1) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
         ``view``: at ``times(delay)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
         does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
-        those of the settings.
+        those of the settings; with two ``rounds`` others, around the best of these, are compared with them.
         """
         times = self.times(sum(seconds for seconds, _ in sent))
         view = with_places(view, terms, len(times))
@@ -142,29 +204,37 @@ class Deliberation:
             self._last = None
             return self._look_for_it(pose, view)
         self._search.found()
-        followed = self._last and Candidate('followed', self._last.lead, self._last.hold, max(0, self._last.steps - 1))
+        followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - 1))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
-        poses, commands = imagine(aim, candidates, view, pose, twist, previous, len(times) - 1, self._settings.limits)
+        question = Question(terms, aim, view, times, pose, twist, previous)
+        found = self.compare(question, candidates)
+        if rounds == 2:
+            found = found.joined(self.compare(question, found.around_best()))
+        scores = found.worth.sum(0)
+        named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}
+        vetoed = {candidate.name: name for candidate, name in zip(found.candidates, found.contacts, strict=True) if name}
+        if len(vetoed) == len(found.candidates):
+            self._last = None
+            stop = self._stop(previous)
+            return Decision(stop[0], 'veto', named, stop, found.poses, times, vetoed, found.worth)
+        best = found.best
+        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
+        if not found.contacts[0] and scores[0] >= scores[best] - self._settings.margin:
+            best = 0
+        self._last = found.candidates[best]
+        return Decision(found.commands[best, 0], found.candidates[best].name, named, found.commands[best], found.poses, times,
+                        vetoed, found.worth)
+
+    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
+        """Return what candidates would lead to."""
+        view, times = question.view, question.times
+        poses, commands = imagine(question.aim, candidates, view, question.pose, question.twist, question.previous,
+                                  len(times) - 1, self._settings.limits)
         poses = np.concatenate([np.broadcast_to(view.pose, (len(poses), 1, 3)), poses], 1)
         outcome = Outcome(times, poses, view.things, view.walls)
-        worth = utilities(terms, outcome)
-        scores = worth.sum(0)
-        named = {candidate.name: float(value) for candidate, value in zip(candidates, scores, strict=True)}
-        vetoed: dict[str, str] = {}
-        if self._settings.veto:
-            contacts = self._settings.veto.of(terms, outcome)
-            vetoed = {candidate.name: name for candidate, name in zip(candidates, contacts, strict=True) if name}
-            if len(vetoed) == len(candidates):
-                self._last = None
-                stop = self._stop(previous)
-                return Decision(stop[0], 'veto', named, stop, poses, times, vetoed, worth)
-            scores = np.where([name != '' for name in contacts], -np.inf, scores)
-        best = int(scores.argmax())
-        # Candidate 0 is what is followed now: changing for nothing makes the robot waver.
-        if scores[0] >= scores[best] - self._settings.margin:
-            best = 0
-        self._last = candidates[best]
-        return Decision(commands[best, 0], candidates[best].name, named, commands[best], poses, times, vetoed, worth)
+        veto = self._settings.veto
+        contacts = veto.of(question.terms, outcome) if veto else [''] * len(candidates)
+        return Compared(tuple(candidates), poses, commands, utilities(question.terms, outcome), contacts)
 
     def react(self, terms: Sequence[Term], view: View, previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for ``steps`` periods, without a forecast: all stays where ``view``, whose first time is

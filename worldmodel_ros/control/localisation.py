@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .motion import to_base
+from worldmodel_ros.motion import to_base
 
 _POSE, _WALLS, _THINGS = slice(0, 3), slice(3, 8), 8  # of the state: x, y, yaw; direction of wall 0, offset of each; x and y
 _UNKNOWN = 1e4            # m2 or rad2, variance of what was not seen yet

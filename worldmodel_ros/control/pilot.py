@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.network_calls import StepTimes
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
-from .motion import PERIOD, along_arc, move
+from worldmodel_ros.motion import PERIOD, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
@@ -60,31 +61,32 @@ class Odometry:
         self.pose[2] = math.remainder(self.pose[2], math.tau)
 
 
-SEEING = ('see', 'forecast', 'forecast twice')  # parts of a tick that forecast, by passes
+SEEING = ('see', 'forecast')  # parts of a tick, by passes of the network
 REACTING = 'react'
 
 
 def deciding_times() -> StepTimes:
-    """Return times whose ``predict`` is that of a decision with so many passes, with the fewest candidates; 0: of a
+    """Return times whose ``predict`` is that of a decision with so many rounds of candidates, with the fewest of them; 0: of a
     reaction to what one pass says is there."""
-    return StepTimes(lambda passes: {SEEING[passes or 1]: 1, REACTING if passes == 0 else comparing(FEWEST): 1})
+    return StepTimes(lambda rounds: {SEEING[1]: 1, comparing(FEWEST, rounds) if rounds else REACTING: 1})
 
 
-def comparing(count: int) -> str:
-    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS."""
-    return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}'
+def comparing(count: int, rounds: int = 1) -> str:
+    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS, in one round or two."""
+    part = f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}'
+    return f'{part} twice' if rounds == 2 else part
 
 
 class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    ``times`` takes what that takes: SEEING, REACTING, and 'compare N' for each of COUNTS.
+    ``times`` takes what that takes: SEEING, REACTING, and 'compare N' and 'compare N twice' for each of COUNTS.
     """
 
-    def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, settings: Settings = DECIDING,
+    def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
-        self._deliberation, self._standing = Deliberation(settings), StandingThings(slots)
+        self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
@@ -119,13 +121,13 @@ class Pilot:
             self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
-               candidates: Sequence[Candidate] | None = None, still: bool = False) -> Decision:
+               candidates: Sequence[Candidate] | None = None, still: bool = False, rounds: int = 1) -> Decision:
         """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
-        with self._measure(comparing(len(candidates) if candidates else COUNTS[-1])):
+        with self._measure(comparing(len(candidates) if candidates else COUNTS[-1], rounds)):
             self._begin(terms)
             self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
-            return self._deliberation.choose(terms, self.view, sent, previous, candidates)
+            return self._deliberation.choose(terms, self.view, sent, previous, candidates, rounds)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
@@ -134,9 +136,9 @@ class Pilot:
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 
-    def fitting(self, seconds: float) -> tuple[Candidate, ...]:
+    def fitting(self, seconds: float, rounds: int) -> tuple[Candidate, ...]:
         """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least."""
-        fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count)) <= seconds]
+        fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count, rounds)) <= seconds]
         return candidates_by_worth(fit[-1] if fit else FEWEST)
 
     @contextmanager
@@ -191,7 +193,8 @@ def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], ti
                 pilot.known = replace(pilot.known, seen=_full(pilot.known.seen))
                 pilot.react(terms, still, 4)
                 for candidates in COUNTS:
-                    pilot.decide(terms, sent, still, candidates_by_worth(candidates))
+                    for rounds in (1, 2):
+                        pilot.decide(terms, sent, still, candidates_by_worth(candidates), rounds=rounds)
 
 
 def _full(seen: Seen) -> Seen:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .motion import MANEUVERS, maneuver
+from worldmodel_ros.motion import MANEUVERS, maneuver
 
 if TYPE_CHECKING:
     from worldmodel_ros.engine.session import Future, Session

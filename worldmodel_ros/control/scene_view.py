@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .motion import from_base, to_base
+from worldmodel_ros.motion import from_base, to_base
 from .terms import Term, Thing, places
 
 _LIKELY = 0.5  # probability from which on a thing counts as there

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .localisation import BEARING, QUARTER, Localiser, range_deviation, wall_deviation
-from .motion import to_base
+from worldmodel_ros.motion import to_base
 
 if TYPE_CHECKING:
     from .pilot import Forecast

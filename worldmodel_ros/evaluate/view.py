@@ -17,7 +17,7 @@ import rerun.blueprint as rrb
 
 from worldmodel_ros.bags.problems import MessageError
 from worldmodel_ros.bags.source import Bag
-from worldmodel_ros.control.motion import path
+from worldmodel_ros.motion import path
 from worldmodel_ros.inputs.images import ImageError, to_rgb
 
 TIMELINE = 'ROS time'

@@ -4,7 +4,7 @@ Forecast of the scene: where things are and will be, whatever the robot does, fr
 A causal transformer over a window of frames. Each frame is 16 image tokens and a *slot token* for each thing that there may
 be, which attends to the images and to the slots before it; heads read from a slot whether the thing is there, where it is and
 where it will be at HORIZONS. What moves by itself is forecast once for all candidate actions, so that nothing about it can be
-read off the robot's own actions; what the robot does is added by its motion (``control.motion``).
+read off the robot's own actions; what the robot does is added by its motion (``motion``).
 
 The robot's own motion is taken out of the scene by the attention itself: a part of each head's queries, keys and values are
 points of the plane, which are moved from the base_link of their frame to that of the one that looks, by the wheels' odometry
@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel_ros.motion import along_arc
 from .checkpoint_description import ModelError, read_description, weight_files
 from .presets import Preset
 from .vae import Encoder
@@ -325,7 +326,8 @@ class ForecastStream:
         picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 127.5 - 1.0
         looks, self._features = net.look(picture, self._features)
         commands = [torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None] for values in (executed, measured)]
-        self._pose = _moved(self._pose, commands[1][0, 0].double())
+        twist = commands[1][0].double().numpy()
+        self._pose = torch.from_numpy(along_arc(self._pose.numpy()[None], twist, net.preset.step_period)[0])
         frames = net.preset.window_frames
         pose, time = self._pose.float().expand(1, own, 3), torch.full((1, own), self._time, dtype=torch.float64)
         places = Places.of(pose, time, net.pairs)
@@ -351,9 +353,3 @@ class ForecastStream:
             paths = present.paths
         where = torch.cat([present.now[None], paths])[..., :2] * SCALE
         return present.presence.sigmoid().numpy(), where.numpy(), present.walls.numpy()
-
-
-def _moved(pose: Tensor, twist: Tensor) -> Tensor:
-    x, y, yaw = odometry(twist[None]).unbind(-1)
-    cos, sin = pose[2].cos(), pose[2].sin()
-    return torch.stack([pose[0] + cos * x[0] - sin * y[0], pose[1] + sin * x[0] + cos * y[0], pose[2] + yaw[0]])

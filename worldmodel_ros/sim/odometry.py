@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.sim.scene import TRACK, WHEEL_RADIUS
 from worldmodel_ros.sim.world import World
 
@@ -66,12 +67,9 @@ class WheelOdometry:
         self._advance((left + right) / 2, (right - left) / TRACK, interval)
 
     def _advance(self, way: float, turn: float, interval: float) -> None:
-        """Along an arc, which is exact for constant speeds of the wheels."""
-        x, y, yaw = self.pose
-        chord = way * float(np.sinc(turn / math.tau))
-        heading = yaw + turn / 2
-        self.pose = (x + chord * math.cos(heading), y + chord * math.sin(heading), math.remainder(yaw + turn, math.tau))
         self.twist = (way / interval, turn / interval)
+        (x, y, yaw), = along_arc(np.array([self.pose]), np.array([self.twist]), interval).tolist()
+        self.pose = (x, y, math.remainder(yaw, math.tau))
 
     def _rng(self, time: float) -> np.random.Generator:
         return np.random.default_rng([self._seed, _STREAM, round(time * 1e6)])

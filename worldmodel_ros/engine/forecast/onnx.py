@@ -5,11 +5,11 @@ The graphs are kept in the user's cache folder as those of the world model are.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 
+from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 
@@ -61,7 +61,8 @@ class OnnxStream:
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
-        self._pose = _moved(self._pose, measured, self._network.preset.step_period)
+        twist = np.asarray(measured, np.float32).astype(float)  # as the network is told it
+        self._pose, = along_arc(self._pose[None], twist[None], self._network.preset.step_period)
         angle = self._seen * self._network.rates
         where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
         # Each layer's window is an input of its own: a graph would copy what it takes apart.
@@ -101,11 +102,3 @@ class OnnxStream:
 def to_network(image: np.ndarray) -> np.ndarray:
     """Convert a frame uint8 (H, W, 3) to float32 (1, 3, H, W) in [-1, 1]."""
     return np.ascontiguousarray(image.transpose(2, 0, 1), np.float32)[None] / np.float32(127.5) - np.float32(1.0)
-
-
-def _moved(pose: np.ndarray, twist: np.ndarray, seconds: float) -> np.ndarray:
-    """Return the pose (3,), m and rad, after so many seconds with a twist (2,), m/s and rad/s, along an arc."""
-    v, w = (float(np.float32(value)) for value in twist)
-    turn = w * seconds
-    way, heading = v * seconds * float(np.sinc(turn / math.tau)), pose[2] + turn / 2
-    return pose + (way * math.cos(heading), way * math.sin(heading), turn)

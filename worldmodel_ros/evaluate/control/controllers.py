@@ -9,7 +9,7 @@ import numpy as np
 
 from worldmodel_ros.control import reactive_policy as policy
 from worldmodel_ros.control.deliberation import Deliberation, scene_of
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.scene_view import with_places
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.terms import Reach, Term, has_places
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
-# Of controllers with a learned forecast.
+# Of controllers with a learned forecast: rounds of candidates.
 PASSES: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
@@ -121,7 +121,8 @@ MEANINGS = {
     'b2_seed_1': 'the same, of another training', 'b2_seed_2': 'the same, of a third one',
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
-    'one_step': 'the planner on a learned forecast of one pass', 'two_step': 'the same, of two passes',
+    'one_step': 'the planner on a learned forecast',
+    'two_step': 'the same, with a second round of candidates around the best of the first',
     'motion_unseen': 'ablation: one_step, whose every window is the newest frame repeated',
     'another_future': 'ablation: one_step, in whose forecast things move as those of another room of the kind do'}
 

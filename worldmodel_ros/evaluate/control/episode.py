@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World

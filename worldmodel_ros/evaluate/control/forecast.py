@@ -54,7 +54,7 @@ class Oracle:
     """The true future of what is remembered: bounces and stops to come too, but for what the robot will push."""
 
     def __init__(self, memory: Memory) -> None:
-        self._memory, self._future = memory, _Future()
+        self._memory, self._future = memory, TrueFuture()
 
     def update(self, world: World, odometry: WheelOdometry) -> None:
         self._world = world
@@ -140,7 +140,7 @@ class Tracker:
         return np.column_stack([normals, distance + normals @ (x, y)])
 
 
-class _Future:
+class TrueFuture:
     """Where everything will be if the robot is not there: simulated once, and again when something was not as predicted."""
 
     STEP = 0.05        # s, between samples

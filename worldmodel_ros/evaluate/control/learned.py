@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from worldmodel_ros.control import pilot
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.control.deliberation import Deliberation, rounds_worth
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import STANDING, Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
 from worldmodel_ros.control.sight import Sight
@@ -47,29 +48,33 @@ def named_slots(scene: Scene) -> list[Slot | None]:
 
 
 class Learned:
-    """Decides as the robot does on its rungs: by a forecast of one or two ``passes``, or by reacting to what the newest frame
-    shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it. ``pilot``: the robot's
-    own, once it has decided."""
+    """Decides as the robot does on its rungs: by one or two rounds (``passes``) of candidates on a forecast, or by reacting to
+    what the newest frame shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it.
+    ``pilot``: the robot's own, once it has decided."""
 
     def __init__(self, forecast: Forecast, size: tuple[int, int], passes: int, still: bool = False,
-                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None) -> None:
-        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told."""
+                 look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None,
+                 deliberation: Deliberation | None = None) -> None:
+        """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told;
+        ``deliberation``: in place of the robot's."""
         self._forecast, self._size, self._passes, self._still, self._look = forecast, size, passes, still, look
         self.pilot: Pilot | None = None
+        self._deliberation = deliberation
         self._terms: Sequence[Term] = to_sight(sight, STANDING).terms if sight else ()
         self._told = sight is None
 
     def decide(self, world: World, odometry: WheelOdometry, terms: Sequence[Term],
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
-        decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene))
+        decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene), self._deliberation)
         decider.odometry.measured(odometry.pose, odometry.twist)
-        decider.observe(self._look(world, self._size), executed, self._passes)
+        decider.observe(self._look(world, self._size), executed, min(self._passes, 1))
         if self._told and tuple(terms) != self._terms:
             self._terms = tuple(terms)  # the same object as long as they hold
         terms = self._terms
         previous = sent[-1][1] if sent else executed
         if self._passes or self._still:
-            return decider.decide(terms, sent, previous, still=self._still).command
+            return decider.decide(terms, sent, previous, still=self._still,
+                                  rounds=max(1, rounds_worth(terms, self._passes))).command
         return decider.react(terms, previous, _STEPS).command
 
 

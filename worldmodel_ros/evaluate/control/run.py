@@ -84,9 +84,11 @@ class Question:
                 and (variant not in CAMERAS or controllers.sees(controller))]
 
     def delay(self, job: Job) -> float:
-        """Seconds from a picture to its command."""
+        """Seconds from an image to its command."""
         rung = job.variant if job.variant in self.rungs else self.rungs[0]
-        if job.controller == controllers.SHIPPED or job.controller in controllers.CLONED:
+        if job.controller == controllers.SHIPPED:
+            rung = controllers.SHIPPED
+        elif job.controller in controllers.CLONED:
             rung = RUNGS[0]
         elif job.controller in controllers.PASSES:
             rung = RUNGS[controllers.PASSES[job.controller]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldmodel_ros.control.motion import MANEUVERS, maneuver
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from .pictures import psnr
 
 if TYPE_CHECKING:

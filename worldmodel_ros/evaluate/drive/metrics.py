@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from worldmodel_ros.control.motion import MANEUVERS
+from worldmodel_ros.motion import MANEUVERS
 from .bootstrap import block_labels, mean_interval
 from .columns import Columns
 

@@ -1,7 +1,7 @@
 """Section: does the model see that another action leads elsewhere?"""
 from __future__ import annotations
 
-from worldmodel_ros.control.motion import MANEUVERS
+from worldmodel_ros.motion import MANEUVERS
 from .film import cell, row
 from .html import Run, bounds, number, section, table
 

@@ -27,7 +27,7 @@ from worldmodel_ros import realtime
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
-from worldmodel_ros.control.motion import PERIOD
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place, to_sight
@@ -154,11 +154,11 @@ class WorldModelNode(LifecycleNode):
             f'up to {rate:.1f} Hz; goals: '
             f'{", ".join(spec.goals)}')
         if self._deciding:
-            two, one, none = (self._deciding.times.predict(passes) * 1e3 for passes in (2, 1, 0))
+            two, one, none = (self._deciding.times.predict(rounds) * 1e3 for rounds in (2, 1, 0))
             self.get_logger().info(
                 f'commands are decided on the scene forecast {self._deciding.forecasts.name} '
-                f'({self._deciding.forecasts.backend}): {two:.1f} ms with two passes, {one:.1f} ms with one, {none:.1f} ms '
-                'without; ~/set_task takes tasks')
+                f'({self._deciding.forecasts.backend}): {two:.1f} ms with two rounds of candidates, {one:.1f} ms with '
+                f'one, {none:.1f} ms without; ~/set_task takes tasks')
         return super().on_configure(state)
 
     def _configure_world(self, start: float) -> None:

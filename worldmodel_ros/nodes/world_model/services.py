@@ -15,7 +15,7 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 
 from worldmodel_ros.control.deciding_worker import DecidingWorker
-from worldmodel_ros.control.motion import path
+from worldmodel_ros.motion import path
 from worldmodel_ros.control.task import Task, term_in_words
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder

@@ -1,4 +1,7 @@
-"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences."""
+"""How a differential-drive base moves under commands, for many candidates at once; no contacts. Named action sequences.
+
+Outside the packages, since what simulates, forecasts and decides needs the same formulas, and these do not import each other.
+"""
 from __future__ import annotations
 
 import math
@@ -55,8 +58,7 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
 
 
 def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarray:
-    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s: exact for constant ones. Yaw is
-    not wrapped."""
+    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s. Yaw is not wrapped."""
     turn = twists[:, 1] * seconds
     half = turn / 2
     heading = poses[:, 2] + half
