@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from worldmodel_ros.nodes.sim_robot.judge import CommandJudge
 from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
-from worldmodel_ros.safety.silences import FEW, Silences
+from worldmodel_ros.safety.motion import FEW, Silences
 
 
 class FakeTime:

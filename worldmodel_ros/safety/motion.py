@@ -1,13 +1,14 @@
 """What is in force at the robot, within its limits, and how it is brought to rest, by the kind of command interface."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 Row = tuple[float, ...]
 # s, the control period: after a longer pause, a command changes no more than within this time.
 INTERVAL = 0.1
+FEW = 100  # silences that are remembered between two reports
 _ASTRAY = 2.0  # intervals at full rate, that a joint may be from where the commands have brought it
 
 
@@ -298,3 +299,32 @@ class PositionMotion:
         before = self.row if index == 0 else self._plan[index - 1]
         share = steps - index
         return tuple(a + (b - a) * share for a, b in zip(before, self._plan[index]))
+
+
+class Silences:
+    """
+    Keeps the steady times [s] of silences that were longer than ``bound()`` s.
+
+    The gate and the robot's driver each have one, in their diagnostics: whether a stop was late, and where, is then known from
+    those who sent and received it, and not only from others who listen.
+    """
+
+    def __init__(self, bound: Callable[[], float]) -> None:
+        self._bound = bound
+        self._begun: float | None = None
+        self._found: list[tuple[float, float]] = []
+
+    def begin(self, now: float) -> None:
+        """A command that moves the robot."""
+        self._begun = now
+
+    def end(self, now: float) -> None:
+        """A command or a stop."""
+        begun, self._begun = self._begun, None
+        if begun is not None and now - begun > self._bound() and len(self._found) < FEW:
+            self._found.append((begun, now))
+
+    def tell(self) -> str:
+        """Return 'BEGIN:END ...', steady times [s], of those since the last time."""
+        found, self._found = self._found, []
+        return ' '.join(f'{begun:.6f}:{end:.6f}' for begun, end in found)

@@ -38,8 +38,7 @@ from worldmodel_ros.nodes.common.unblocked_output import unblock_output
 from worldmodel_ros.parameters.command_gate import PARAMETERS
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.safety.gate import MAX_ROWS, Chunk, Command, Fault, Gate, Refusal, State
-from worldmodel_ros.safety.motion import PositionMotion
-from worldmodel_ros.safety.silences import Silences
+from worldmodel_ros.safety.motion import PositionMotion, Silences
 
 _STATUS_PERIOD = 0.1  # s
 _LOG_INTERVAL = 1.0  # s, between two log lines on refused chunks

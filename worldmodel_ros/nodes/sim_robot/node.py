@@ -34,7 +34,7 @@ from worldmodel_ros.nodes.sim_robot.pacing import Pacer, Rate
 from worldmodel_ros.nodes.sim_robot.tasks import PAUSE, Episodes
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.parameters.sim_robot import MAX_CLOCK_OFFSET, PARAMETERS
-from worldmodel_ros.safety.silences import Silences
+from worldmodel_ros.safety.motion import Silences
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.world import LIMITS, World
 

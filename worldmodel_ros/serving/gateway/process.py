@@ -103,8 +103,13 @@ def run(options: Options) -> int:
 async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, tls: ssl.SSLContext | None) -> None:
     stop, changed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)  # a launcher sends it again: an interpreter that is ending would die of that
+        stop.set()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, changed.set)
     renewing = asyncio.create_task(_renew(options, gateway, tls, changed))
 
