@@ -100,7 +100,7 @@ def silences(rig: Rig, node: str, start: float, end: float) -> list[tuple[float,
     """
     Return the silences that overlap the time from ``start`` to ``end`` by a node's own diagnostics; None: it does not tell.
 
-    It tells of them once they are over, in the next report; so that is waited for. ``safety.motion.Silences`` has what they are.
+    It tells of them once they are over, in the next report; so that is waited for. What they are: ``safety.motion.Silences``.
     """
     with suppress(AssertionError):
         rig.wait(lambda: rig.reports(node, end), f'a report of {node}', SILENT)
