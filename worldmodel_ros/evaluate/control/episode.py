@@ -35,8 +35,8 @@ def rung_seconds() -> Mapping[str, float]:
 class Episode:
     """``seconds``: driven, to success, failure or the end of the time. ``contacts``: looks, two or three a
     tick, with a contact that nothing asked for. ``arrivals``: of tasks whose goals follow each other. ``reason``: why it
-    ended. Of tasks by an image: ``walls_alone``, whether that shows no goal object; ``alike``, whether the robot reached its pose
-    or, of walls alone, stood in the end where it sees the same."""
+    ended. Of tasks by an image: ``walls_alone``, whether that shows no goal object; ``alike``, whether the robot reached its
+    pose or, of walls alone, stood in the end where it sees the same."""
 
     seed: int
     success: bool

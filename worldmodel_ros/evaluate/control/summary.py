@@ -16,8 +16,8 @@ DEFINITIONS = {
     'n': 'episodes, the same seeds for every controller',
     'p_values': 'exact two-sided McNemar test, on the seeds that both have driven',
     'of_expert': 'share of the episodes in which oracle succeeds that the controller succeeds in, too',
-    'alike': 'of tasks by an image, share of the episodes that succeed or, where it shows walls alone, end with the robot standing '
-             'where it sees the same: the same walls at the same distance and heading, and no goal object',
+    'alike': 'of tasks by an image, share of the episodes that succeed or, where it shows walls alone, end with the robot '
+             'standing where it sees the same: the same walls at the same distance and heading, and no goal object',
     'walls_alone': 'the same numbers, of the episodes whose image shows no goal object',
     'share': '(success - reactive) / (oracle - reactive)'}
 

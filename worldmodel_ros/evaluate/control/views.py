@@ -1,4 +1,5 @@
-"""Whether a robot's camera sees what an image of walls alone shows, by the true world: it may, and stand elsewhere along them."""
+"""Whether a robot's camera sees what an image of walls alone shows, by the true world: it may do so from elsewhere along
+them."""
 from __future__ import annotations
 
 import math
