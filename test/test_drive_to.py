@@ -3,6 +3,7 @@ import contextlib
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from world_model_rig import active, rig, wait_for
 from worldmodel_ros import cli
 from worldmodel_ros.action import DriveTo
 from worldmodel_ros.control.pilot import SLOTS
+from worldmodel_ros.control.sight import NAME as SIGHT, Sight
+from worldmodel_ros.control.terms import Reach
+from worldmodel_ros.nodes.world_model.drive_to import said_of
 from worldmodel_ros.msg import ActionChunk, Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import ODOMETRY, STATUS
@@ -257,7 +261,7 @@ def test_an_image_is_a_goal_that_is_found_by_the_things_in_it(robot, capfd):
     wait_for(lambda: robot.node.subject._deciding.odometry.frame == 'odom', 'odometry')
     SHOWN.clear()
     assert not robot.send(image=white()).accepted
-    assert 'none of the things' in capfd.readouterr().err
+    assert 'of one colour' in capfd.readouterr().err
     assert not robot.send(image=Image(height=4, width=4, encoding='unheard', step=4, data=bytes(16))).accepted
     assert 'the image is not understood' in capfd.readouterr().err
     assert not robot.send(image=white(), goal='red').accepted
@@ -273,6 +277,17 @@ def test_an_image_is_a_goal_that_is_found_by_the_things_in_it(robot, capfd):
     wait_for(images.get_subscription_count, 'the node to listen to goal_image')
     images.publish(white())
     wait_for(lambda: robot.task.name == 'image', 'the image to be the goal')
+
+
+@pytest.mark.parametrize('thing, turn, said', [(0.0, 0.0, True), (0.9, 0.0, False), (0.0, math.pi / 4, False)])
+def test_the_answer_says_so_where_an_image_may_be_of_many_places(thing, turn, said):
+    presence, walls = np.zeros(len(SLOTS)), np.array([math.cos(4 * turn), math.sin(4 * turn), 1.0, 1.0, 4.0, 4.0])
+    presence[SLOT['red']] = thing
+    walls[5] = walls[2]  # two walls of a corner, if it is turned to one
+    sight = Sight(presence, np.tile((1.0, 0.0), (len(SLOTS), 1)), walls, np.zeros((64, 64, 3), np.uint8))
+    reach = Reach(SIGHT, sight=sight)
+    decided = SimpleNamespace(observation=SimpleNamespace(task=SimpleNamespace(terms=(reach,))))
+    assert ('one wall alone' in said_of(decided)) == said
 
 
 def test_a_pose_of_rviz_is_driven_to_and_one_in_base_link_is_where_the_robot_was(robot):

@@ -19,6 +19,7 @@ from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand, to_world
+from worldmodel_ros.evaluate.control.views import View
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import Variant
@@ -320,6 +321,40 @@ def test_variants_and_further_rungs_are_driven_for_the_tasks_that_have_them():
     assert question.delay(Job('head', 'rooms', 'reactive', SEED)) == times['head']
     assert question.delay(Job('plain', 'rooms', 'b1', SEED)) == times['b1'] > times['two_step']
     assert question.delay(Job('delay', 'rooms', 'reactive', SEED)) == pytest.approx(times['two_step'] + 0.2)
+
+
+def test_images_of_walls_have_a_row_for_who_sees_the_same_elsewhere():
+    def episode(success, walls_alone, alike):
+        return Episode(SEED, success, 0, 5.0, 0, '', walls_alone, alike)
+    driven = [episode(True, False, True), episode(False, False, False), episode(False, True, True), episode(False, None, False)]
+    row = table({('any_images', 'one_step'): driven})['any_images']['one_step']
+    assert row['success'] == 0.25 and row['alike'] == 0.5  # a refused image is not seen
+    assert row['walls_alone'] == {'success': 0.0, 'alike': 1.0, 'n': 1}
+
+
+def test_walls_are_seen_alike_all_along_them_and_from_nowhere_else():
+    def goal(shows_thing):
+        for seed in range(SEED, SEED + 60):
+            setup = TASKS['any_images'].setup(seed)
+            world = World()
+            world.load(setup.scene)
+            view = View(setup, world)
+            if view.walls_alone != shows_thing and (shows_thing or len(view._shown) == 1):
+                return setup, world, view
+        raise AssertionError('no such room')
+    setup, world, view = goal(shows_thing=False)
+    x, y, yaw = to_world(setup.scene, setup.goals[0])
+    wall, = view._shown
+    normal, along = ((math.cos(a), math.sin(a)) for a in (wall * math.pi / 2, (wall + 1) * math.pi / 2))
+
+    def seen(away=0.0, aside=0.0, turn=0.0):
+        world.move_robot((x + away * normal[0] + aside * along[0], y + away * normal[1] + aside * along[1], yaw + turn))
+        return view.is_seen(world)
+    assert not view.is_seen(world) and seen() and seen(aside=0.4) | seen(aside=-0.4)
+    assert not seen(away=-0.4) and not seen(turn=0.5) and not seen(turn=math.pi)
+    setup, world, view = goal(shows_thing=True)
+    world.move_robot(to_world(setup.scene, setup.goals[0]))
+    assert not view.is_seen(world), 'what shows a thing has one pose'
 
 
 def test_rows_of_what_was_not_driven_are_absent():

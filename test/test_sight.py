@@ -10,6 +10,7 @@ from worldmodel_ros.control.pilot import SLOTS, STANDING, Pilot
 from worldmodel_ros.control.sight import NAME, Sight
 from worldmodel_ros.control.task import TaskError, to_place, to_sight
 from worldmodel_ros.control.terms import Outcome, Reach, places, utilities
+from worldmodel_ros.control.wall_colours import WallColours
 from worldmodel_ros.sim.world import World
 
 GOAL = np.array([-0.2, -0.5, 0.4])  # sees THINGS[0] and THINGS[1]
@@ -72,9 +73,82 @@ def test_an_image_is_like_itself_and_the_less_like_another_the_further_off_that_
     assert math.isnan(sight.similarity(np.full((64, 64, 3), 90, np.uint8)))
 
 
-def test_an_image_of_walls_alone_is_refused():
-    with pytest.raises(TaskError, match='none of the things'):
-        to_sight(sight_from(GOAL, _0=0.0, _1=0.0, _2=0.0, _3=0.0), STANDING)
+BARE = (2.0, 1.6, math.radians(12.0))  # near a corner, looks at one wall, and at none of THINGS
+PAINTS = np.array([(190, 150, 120), (150, 190, 130), (120, 170, 190), (180, 140, 190)], np.uint8)  # of walls at +x, +y, -x, -y
+
+
+def walls_seen_from(pose):
+    """An image of the room's walls above a grey floor, each in its colour, as 64 columns of 90 degrees show them."""
+    columns = np.arctan(1.0 - (2.0 * np.arange(64) + 1.0) / 64) + pose[2]
+    away = [(HALF[axis] - sign * pose[axis]) / np.maximum(sign * np.array((np.cos(columns), np.sin(columns)))[axis], 1e-3)
+            for sign in (1.0, -1.0) for axis in (0, 1)]
+    image = np.full((64, 64, 3), 110, np.uint8)
+    image[:36] = PAINTS[np.argmin(away, 0)]
+    return image
+
+
+def bare_sight(pose, paint=None):
+    presence, seen, walls = seen_from(np.asarray(pose, float))
+    return Sight(np.zeros_like(presence), seen, walls, walls_seen_from(pose) if paint is None else paint)
+
+
+def looked_around():
+    localiser, wall_colours = localiser_that_saw(*all_around()), WallColours()
+    for pose in all_around():
+        direction, _ = localiser.walls()
+        wall_colours.saw(walls_seen_from(pose), *seen_from(np.array(pose)), pose[2] - direction)
+    return localiser, wall_colours
+
+
+@pytest.mark.parametrize('yaw', [0.1, 1.7, -1.5, 3.0])
+def test_an_image_of_one_wall_is_seen_all_along_it_and_the_nearest_place_without_things_is_taken(yaw):
+    ahead = np.array([math.cos(yaw), math.sin(yaw)]).round()
+    place = ahead * (HALF - 0.8)
+    sight = bare_sight((*place, yaw))
+    assert sight.is_of_one_wall(STANDING)
+    localiser, wall_colours = looked_around()
+    found = sight.pose(localiser, wall_colours)
+    assert abs(math.remainder(found[2] - yaw, math.tau)) < math.radians(2.0)
+    assert abs(ahead @ (found[:2] - place)) < 0.1, 'as far from the wall as the image is'
+    assert not sight._missing(found, localiser.things()), 'no thing is in view there'
+    assert (np.abs(found[:2]) < HALF - 0.2).all()
+
+
+def test_an_image_of_a_corner_has_one_pose():
+    pose = (-1.2, -1.0, -2.4)
+    sight = bare_sight(pose)
+    assert len(sight.walls_in_view()) == 2 and not sight.is_of_one_wall(STANDING)
+    found = sight.pose(*looked_around())
+    assert math.dist(found[:2], pose[:2]) < 0.1 and abs(math.remainder(found[2] - pose[2], math.tau)) < math.radians(2.0)
+
+
+def test_walls_of_other_colours_and_walls_not_yet_seen_are_not_found():
+    localiser, wall_colours = looked_around()
+    other = np.full((64, 64, 3), 110, np.uint8)
+    other[:36] = (230, 40, 40)
+    assert bare_sight(BARE, other).pose(localiser, wall_colours) is None
+    assert bare_sight(BARE).pose(localiser, WallColours()) is None
+    assert bare_sight(BARE).pose(Localiser([0, 1, 2, 3]), wall_colours) is None
+
+
+def test_a_thing_before_a_wall_does_not_give_it_its_colour():
+    localiser, clean = looked_around()
+    covered = WallColours()
+    direction, _ = localiser.walls()
+    for pose in all_around():
+        presence, places, walls = seen_from(np.array(pose))
+        image = walls_seen_from(pose)
+        bearings = np.arctan(1.0 - (2.0 * np.arange(64) + 1.0) / 64)
+        for x, y in places[presence > 0.5]:
+            image[:, np.abs(bearings - math.atan2(y, x)) < 0.16 / math.hypot(x, y)] = (200, 20, 20)
+        covered.saw(image, presence, places, walls, pose[2] - direction)
+    np.testing.assert_allclose(covered.known(), clean.known(), atol=0.01)
+
+
+def test_an_image_of_walls_alone_is_a_goal_and_one_of_one_colour_is_refused():
+    assert to_sight(bare_sight(BARE), STANDING).name == 'image'
+    with pytest.raises(TaskError, match='of one colour'):
+        to_sight(bare_sight(BARE, np.full((64, 64, 3), 90, np.uint8)), STANDING)
 
 
 def test_a_robot_that_has_seen_the_things_drives_to_where_they_look_as_in_the_image():

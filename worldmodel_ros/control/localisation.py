@@ -59,6 +59,11 @@ class Localiser:
         return np.sqrt(np.maximum(np.diag(self._covariance)[_POSE], 0.0))
 
     @property
+    def slots(self) -> list[int]:
+        """Of the things that can be known."""
+        return self._slots
+
+    @property
     def count(self) -> int:
         """Number of things that can be known."""
         return len(self._slots)

@@ -23,6 +23,7 @@ from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
 from .terms import Outcome, Term, place_thing, sights, utilities
+from .wall_colours import WallColours
 
 COUNTS = (FEWEST, 8, 16)  # of candidates, one of which is compared
 DECIDING = Settings(veto=Veto())
@@ -88,6 +89,7 @@ class Pilot:
         self._forecast, self._slots, self._clock = forecast, slots, clock
         self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
+        self._wall_colours = WallColours()
         self._terms: Sequence[Term] | None = None
         self._times = times or deciding_times()
         self.known: Known | None = None  # at the newest frame
@@ -105,6 +107,8 @@ class Pilot:
                 require_finite(values, f'the forecast of {what}')
             self._localiser.moved(self.odometry.pose)
             self._localiser.saw(seen.presence, seen.places[0], seen.walls)
+            direction, _ = self._localiser.walls()
+            self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
         seen = self._standing.remember(seen, self._localiser.pose)
         self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
 
@@ -117,7 +121,7 @@ class Pilot:
             self._localiser.start_at(self.odometry.pose)
             self.known = replace(self.known, pose=self.odometry.pose)
         if wanted := sights(terms):
-            poses = {name: sight.pose(self._localiser) for name, sight in wanted.items()}
+            poses = {name: sight.pose(self._localiser, self._wall_colours) for name, sight in wanted.items()}
             self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,

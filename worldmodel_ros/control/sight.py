@@ -2,6 +2,9 @@
 
 A forecast tells of an image, as of any frame, which things are where and how the walls stand. Those that the robot knows the
 places of give a pose: the walls its yaw but for quarter turns, and each quarter turn has one place that fits best.
+
+Where an image shows walls alone, their colours tell which ones, and the forecast how far away they are. One wall looks the same
+all along: any pose of that line sees what the image shows, and the nearest one is taken.
 """
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .localisation import BEARING, QUARTER, Localiser, range_deviation, wall_deviation
 from worldmodel_ros.motion import to_base
+from .localisation import BEARING, QUARTER, Localiser, range_deviation, wall_deviation
+from .wall_colours import WallColours, colours, columns, shown, uncovered
 
 if TYPE_CHECKING:
     from .pilot import Forecast
@@ -26,6 +30,10 @@ _SURELY_IN_VIEW, _NEAR, _FAR = math.radians(36.0), 0.5, 2.5  # rad, m
 _WIDTH = 0.4                    # m, of a thing that hides another
 _SHARPER = 0.5                  # share of the deviations that many frames of a drive have: one frame's errors count once
 _LIKELY = 0.5
+_UNLIKE = 0.1   # of the walls' colours, logarithms: farther off, an image is of no wall that is known
+_ALIKE = 0.06   # nearer, it is of this wall, whatever those not yet seen look like
+_STEP = 0.1  # m, between poses along a wall
+_FROM_WALL, _FROM_THING = 0.3, 0.45  # m, that a robot can stand at
 _BLOCK = 4  # pixels, a side
 
 
@@ -58,9 +66,20 @@ class Sight:
         return [slot for slot in slots if self.presence[slot] > _LIKELY
                 and abs(math.atan2(self.places[slot, 1], self.places[slot, 0])) < _IN_VIEW]
 
-    def pose(self, known: Localiser) -> np.ndarray | None:
-        """Return the pose (3,) that sees this, in the frame of ``known``; None while that tells none, or more than one."""
+    def walls_in_view(self) -> list[int]:
+        """Return the numbers of the walls that the image shows."""
+        return shown(self.walls, self.image.shape[1])
+
+    def is_of_one_wall(self, slots: list[int]) -> bool:
+        """Whether the image shows one wall alone, and none of the slots' things: the same is seen all along it."""
+        return not self.in_view(slots) and len(self.walls_in_view()) == 1
+
+    def pose(self, known: Localiser, wall_colours: WallColours | None = None) -> np.ndarray | None:
+        """Return the pose (3,) that sees this, in the frame of ``known``; None while that tells none, or more than one. Of the
+        poses along a wall that sees no thing it is one near the robot: for these, ``wall_colours`` are needed."""
         things, walls = known.things(), known.walls()
+        if wall_colours and walls and not self.in_view(known.slots):
+            return self._pose_by_walls(known.pose, things, *walls, wall_colours.known())
         seen = [slot for slot in self.in_view(list(things)) if slot in things]
         if not seen or walls is None:
             return None
@@ -72,6 +91,37 @@ class Sight:
             return None
         all_known = len(things) == known.count and np.isfinite(walls[1]).all()  # no more can be learnt by looking around
         return fits[0][1] if all_known or fits[1][0] - fits[0][0] > _CLEARER else None
+
+    def _pose_by_walls(self, robot: np.ndarray, things: dict[int, np.ndarray], direction: float, offsets: np.ndarray,
+                       known: np.ndarray) -> np.ndarray | None:
+        if not np.isfinite(offsets).all():
+            return None
+        width = self.image.shape[1]
+        free = uncovered(self.presence, self.places, width)
+        seen, here = colours(self.image)[free], columns(self.walls, width)[free]
+        unlike = [float(np.abs(seen - known[(here + quarter) % 4]).mean()) for quarter in range(4)]
+        quarter = int(np.argmin(unlike))
+        if not unlike[quarter] < (_UNLIKE if np.isfinite(known).all() else _ALIKE):
+            return None
+        yaw = math.remainder(direction + quarter * QUARTER - math.atan2(self.walls[1], self.walls[0]) / 4.0, math.tau)
+        normals = np.array([(math.cos(direction + axis * QUARTER), math.sin(direction + axis * QUARTER)) for axis in range(2)])
+        farthest = np.maximum(offsets - _FROM_WALL, -np.roll(offsets, 2) + _FROM_WALL)  # along each wall's normal
+        found, open_axes = np.clip(normals @ robot[:2], -farthest[2:], farthest[:2]), [True, True]
+        for number in self.walls_in_view():
+            wall = (number + quarter) % 4
+            found[wall % 2] = (offsets[wall] - self.walls[2 + number]) * (1 if wall < 2 else -1)
+            open_axes[wall % 2] = False
+        if not any(open_axes):
+            return np.array([*found @ normals, yaw])
+        axis = open_axes.index(True)
+        places = []
+        for along in np.arange(-farthest[axis + 2], farthest[axis] + _STEP / 2, _STEP):
+            place = found.copy()
+            place[axis] = along
+            pose = np.array([*place @ normals, yaw])
+            blocked = any(math.dist(pose[:2], thing) < _FROM_THING for thing in things.values())
+            places.append((blocked + self._missing(pose, things), abs(along - found[axis]), pose))
+        return min(places, key=lambda each: each[:2])[2] if places else None
 
     def _fits(self, seen: list[int], things: dict[int, np.ndarray], walls: tuple[float, np.ndarray]
               ) -> list[tuple[float, np.ndarray]]:

@@ -55,11 +55,11 @@ def to_place(place: Sequence[float]) -> Task:
 
 
 def to_sight(sight: Sight, standing: list[int]) -> Task:
-    """Return what an image asks for: to be where the camera sees what it shows. ``standing``: slots of things that do not move.
-    Raises TaskError for one that shows none of these, by which that place could be found."""
-    if not sight.in_view(standing):
-        raise TaskError('the image shows none of the things that the robot knows, by which it could find the place, and walls '
-                        'alone may be of many places: show one of the things, without anything before it')
+    """Return what an image asks for: to be where the camera sees what it shows. ``standing``: slots of things that do not move;
+    of an image that shows none, the walls are what is to be seen. Raises TaskError for one that shows nothing at all."""
+    if not sight.in_view(standing) and math.isnan(sight.similarity(sight.image)):
+        raise TaskError('the image is of one colour: it shows neither a thing nor where a wall ends, by which the robot could '
+                        'find the place')
     return Task('image', (Reach(SIGHT, sight=sight), Clearance(0.05), Time(SIGHT)))
 
 

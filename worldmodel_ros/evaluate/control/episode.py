@@ -17,8 +17,10 @@ from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 from .controllers import Controller
 from .judge import Judge
 from .tasks import Setup
+from .views import View
 
 _TIMES = Path(__file__).with_name('rung_times.json')
+_STANDS = 0.05  # m/s and rad/s
 _TICK = round(PERIOD / TIMESTEP)  # physics steps between two decisions
 
 
@@ -33,7 +35,8 @@ def rung_seconds() -> Mapping[str, float]:
 class Episode:
     """``seconds``: driven, to success, failure or the end of the time. ``contacts``: looks, two or three a
     tick, with a contact that nothing asked for. ``arrivals``: of tasks whose goals follow each other. ``reason``: why it
-    ended."""
+    ended. Of tasks by an image: ``walls_alone``, whether that shows no goal object; ``alike``, whether the robot reached its
+    pose or, of walls alone, stood in the end where it sees the same."""
 
     seed: int
     success: bool
@@ -41,6 +44,8 @@ class Episode:
     seconds: float
     arrivals: int
     reason: str
+    walls_alone: bool | None = None
+    alike: bool | None = None
 
 
 def drive(setup: Setup, controller: Controller, delay: float, world: World) -> Episode:
@@ -50,6 +55,7 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
     """
     world.load(setup.scene)
     judge, odometry, limiter = Judge(setup, world), WheelOdometry(world), TwistLimiter(LIMITS)
+    view = View(setup, world) if setup.task.by_image else None
     late = math.ceil(delay / TIMESTEP - 1e-9)
     commands = [(0, (0.0, 0.0))]  # physics step at which each takes effect; the first is in force
     now = 0
@@ -67,7 +73,10 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
                 now = until
                 judge.look()
         odometry.update(world)
-    return Episode(setup.seed, bool(judge.succeeded), judge.contacts, round(now * TIMESTEP, 3), judge.arrivals, judge.reason)
+    stands = max(map(abs, world.twist)) < _STANDS
+    alike = view and (bool(judge.succeeded) or (stands and view.is_seen(world)))
+    return Episode(setup.seed, bool(judge.succeeded), judge.contacts, round(now * TIMESTEP, 3), judge.arrivals, judge.reason,
+                   view and view.walls_alone, alike)
 
 
 def _sent(commands: list[tuple[int, tuple[float, float]]], now: int, late: int) -> list[tuple[float, np.ndarray]]:

@@ -164,7 +164,7 @@ def _drive(question: Question, job: Job) -> Episode:
     try:
         controller = controllers.make(job.controller, engine, forecast, another, look, image, policy)
     except TaskError as error:  # the robot refuses the goal, and stays where it is
-        return Episode(job.seed, False, 0, 0.0, 0, f'refused: {error}')
+        return Episode(job.seed, False, 0, 0.0, 0, f'refused: {error}', alike=False if image is not None else None)
     return drive(setup, controller, question.delay(job), _world())
 
 

@@ -16,6 +16,9 @@ DEFINITIONS = {
     'n': 'episodes, the same seeds for every controller',
     'p_values': 'exact two-sided McNemar test, on the seeds that both have driven',
     'of_expert': 'share of the episodes in which oracle succeeds that the controller succeeds in, too',
+    'alike': 'of tasks by an image, share of the episodes that succeed or, where it shows walls alone, end with the robot '
+             'standing where it sees the same: the same walls at the same distance and heading, and no goal object',
+    'walls_alone': 'the same numbers, of the episodes whose image shows no goal object',
     'share': '(success - reactive) / (oracle - reactive)'}
 
 
@@ -63,10 +66,23 @@ def _row(task: str, driven: Sequence[Episode]) -> dict:
     times = [e.seconds for e in driven if e.success]
     minutes = sum(e.seconds for e in driven) / 60.0
     return {'success': None if follow else round(sum(e.success for e in driven) / len(driven), 4),
+            **_alike(driven),
             'contacts': round(sum(e.contacts > 0 for e in driven) / len(driven), 4),
             'seconds': round(sum(times) / len(times), 2) if times and not follow else None,
             'goals_per_minute': round(sum(e.arrivals for e in driven) / minutes, 2) if follow else None,
             'n': len(driven)}
+
+
+def _alike(driven: Sequence[Episode]) -> dict:
+    """Return what there is more of tasks by an image."""
+    def numbers(some: Sequence[Episode]) -> dict:
+        return {'alike': round(sum(e.alike for e in some) / len(some), 4)}
+    told = [episode for episode in driven if episode.alike is not None]
+    bare = [episode for episode in told if episode.walls_alone]
+    if not told:
+        return {}
+    return numbers(told) | ({'walls_alone': {
+        'success': round(sum(e.success for e in bare) / len(bare), 4), **numbers(bare), 'n': len(bare)}} if bare else {})
 
 
 def _add_shares(rows: dict[str, dict]) -> None:

@@ -21,6 +21,7 @@ from sensor_msgs.msg import Image
 
 from worldmodel_ros.action import DriveTo
 from worldmodel_ros.control.deciding_worker import Decided
+from worldmodel_ros.control.pilot import STANDING
 from worldmodel_ros.control.task import Task, TaskError, to_goal
 from worldmodel_ros.control.terms import FACED, ROBOT_RADIUS, KeepDistance, Reach, Term, Touch
 from worldmodel_ros.nodes.common.qos import STATUS
@@ -172,7 +173,7 @@ class DriveToServer(ServiceThread):
             driving.handle.publish_feedback(told)
             if is_done(decided):
                 self._stand(driver, driving)
-                self._end(driving, result.REACHED, f'reached: {told.distance:.2f} m')
+                self._end(driving, result.REACHED, f'reached: {told.distance:.2f} m{said_of(decided)}')
                 return
         timeout = driving.handle.request.timeout
         if timeout and elapsed > timeout:
@@ -239,6 +240,14 @@ def is_done(decided: Decided) -> bool:
         return False
     *_, yaw = _target(decided, aim)
     return yaw is None or abs(math.remainder(decided.view.pose[2] - yaw, math.tau)) < FACED
+
+
+def said_of(decided: Decided) -> str:
+    """Return what has to be said of a goal that many places fulfil."""
+    sight = getattr(_aim(decided.observation.task.terms), 'sight', None)
+    if sight is None or not sight.is_of_one_wall(STANDING):
+        return ''
+    return '; the image shows one wall alone, which looks the same along its length: this is one of the places that see it so'
 
 
 def _aim(terms: tuple[Term, ...]) -> Term | None:
