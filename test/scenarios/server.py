@@ -76,12 +76,14 @@ def kill_while_driving(*rigs: Rig) -> Loss:
     for rig in rigs:
         rig.drive()
     rigs[0].watch(0.5)
-    start = time.monotonic()
+    killed, start = rigs[0].processes.pid(SERVER), time.monotonic()
     rigs[0].processes.kill(SERVER)
     rigs[0].watch(2.0)
     pauses = [_longest_pause(rig, start) for rig in rigs]
     for rig in rigs:
-        assert 'of the server' not in rig.next_report(MODEL)['backend'], 'a dead server drives'
+        backend, serving = rig.next_report(MODEL)['backend'], rigs[0].processes.pid(SERVER)
+        # A launcher may have started the next one, which is there within 2 s.
+        assert 'of the server' not in backend or serving not in (None, killed), 'a dead server drives'
     return Loss(start, pauses)
 
 
