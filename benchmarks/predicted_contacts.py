@@ -16,13 +16,13 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.control import reactive_policy
 from worldmodel_ros.control.deliberation import CANDIDATES, Veto, imagine
-from worldmodel_ros.motion import LIMITS, PERIOD, under_way
 from worldmodel_ros.control.terms import Outcome
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.control.episode import drive, rung_seconds
 from worldmodel_ros.evaluate.control.learned import Learned
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+from worldmodel_ros.motion import LIMITS, PERIOD, under_way
 from worldmodel_ros.sim.world import TIMESTEP, World
 
 HORIZONS = (0.8, 1.6)  # s from when the command takes effect

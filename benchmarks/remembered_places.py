@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from result_file import provenance, write_result
 
-from worldmodel_ros.motion import PERIOD, move
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+from worldmodel_ros.motion import PERIOD, move
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry

@@ -17,8 +17,6 @@ import numpy as np
 from result_file import provenance, write_result
 
 from worldmodel_ros.control.deliberation import CANDIDATES, Candidate, Compared, Deliberation, Question
-from worldmodel_ros.motion import along_arc
-from worldmodel_ros.motion import PERIOD, to_base
 from worldmodel_ros.control.pilot import DECIDING, SLOTS, Forecast
 from worldmodel_ros.control.terms import Outcome, utilities
 from worldmodel_ros.engine.forecast.loading import load_forecast
@@ -30,6 +28,7 @@ from worldmodel_ros.evaluate.control.summary import mcnemar
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
+from worldmodel_ros.motion import PERIOD, along_arc, to_base
 from worldmodel_ros.sim.world import World
 
 ALIKE = [number for number, slot in enumerate(SLOTS) if slot.alike]

@@ -222,3 +222,10 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope='module')
+def tiny_world(tmp_path_factory):
+    """Folder of an open world model, not to be written to; needs diffusers."""
+    import open_world
+    return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')

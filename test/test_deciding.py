@@ -11,7 +11,6 @@ from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.deliberation import (
     CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth, rounds_worth)
 from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
-from worldmodel_ros.motion import LIMITS, PERIOD
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, comparing, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.scene_view import Seen, View, corners
@@ -20,6 +19,7 @@ from worldmodel_ros.control.terms import (
     ROBOT_RADIUS, Avoid, Clearance, KeepDistance, PassBehind, Reach, StayIn, Thing, Time, Touch)
 from worldmodel_ros.inputs.odometry import Reading, WheelReadings
 from worldmodel_ros.inputs.ticks import ExecutedActions
+from worldmodel_ros.motion import LIMITS, PERIOD
 from worldmodel_ros.parameters.command_gate import PARAMETERS as GATE_PARAMETERS
 from worldmodel_ros.sim import world as sim
 from worldmodel_ros.sim.scene import COLOURS

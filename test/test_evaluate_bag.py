@@ -14,12 +14,12 @@ from real_drive import ROOT, real_drive
 from worldmodel_ros import cli
 from worldmodel_ros.bags.drive import Tick
 from worldmodel_ros.control.ladder import Tier
-from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.forecast.loading import FORECASTS, load_forecast
 from worldmodel_ros.engine.loading import WEIGHTS
 from worldmodel_ros.evaluate.drive.compare import compare
 from worldmodel_ros.evaluate.drive.forecast import ForecastReplay, in_words
 from worldmodel_ros.evaluate.drive.verdict import BAD, FAIR, GOOD, judge
+from worldmodel_ros.motion import along_arc
 
 TELEPORT = 8.0  # s
 

@@ -14,12 +14,12 @@ from worldmodel_ros.evaluate.control.controllers import MEANINGS, NAMES, applies
 from worldmodel_ros.evaluate.control.episode import Episode, drive, rung_seconds
 from worldmodel_ros.evaluate.control.forecast import Frozen, Memory, Oracle, Tracker
 from worldmodel_ros.evaluate.control.judge import Judge
-from worldmodel_ros.motion import under_way
 from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand, to_world
 from worldmodel_ros.evaluate.control.views import View
+from worldmodel_ros.motion import under_way
 from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import Variant

@@ -34,13 +34,8 @@ PINHOLE = np.float32([60.0, 60.0, W, H])  # of IMAGE
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')
-
-
-@pytest.fixture(scope='module')
-def model(folder):
-    return OpenWorld(WorldDescription.read(folder), sessions=2)
+def model(tiny_world):
+    return OpenWorld(WorldDescription.read(tiny_world), sessions=2)
 
 
 class Served:
@@ -337,9 +332,9 @@ def said(served, *sent):
 
 
 @pytest.mark.waiting
-def test_the_command_serves_worlds_until_a_signal(folder, tmp_path):
+def test_the_command_serves_worlds_until_a_signal(tiny_world, tmp_path):
     socket = tmp_path / 'world.sock'
-    process = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--model', folder, '--socket', socket],
+    process = subprocess.Popen([sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--model', tiny_world, '--socket', socket],
                                stderr=subprocess.PIPE, text=True)
     running = Running(tmp_path / 'nothing.sock', world=socket)
     try:
@@ -357,10 +352,11 @@ def test_the_command_serves_worlds_until_a_signal(folder, tmp_path):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (['gateway', '--port', '0', '--world', '{folder}'], 'worldmodel serve --model'),
-    (['serve', '--model', '{folder}', '--sessions', '0'], 'sessions is 0'),
-    (['serve', '--model', '{folder}', '--store', 'x'], 'takes no --store')])
-def test_the_commands_refuse_what_makes_no_sense(folder, arguments, message):
-    done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', *(each.format(folder=folder) for each in arguments)],
+    (['gateway', '--port', '0', '--world', '{tiny_world}'], 'worldmodel serve --model'),
+    (['serve', '--model', '{tiny_world}', '--sessions', '0'], 'sessions is 0'),
+    (['serve', '--model', '{tiny_world}', '--store', 'x'], 'takes no --store')])
+def test_the_commands_refuse_what_makes_no_sense(tiny_world, arguments, message):
+    arguments = [each.format(tiny_world=tiny_world) for each in arguments]
+    done = subprocess.run([sys.executable, '-m', 'worldmodel_ros.cli', *arguments],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and message in done.stderr, done.stderr

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from worldmodel_ros.control.localisation import Localiser
-from worldmodel_ros.motion import along_arc
-from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.control.task import to_place
 from worldmodel_ros.control.terms import Reach
+from worldmodel_ros.motion import PERIOD, along_arc
 
 THINGS = np.array([(1.5, 0.8), (1.2, -1.0), (-1.4, 0.9), (-1.0, -1.2)])
 HALF = np.array([2.2, 1.9])  # m, of the room

@@ -31,13 +31,8 @@ DEADLINE = 120.0  # s, for anything to happen on a busy machine
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')
-
-
-@pytest.fixture(scope='module')
-def world(folder):
-    return OpenWorld.load(folder)
+def world(tiny_world):
+    return OpenWorld.load(tiny_world)
 
 
 def image(number=0, count=None):
@@ -157,7 +152,7 @@ def test_observing_goes_on_after_a_session_was_loaded(world):
     assert np.array_equal(*futures)
 
 
-def test_damaged_sessions_and_those_of_another_world_are_refused(world, folder, tmp_path):
+def test_damaged_sessions_and_those_of_another_world_are_refused(world, tiny_world, tmp_path):
     session = begun(world, 1)
     content = session.save()
     session.close()
@@ -177,8 +172,9 @@ def test_damaged_sessions_and_those_of_another_world_are_refused(world, folder, 
     ({'preset': 'unheard_of'}, 'choose one of'), ({'speed': 1}, 'unknown: speed'), ({'camera_in_base': [0, 0]}, 'roll'),
     ({'chunk_frames': None}, 'name a preset'), ({'schedule': {'kind': 'unipc', 'steps': [1000], 'shift': 5}}, 'of 1,000'),
     ({'window_frames': 5}, 'no room'), ({'vae': 'nowhere'}, 'no VAE can be read'), ({'text': 'nowhere'}, 'no rows of a text')])
-def test_a_description_that_does_not_fit_is_refused_with_the_remedy(folder, tmp_path, changes, message):
-    files = {'checkpoint': str(folder), 'vae': str(folder / 'vae'), 'text': str(folder / 'text' / 'rows.safetensors')}
+def test_a_description_that_does_not_fit_is_refused_with_the_remedy(tiny_world, tmp_path, changes, message):
+    files = {'checkpoint': str(tiny_world), 'vae': str(tiny_world / 'vae'),
+             'text': str(tiny_world / 'text' / 'rows.safetensors')}
     described = {key: value for key, value in {**open_world.WORLD, **files, **changes}.items() if value is not None}
     (tmp_path / 'world.json').write_text(json.dumps(described))
     with pytest.raises(ModelError, match=message):
@@ -232,18 +228,19 @@ def test_two_networks_that_are_described_wrongly_are_refused(pair, tmp_path, cha
         OpenWorld.load(tmp_path)
 
 
-def test_one_network_has_no_boundary(folder, tmp_path):
-    described = json.loads((folder / 'world.json').read_text())
-    paths = {'checkpoint': str(folder), 'vae': str(folder / 'vae'), 'text': str(folder / 'text' / 'rows.safetensors')}
+def test_one_network_has_no_boundary(tiny_world, tmp_path):
+    described = json.loads((tiny_world / 'world.json').read_text())
+    paths = {'checkpoint': str(tiny_world), 'vae': str(tiny_world / 'vae'),
+             'text': str(tiny_world / 'text' / 'rows.safetensors')}
     (tmp_path / 'world.json').write_text(json.dumps(described | paths | {'boundary': 0.9}))
     with pytest.raises(ModelError, match='has one network'):
         OpenWorld.load(tmp_path)
 
 
-def test_worlds_are_told_from_other_models(folder, tmp_path):
-    assert is_world(str(folder)) and not is_world('tiny') and not is_world(str(tmp_path))
+def test_worlds_are_told_from_other_models(tiny_world, tmp_path):
+    assert is_world(str(tiny_world)) and not is_world('tiny') and not is_world(str(tmp_path))
     with pytest.raises(ModelError, match='back end'):
-        OpenWorld(WorldDescription.read(folder), 'onnx-int8')
+        OpenWorld(WorldDescription.read(tiny_world), 'onnx-int8')
 
 
 def test_a_camera_that_looks_ahead_has_its_axes_in_the_base():
@@ -302,10 +299,10 @@ def test_each_prediction_is_anchored_in_the_newest_image(world):
     assert not robot.failures and world.pages.pool.allocator.usage().used == 0
 
 
-def test_a_prediction_that_would_be_late_has_fewer_steps_or_is_of_the_smaller_model(world, folder, tmp_path):
-    other = shutil.copytree(folder, tmp_path / 'large')
+def test_a_prediction_that_would_be_late_has_fewer_steps_or_is_of_the_smaller_model(world, tiny_world, tmp_path):
+    other = shutil.copytree(tiny_world, tmp_path / 'large')
     described = json.loads((other / 'world.json').read_text())
-    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(folder)}))
+    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(tiny_world)}))
     large = OpenWorld.load(other)
     assert large.smaller.spec.image_size == large.spec.image_size
     with Robot(large, deadline=1e-6) as robot:  # whatever is known is late, what is not known yet is tried
@@ -324,7 +321,7 @@ def test_a_prediction_that_would_be_late_has_fewer_steps_or_is_of_the_smaller_mo
         assert robot.predictions.get(timeout=DEADLINE)[2].rung == Rung(2, True)
         robot.show(8)
         assert robot.predictions.get(timeout=DEADLINE)[2].rung == Rung(1, False)
-    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(folder), 'size': [48, 48]}))
+    (other / 'world.json').write_text(json.dumps(described | {'smaller': str(tiny_world), 'size': [48, 48]}))
     with pytest.raises(ModelError, match='give both the same size'):
         OpenWorld.load(other)
 

@@ -24,18 +24,13 @@ CLOSE = 1  # of 255: float32 sums in another order, and images are rounded
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')
-
-
-@pytest.fixture(scope='module')
-def alone(folder):
-    return OpenWorld.load(folder)
+def alone(tiny_world):
+    return OpenWorld.load(tiny_world)
 
 
 @pytest.fixture(scope='module', params=['sequence', 'tensor'])
-def divided(folder, request):
-    world = load_world(str(folder), gpus=2, parallel=request.param)
+def divided(tiny_world, request):
+    world = load_world(str(tiny_world), gpus=2, parallel=request.param)
     yield world
     world.close()
 
@@ -88,17 +83,17 @@ def test_a_robot_asks_what_if(divided):
     assert not robot.failures
 
 
-def test_a_world_that_cannot_be_divided_so_is_refused(folder, tmp_path):
+def test_a_world_that_cannot_be_divided_so_is_refused(tiny_world, tmp_path):
     with pytest.raises(ModelError, match='2 heads and 128 hidden units cannot be divided among 3'):
-        load_world(str(folder), gpus=3)
+        load_world(str(tiny_world), gpus=3)
     pair = open_world.write(tmp_path / 'pair', networks=2)
     with pytest.raises(ModelError, match='placed by devices'):
         load_world(str(pair), gpus=2)
 
 
-def test_where_another_process_dies_this_one_ends_to_be_started_again(folder):
+def test_where_another_process_dies_this_one_ends_to_be_started_again(tiny_world):
     code = ('import sys, time\nfrom worldmodel_ros.engine.loading import load_world\n'
-            f'world = load_world({str(folder)!r}, gpus=2)\nprint(*world.pids, flush=True)\ntime.sleep({DEADLINE})')
+            f'world = load_world({str(tiny_world)!r}, gpus=2)\nprint(*world.pids, flush=True)\ntime.sleep({DEADLINE})')
     environment = os.environ | {'PYTHONPATH': os.pathsep.join(
         [str(Path(__file__).resolve().parents[1]), os.environ.get('PYTHONPATH', '')])}
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, env=environment)

@@ -11,7 +11,6 @@ from small_model import SMALL, small_checkpoint
 from tiled_model import tiled_model
 
 from worldmodel_ros import cli
-from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.session import Future
@@ -25,6 +24,7 @@ from worldmodel_ros.evaluate.quality.task import Task
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import TINY
 from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS
 from worldmodel_ros.sim.world import World
 

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.control.scene_view import Seen, StandingThings
 from worldmodel_ros.control.task import to_goal
+from worldmodel_ros.motion import PERIOD
 
 TIMES = np.array([0.0, 0.8, 1.6])
 RED, BALL, MOVER = 0, 4, 7  # slots

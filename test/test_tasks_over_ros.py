@@ -7,10 +7,10 @@ import pytest
 from test_forecast_onnx import PRESET, narrow_forecast
 
 from worldmodel_ros import cli
-from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import Task
 from worldmodel_ros.evaluate.control.tasks import TASKS
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.nodes.common.tasks import read_task, task_message
 from worldmodel_ros.nodes.sim_robot.messages import markers
 from worldmodel_ros.nodes.sim_robot.tasks import Episodes

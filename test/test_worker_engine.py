@@ -7,7 +7,6 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.control.ladder import NS, Settings, Tier, Verdict
-from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.control.responder import Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
@@ -15,6 +14,7 @@ from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question
 from worldmodel_ros.evaluate.quality.horizons import finish
+from worldmodel_ros.motion import MANEUVERS, maneuver
 
 pytestmark = pytest.mark.waiting
 

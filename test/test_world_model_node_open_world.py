@@ -37,17 +37,12 @@ RATE = 16.0  # Hz, of the video
 ALLOWED = Duration(sec=60)
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return open_world.write(tmp_path_factory.mktemp('worlds') / 'tiny_world')
-
-
 class WorldRig(Rig):
     """A node with the model itself, whose camera is larger than the model's images."""
 
-    def __init__(self, folder, **parameters):
+    def __init__(self, tiny_world, **parameters):
         super().__init__(lambda **chosen: load_world(chosen['model'], chosen['backend'], chosen['threads'], chosen['gpus']),
-                         model=str(folder), camera_timeout_s=20.0, executed_timeout_s=0.0, **parameters)
+                         model=str(tiny_world), camera_timeout_s=20.0, executed_timeout_s=0.0, **parameters)
         self.infos = self.tester.create_publisher(CameraInfo, 'camera/camera_info', CAMERA)
         self.wheels = self.tester.create_publisher(Odometry, 'odom', ODOMETRY)
 
@@ -84,8 +79,8 @@ class WorldRig(Rig):
 
 
 @pytest.fixture(scope='module')
-def node(folder, tmp_path_factory):
-    rig = WorldRig(folder, session_directory=str(tmp_path_factory.mktemp('home') / 'sessions'))
+def node(tiny_world, tmp_path_factory):
+    rig = WorldRig(tiny_world, session_directory=str(tmp_path_factory.mktemp('home') / 'sessions'))
     try:
         assert rig.change('configure', 'activate')
         yield rig
@@ -169,7 +164,7 @@ def test_diagnostics_tell_how_it_goes(node):
     assert values['odometry'].startswith('not heard') and values['calibration'] == 'world.json'
 
 
-def test_observed_images_odometry_and_a_calibration_make_one_session(folder, tmp_path):
+def test_observed_images_odometry_and_a_calibration_make_one_session(tiny_world, tmp_path):
     rig = WorldRig(open_world.write(tmp_path / 'uncalibrated', intrinsics=None), world_observes=True, world_chunks=2,
                    session_directory=str(tmp_path / 'sessions'), time_jump_s=60.0, namespace='observing')
     try:
@@ -226,8 +221,8 @@ def test_a_checkpoint_with_two_networks_predicts_and_answers(tmp_path):
         rig.close()
 
 
-def test_a_prediction_that_would_be_late_says_that_it_has_fewer_steps(folder):
-    rig = WorldRig(folder, namespace='late', world_deadline_s=1e-6)
+def test_a_prediction_that_would_be_late_says_that_it_has_fewer_steps(tiny_world):
+    rig = WorldRig(tiny_world, namespace='late', world_deadline_s=1e-6)
     try:
         assert rig.change('configure', 'activate')
         rig.predicted()
@@ -241,8 +236,8 @@ def test_a_prediction_that_would_be_late_says_that_it_has_fewer_steps(folder):
 @pytest.mark.parametrize(('parameters', 'message'), [
     ({'goal': 'red'}, 'no policy'), ({'server': 'auto'}, 'server is set'), ({'gpus': 3}, 'cannot be divided among 3'),
     ({'backend': 'onnx'}, 'does not run open world models')])
-def test_what_does_not_go_with_such_a_model_fails_to_configure(folder, parameters, message, capfd):
-    rig = WorldRig(folder, namespace='refused', **parameters)
+def test_what_does_not_go_with_such_a_model_fails_to_configure(tiny_world, parameters, message, capfd):
+    rig = WorldRig(tiny_world, namespace='refused', **parameters)
     try:
         assert not rig.change('configure')
         assert message in capfd.readouterr().err
@@ -263,10 +258,10 @@ def test_intrinsics_are_those_of_the_middle_that_is_seen():  # which is cut out 
     assert np.allclose(base_pose(np.array([1.0, 2.0, math.pi / 2])) @ [1, 0, 0, 1], [1, 3, 0, 1])
 
 
-def test_the_process_itself_predicts_from_a_folder(folder):
+def test_the_process_itself_predicts_from_a_folder(tiny_world):
     """What ``ros2 run worldmodel_ros world_model_node --ros-args -p model:=FOLDER`` starts."""
     code = 'from worldmodel_ros.nodes.world_model.node import main; raise SystemExit(main())'
-    process = subprocess.Popen([sys.executable, '-c', code, '--ros-args', '-r', '__ns:=/alone', '-p', f'model:={folder}',
+    process = subprocess.Popen([sys.executable, '-c', code, '--ros-args', '-r', '__ns:=/alone', '-p', f'model:={tiny_world}',
                                 '-p', 'camera_timeout_s:=5.0'])
     rig = Rig(namespace='quiet')
     try:

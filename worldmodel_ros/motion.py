@@ -58,7 +58,8 @@ def move(poses: np.ndarray, twists: np.ndarray, commands: np.ndarray, seconds: f
 
 
 def along_arc(poses: np.ndarray, twists: np.ndarray, seconds: float) -> np.ndarray:
-    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s. Yaw is not wrapped."""
+    """Return poses (C, 3), m and rad, after ``seconds`` with ``twists`` (C, 2), m/s and rad/s: exact for constant ones. Yaw is
+    not wrapped."""
     turn = twists[:, 1] * seconds
     half = turn / 2
     heading = poses[:, 2] + half

@@ -58,20 +58,14 @@ def _run(chosen: argparse.Namespace) -> int:
 def _of_bag(chosen: argparse.Namespace) -> int:
     from worldmodel_ros.bags.problems import BagError
     from worldmodel_ros.bags.source import open_bag
+    from worldmodel_ros.evaluate.drive.progress import Progress
     from worldmodel_ros.evaluate.view import write_recording
     target = chosen.out or Path(f'{chosen.bag.resolve().stem}.rrd')
-    shows = sys.stderr.isatty()
-
-    def progress(share: float) -> None:
-        if shows:
-            print(f'\r{share:4.0%}', end='', file=sys.stderr, flush=True)
     try:
-        with open_bag(chosen.bag) as bag:
+        with open_bag(chosen.bag) as bag, Progress('recording') as progress:
             shown = write_recording(bag, target, chosen.every or 0.0, progress)
     except (BagError, OSError) as error:
         return _refuse(str(error))
-    if shows:
-        print('\r', end='', file=sys.stderr)
     if not shown:
         return _refuse(f'{chosen.bag} has no topic that is shown: record with worldmodel record')
     _tell(shown, target)

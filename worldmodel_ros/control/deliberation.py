@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from . import reactive_policy as policy
 from worldmodel_ros.motion import LIMITS, PERIOD, Limits, limited, move, under_way
+from . import reactive_policy as policy
 from .scene_view import View, with_places
 from .terms import Outcome, Term, Thing, Touch, utilities
 

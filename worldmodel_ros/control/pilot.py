@@ -14,11 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.network_calls import StepTimes
+from worldmodel_ros.motion import PERIOD, along_arc, move
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
-from worldmodel_ros.motion import PERIOD, move
 from .responder import require_finite
 from .scene_view import Seen, Slot, StandingThings, View, with_places
 from .task import to_goal

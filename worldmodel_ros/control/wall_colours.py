@@ -9,7 +9,8 @@ from collections import deque
 
 import numpy as np
 
-QUARTER = math.pi / 2
+from .localisation import QUARTER
+
 SHOWN = 0.15                # share of an image's columns from which on it shows a wall, and tells how far away that is
 _SEEN = 0.05                # the same, from which on its colour is seen
 _BAND = (0.35, 0.45)        # of the height, from the top: above the floor, and below a wall's upper edge

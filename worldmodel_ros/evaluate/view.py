@@ -17,8 +17,8 @@ import rerun.blueprint as rrb
 
 from worldmodel_ros.bags.problems import MessageError
 from worldmodel_ros.bags.source import Bag
-from worldmodel_ros.motion import path
 from worldmodel_ros.inputs.images import ImageError, to_rgb
+from worldmodel_ros.motion import path
 
 TIMELINE = 'ROS time'
 _CHOSEN, _REJECTED, _VETOED = (30, 200, 60), (150, 150, 150), (220, 30, 30)

@@ -37,7 +37,6 @@ class Mount:
                          f'({pitch:g} degrees down)')
         return found
 
-
     def cost(self, height: float, pitch: float) -> str:
         """
         Say how many goals the shipped forecast has reached with a camera that differs as much from that of its training, whose

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from worldmodel_ros.motion import along_arc
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.motion import along_arc
 
 EXPORT_VERSION = 8  # counts up when the exported graphs change
 GRAPHS = ('see', 'again')

@@ -75,14 +75,14 @@ def _row(task: str, driven: Sequence[Episode]) -> dict:
 
 def _alike(driven: Sequence[Episode]) -> dict:
     """Return what there is more of tasks by an image."""
-    def numbers(some: Sequence[Episode]) -> dict:
-        return {'alike': round(sum(e.alike for e in some) / len(some), 4)}
+    def share(some: Sequence[Episode], name: str) -> float:
+        return round(sum(getattr(episode, name) for episode in some) / len(some), 4)
     told = [episode for episode in driven if episode.alike is not None]
     bare = [episode for episode in told if episode.walls_alone]
-    if not told:
-        return {}
-    return numbers(told) | ({'walls_alone': {
-        'success': round(sum(e.success for e in bare) / len(bare), 4), **numbers(bare), 'n': len(bare)}} if bare else {})
+    found = {'alike': share(told, 'alike')} if told else {}
+    if bare:
+        found['walls_alone'] = {'success': share(bare, 'success'), 'alike': share(bare, 'alike'), 'n': len(bare)}
+    return found
 
 
 def _add_shares(rows: dict[str, dict]) -> None:

@@ -54,7 +54,6 @@ class Task:
                 goals.append(others[int(rng.integers(len(others)))])
         return Setup(self, seed, task_scene(self.scene, seed, variant), tuple(goals))
 
-
     def _goal(self, scene: Scene) -> tuple[float, ...]:
         if not self.by_image:
             return _free_place(scene)

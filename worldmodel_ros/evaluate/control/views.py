@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from worldmodel_ros.control import wall_colours
+from worldmodel_ros.control.localisation import QUARTER
 from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.world import World
 from .judge import AT_PLACE, LOOKS_AT
@@ -26,8 +27,8 @@ class View:
         there.move_robot(self._pose)
         self.walls_alone = not _things(there)
         self._distances = _distances(setup.scene, self._pose)
-        first = round(self._pose[2] / wall_colours.QUARTER)  # number of the wall that is most ahead
-        angle = first * wall_colours.QUARTER - self._pose[2]
+        first = round(self._pose[2] / QUARTER)  # number of the wall that is most ahead
+        angle = first * QUARTER - self._pose[2]
         walls = np.array([math.cos(4 * angle), math.sin(4 * angle), *np.roll(self._distances, -first)])
         self._shown = [(first + number) % 4 for number in wall_colours.shown(walls, _COLUMNS)]
 

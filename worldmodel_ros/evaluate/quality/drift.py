@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import torch
 
-from worldmodel_ros.motion import maneuver
 from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
+from worldmodel_ros.motion import maneuver
 from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
 from .horizons import CONTEXT

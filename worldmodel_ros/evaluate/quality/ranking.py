@@ -5,8 +5,8 @@ from itertools import combinations
 
 import numpy as np
 
-from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.evaluate.drive.pictures import psnr, rms
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
 from .horizons import CONTEXT, HORIZONS, starts, steps_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.engine.what_if import MAX_BRANCHES, Branch
+from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.srv import WhatIf
 

@@ -27,7 +27,6 @@ from worldmodel_ros import realtime
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
-from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.control.sight import Sight
 from worldmodel_ros.control.task import Task, TaskError, in_words, to_goal, to_place, to_sight
@@ -38,6 +37,7 @@ from worldmodel_ros.engine.faults import Faults, FaultyBackend
 from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
+from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals

@@ -18,9 +18,9 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from visualization_msgs.msg import MarkerArray
 
-from worldmodel_ros.motion import path
 from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.inputs.mount import Frames
+from worldmodel_ros.motion import path
 from worldmodel_ros.msg import ActionChunk, PredictedFuture, Timings
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.nodes.common.diagnostics import Refusals

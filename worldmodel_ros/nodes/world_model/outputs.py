@@ -19,9 +19,9 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.ladder import Counts, Tier
-from worldmodel_ros.motion import path
 from worldmodel_ros.control.responder import Answer, Observation, Prediction
 from worldmodel_ros.inputs.ticks import misfit
+from worldmodel_ros.motion import path
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus, Decision, PredictedFuture, Timings
 from worldmodel_ros.nodes.common.diagnostics import ERROR, OK, WARN
 from worldmodel_ros.nodes.common.messages import NS, float32s, frames, header, time_message, to_jpeg

@@ -15,11 +15,11 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 
 from worldmodel_ros.control.deciding_worker import DecidingWorker
-from worldmodel_ros.motion import path
 from worldmodel_ros.control.task import Task, term_in_words
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import MAX_STEPS, Answer, Question, QuestionError
+from worldmodel_ros.motion import path
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
 from worldmodel_ros.nodes.common.messages import float32s, frames, header, nanoseconds

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from worldmodel_ros.cache.pool import OutOfPages
-from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.cache.stores.measured import MeasuredStore
 from worldmodel_ros.cache.stores.protocol import NotStored, SlabStore, StoreError
+from worldmodel_ros.control.worker import uncancellable_future
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.session_folder import SessionFileError
 from worldmodel_ros.engine.session_store import (
@@ -99,9 +99,9 @@ class Keeper:
         self._parked: dict[str, Kept] = {}  # taken over, for a robot that is not here yet
         self._counts: Counter[str] = Counter()
         self._expect = expect
-        self.residency = (settings.places and Residency(
+        self.residency = Residency(
             settings.places, _Pages(self), lambda kept, tick: service.tick(kept.number, tick), self._refuse,
-            lambda kept, when: expect(kept.name, when))) or None
+            lambda kept, when: expect(kept.name, when)) if settings.places else None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Promise:
         """Have one of the keeper's threads call a function, which may wait."""
@@ -415,21 +415,23 @@ class _Pages:
     def come(self, kept: Kept) -> None:
         keeper, service = self._keeper, self._keeper._service
         with kept.lock:
-            if not kept.stored_frames:
+            if kept.stored_frames:
+                self._read(kept)
+            else:
                 service.come_back(kept.number, None, keeper.settings.patience)
-                kept.away = False
-                return
-            stored = keeper._engine.stored_session(keeper.store)
-            try:
-                stored.read(kept.manifest)
-                service.come_back(kept.number, stored, keeper.settings.patience)
-                kept.away = False
-            except (StoreError, SessionFileError) as error:
-                _log.error('session %s begins again: %s', kept.name, error)
-                service.reset(kept.number)
-                kept.away = False
-            finally:
-                stored.close()
+            kept.away = False
+
+    def _read(self, kept: Kept) -> None:
+        keeper, service = self._keeper, self._keeper._service
+        stored = keeper._engine.stored_session(keeper.store)
+        try:
+            stored.read(kept.manifest)
+            service.come_back(kept.number, stored, keeper.settings.patience)
+        except (StoreError, SessionFileError) as error:
+            _log.error('session %s begins again: %s', kept.name, error)
+            service.reset(kept.number)
+        finally:
+            stored.close()
 
 
 def _answered(promise: Promise, stack: ExitStack, done: Promise) -> None:

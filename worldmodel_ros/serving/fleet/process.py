@@ -83,7 +83,7 @@ def up(socket: Path, options: Options) -> int:
                                 str(options.sessions), *options.arguments], path.with_suffix('.log'))
         for number in range(scaling.fewest):
             start(number)
-        # Sessions are moved away from a server a little before nobody would be placed there.
+        # Sessions are moved away from a server a little before no robot would be placed there.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
         front = Front(listening, paths, options.sessions, settings=settings)
         front.wanted = set(range(scaling.fewest))

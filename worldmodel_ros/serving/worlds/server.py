@@ -2,7 +2,7 @@
 Serves one open world model at a socket: a world for each name, which waits for its gateway when that is lost.
 
 Networks run in one thread, in which worlds take turns by the scheduler (``turns``); all else belongs to an event loop. A
-request is carried out to its end even if nobody waits for it any more: who asks again, by its event, gets the frames.
+request is carried out to its end even if no client waits for it any more: who asks again, by its event, gets the frames.
 """
 from __future__ import annotations
 
