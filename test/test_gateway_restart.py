@@ -198,6 +198,12 @@ def test_a_session_that_moves_to_another_server_is_followed_with_what_was_not_an
         say(connection, session_id='arm', step_id=2, deadline_ms=10_000)
         wait_for(lambda: len(served.service.ticks) == 2)
         moving, = [peer.robot for peer in served.server._peers.values()]
+        send = moving._send
+
+        def slow(message):  # its client has gone before this thread goes on
+            send(message)
+            wait_for(lambda: not served.server._peers)
+        moving._send = slow
         moving.send_to(str(other.path), 0)
         assert heard(connection)['step_id'] == 2 and drive(connection, 3)[0]['step_id'] == 3
         assert [tick.sequence for tick in other.service.ticks] == [2, 3]

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from concurrent.futures import Executor, Future as Promise
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,8 +162,8 @@ class Robot:
 
     def send_to(self, address: str, generation: int) -> None:
         """See fleet.move.Moving."""
+        self.linger = 0.0  # first: its client leaves as soon as it knows, and is not to be waited for
         self._send(messages.Moved(address, generation))
-        self.linger = 0.0
         self._end(f'its session has moved to {address}')
 
     def status(self) -> dict[str, Any]:
