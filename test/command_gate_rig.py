@@ -1,7 +1,6 @@
 """Runs the command gate as a process, plays its model and listens as its robot."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import rclpy
 from builtin_interfaces.msg import Time
+from dds import without_shared_memory
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from rcl_interfaces.msg import Parameter as ParameterMessage
@@ -169,7 +169,7 @@ def gate_process(rig: Rig, *arguments: str, connected: bool = True):
     process = subprocess.Popen(
         [sys.executable, str(ROOT / 'scripts/command_gate'), '--ros-args', '--params-file',
          str(ROOT / 'config/command_gate.yaml'), *arguments],
-        env={**os.environ, 'PYTHONUNBUFFERED': '1', 'PYTHONPATH': str(ROOT)},
+        env={**without_shared_memory(), 'PYTHONUNBUFFERED': '1', 'PYTHONPATH': str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         if connected:

@@ -307,6 +307,7 @@ def test_what_is_to_have_no_shared_memory_gets_a_profile_instead_of_the_range_th
     profiles, reach = 'FASTRTPS_DEFAULT_PROFILES_FILE', 'ROS_AUTOMATIC_DISCOVERY_RANGE'
     own = {profiles: str(config_directory() / 'fastdds_commands_this_machine.xml'), reach: 'SYSTEM_DEFAULT'}
     assert (config_directory() / 'fastdds_commands_this_machine.xml').is_file()
+    assert {'sim_robot', 'command_gate', 'recorder'} == {node.name for node in description.nodes if node.environment}
     for node in (node for node in description.nodes if node.environment):
         ordinary = {profiles: str(config_directory() / 'fastdds_commands.xml')}
         assert node.own_environment({reach: 'LOCALHOST'}, description.environment) == own

@@ -11,6 +11,7 @@ from array import array
 
 import pytest
 from command_gate_rig import DEADLINE, ROOT, Rig, as_time, gate_process, wait_for
+from dds import without_shared_memory
 from rclpy.serialization import serialize_message
 from scenarios.checks import STOP_LATENCY, STOP_RESERVE
 from scenarios.stalls import past, watching
@@ -96,23 +97,24 @@ def test_a_long_pause_gives_no_full_speed(rig):
 @pytest.mark.parametrize(
     'identity', [{'episode_id': HIGHEST}, {'sequence': HIGHEST}, {'episode_id': HIGHEST, 'sequence': HIGHEST}])
 @pytest.mark.parametrize('stop', [True, False])
-def test_the_highest_identity_blocks_nothing_that_comes_later(rig, gate, identity, stop):
-    rig.drive(3, v=0.3)
-    stops = rig.status.stops
-    fields = {'tier': ActionChunk.TIER_STOP, 'names': [], 'values': []} if stop else {}
-    rig.send(**{**identity, **fields})
-    if stop:
-        wait_for(lambda: rig.status.stops > stops, 'the stop')
-        assert speeds(rig)[-1] == (0.0, 0.0)
-    goes_on(rig)
+def test_the_highest_identity_blocks_nothing_that_comes_later(rig, identity, stop):
+    # The time-out is so long that nothing else stops the robot, on a machine that stands still for a while either.
+    with gate_process(rig, '-p', 'command_timeout_s:=5.0'):
+        rig.drive(3, v=0.3)
+        stops = rig.status.stops
+        fields = {'tier': ActionChunk.TIER_STOP, 'names': [], 'values': []} if stop else {}
+        rig.send(**{**identity, **fields})
+        if stop:
+            wait_for(lambda: rig.status.stops > stops, 'the stop')
+            assert speeds(rig)[-1] == (0.0, 0.0)
+        goes_on(rig)
 
 
 @pytest.mark.parametrize('changes', [
     {'episode_id': 0}, {'sequence': 0}, {'step_period': math.nan}, {'age': -1e9}, {'age': 100.0},
     {'header': ActionChunk().header}])
 def test_a_stop_stops_whatever_its_other_fields_hold(rig, changes):
-    # The time-out is so long that nothing else stops the robot, on a machine that stands still for a while either.
-    with gate_process(rig, '-p', 'command_timeout_s:=5.0'):
+    with gate_process(rig, '-p', 'command_timeout_s:=5.0'):  # as above
         rig.drive(2, v=0.3)
         rig.send(0.3)
         stops = rig.status.stops
@@ -220,7 +222,8 @@ def test_bytes_that_are_no_chunk_are_counted_and_end_nothing(rig, gate):
 def test_a_flood_of_10_mb_chunks_does_not_keep_the_watchdog_from_stopping_in_time(rig, gate):
     watching()
     rig.drive(3, v=0.3)
-    flood = subprocess.Popen([sys.executable, '-c', FLOOD, '2.0'], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    flood = subprocess.Popen([sys.executable, '-c', FLOOD, '2.0'], cwd=ROOT, env=without_shared_memory(),
+                             stdout=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: (rig.send(0.3), time.sleep(0.05), _begun(flood))[-1], 'the flood')
         rig.send(0.3)

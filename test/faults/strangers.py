@@ -1,4 +1,8 @@
-"""Strangers on the robot's network: floods, noise, and subscribers that do not listen."""
+"""
+Strangers on the robot's network: floods, noise, and subscribers that do not listen.
+
+They come by UDP, as from another machine: who joins with shared memory can hold up the observer too (docs/faults.md).
+"""
 
 import signal
 import subprocess
@@ -8,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dds import without_shared_memory
 from faults.matrix import DEGRADED, RECOVERED, REFUSED, Seen, case
 from faults.seen import PAUSE, afterwards, drives_through, longest_pause
 from faults.systems import GATE, MODEL, ONE_ROBOT, Running
@@ -22,7 +27,7 @@ UNHEARD = f'{DEGRADED}fewer messages for the subscriber'
 def stranger(running: Running, kind: str, seconds: float = SECONDS) -> Iterator[subprocess.Popen]:
     """Have a stranger in a process of its own."""
     process = subprocess.Popen([sys.executable, str(Path(__file__).with_name('stranger.py')), kind, str(seconds)],
-                               env=running.environment, stdout=subprocess.PIPE, text=True)
+                               env=without_shared_memory(running.environment), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == 'begins\n', 'the stranger did not begin'
         yield process
