@@ -2,6 +2,7 @@
 import math
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import cv2
@@ -26,6 +27,7 @@ from worldmodel_ros.bags.problems import BagError
 from worldmodel_ros.calibrate import pattern
 from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_time_out
 from worldmodel_ros.calibrate.response import CannotTell, fit, increments
+from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.inputs.camera import Lens
 from worldmodel_ros.nodes.calibrator.node import Run, drive
 from worldmodel_ros.nodes.common.messages import time_message
@@ -38,6 +40,7 @@ from worldmodel_ros.sim.world import World
 NS = 1_000_000_000
 LENS = Lens(WIDE.size, (WIDE.focal, WIDE.focal), WIDE.centre, 'plumb_bob', WIDE.distortion)
 STEP = 0.005  # s
+HINDSIGHT = 0.4  # s
 
 
 def simulated(seed, delay, with_images=False):
@@ -216,24 +219,41 @@ def test_the_real_lap_tells_how_late_its_steering_is_seen_and_no_more():
 
 
 class Base:
-    """A base over real topics: it obeys commands ``latency`` s late, and publishes its odometry; and a person's thumb."""
+    """
+    A base over real topics: it obeys commands ``latency`` s late, and publishes its odometry; and a person's thumb.
+
+    It moves by when DDS had a command, and its odometry is of ``HINDSIGHT`` ago: where this process waits for a core, no
+    command acts later or not at all.
+    """
 
     def __init__(self, latency=0.15, gain=0.9, deadman=Bool):
         self.context = Context()
         rclpy.init(context=self.context)
         self.node = Node('base', context=self.context)
         self.heard, self.latency, self.gain = [], latency, gain
-        self.pose, self.speed = [0.0, 0.0, 0.0], (0.0, 0.0)
-        self.node.create_subscription(TwistStamped, 'cmd_vel', self._hear, COMMAND)
+        self.pose = [0.0, 0.0, 0.0]
+        self.node.create_subscription(TwistStamped, 'cmd_vel', self._hear, 100)
         self.odometry = self.node.create_publisher(Odometry, 'odom', ODOMETRY)
         self.thumb = self.node.create_publisher(deadman, 'deadman', COMMAND)
-        self.held, self.last = True, time.monotonic()
+        self.held, self.moved_until = True, time.monotonic() - HINDSIGHT
         self.running = True
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def _hear(self, message):
-        self.heard.append((time.monotonic(), (message.twist.linear.x, message.twist.angular.z)))
+    def _hear(self, message, info):
+        at = (info['received_timestamp'] - wall_minus_steady()) / NS
+        self.heard.append((at, (message.twist.linear.x, message.twist.angular.z)))
+
+    def _move(self, end):
+        """Move until ``end`` [s, steady]."""
+        changes = [(at + self.latency, command) for at, command in self.heard]
+        times = [self.moved_until, *(at for at, _ in changes if self.moved_until < at < end), end]
+        for begun, until in pairwise(times):
+            v, w = next((command for at, command in reversed(changes) if at <= begun), (0.0, 0.0))
+            moved, turned = v * self.gain * (until - begun), w * self.gain * (until - begun)
+            x, y, yaw = self.pose
+            self.pose = [x + moved * math.cos(yaw), y + moved * math.sin(yaw), yaw + turned]
+        self.moved_until = end
 
     def _run(self):
         executor = SingleThreadedExecutor(context=self.context)
@@ -243,17 +263,11 @@ class Base:
             due += 0.005
             while (left := due - time.monotonic()) > 0.0:
                 executor.spin_once(timeout_sec=left)
-            now = time.monotonic()
-            in_force = [command for at, command in self.heard if at + self.latency <= now]
-            v, w = in_force[-1] if in_force else (0.0, 0.0)
-            seconds, self.last = now - self.last, now
-            x, y, yaw = self.pose
-            v, w = v * self.gain * seconds, w * self.gain * seconds
-            self.pose = [x + v * math.cos(yaw), y + v * math.sin(yaw), yaw + w]
-            if now - told > 0.03:
-                told = now
+            self._move(time.monotonic() - HINDSIGHT)
+            if self.moved_until - told > 0.03:
+                told = self.moved_until
                 message = Odometry()
-                message.header.stamp = time_message(self.node.get_clock().now().nanoseconds)
+                message.header.stamp = time_message(round(self.moved_until * NS) + wall_minus_steady())
                 message.pose.pose.position.x, message.pose.pose.position.y = self.pose[:2]
                 message.pose.pose.orientation.z, message.pose.pose.orientation.w = (
                     math.sin(self.pose[2] / 2), math.cos(self.pose[2] / 2))
@@ -289,6 +303,7 @@ def run_of(**options):
 def test_a_robot_is_driven_and_calibrated_over_ros(robot):
     base = robot(deadman=Joy)
     found = calibrate(drive(run_of(button=1)))
+    assert {'speed', 'turn'} <= set(found.responses), found.refused
     for name in ('speed', 'turn'):
         assert found.responses[name].latency.value == pytest.approx(0.15, abs=0.03)
         assert found.responses[name].gain.value == pytest.approx(0.9, rel=0.05)
