@@ -153,6 +153,14 @@ def test_a_package_does_without_the_libraries_that_it_must_not_need(graph, packa
             assert not libraries & HAS_NO[package], f'{module} imports {sorted(libraries & HAS_NO[package])}'
 
 
+def test_no_test_is_skipped_where_a_module_of_the_package_cannot_be_imported():
+    # That is a failure: what such a module needs from elsewhere is asked for by its own name.
+    skipped = re.compile(rf"importorskip\(\s*['\"]({PACKAGE}[\w.]*)")
+    found = {(file.name, *skipped.findall(text)) for file in (ROOT / 'test').rglob('*.py')
+             if (text := file.read_text()) and skipped.search(text)}
+    assert not found
+
+
 def test_a_process_of_a_model_starts_without_the_compilers():
     """They take two seconds of a core to import, in each process of the model, each time that it is started again."""
     program = ('import sys, worldmodel_ros.engine.distributed.worker, worldmodel_ros.engine.loading;'

@@ -66,7 +66,8 @@ def test_rviz_shows_topics_of_the_system():
 
 
 def test_foxglove_plots_what_a_rerun_recording_does(layout):
-    view = pytest.importorskip('worldmodel_ros.evaluate.view', reason='needs the extra [view]: rerun-sdk, 170 MB')
+    pytest.importorskip('rerun', reason='needs the extra [view]: rerun-sdk, 170 MB')
+    from worldmodel_ros.evaluate import view
     kinds = {'/camera/image_raw': 'sensor_msgs/msg/Image', '/predicted_future': 'worldmodel_ros/msg/PredictedFuture',
              '/decision': 'worldmodel_ros/msg/Decision', '/action_chunk': 'worldmodel_ros/msg/ActionChunk',
              '/deadline_status': 'worldmodel_ros/msg/DeadlineStatus', '/command_status': 'worldmodel_ros/msg/CommandStatus',

@@ -195,6 +195,14 @@ def test_a_prediction_is_the_typical_tick_and_one_tail():
     assert times.predict(1) == pytest.approx(0.032, abs=1e-6)
 
 
+@pytest.mark.parametrize('decode, rate', [(0.005, 10.0), (0.090, 8.0), (0.190, 4.4444)])
+def test_predictions_come_at_the_models_rate_or_as_fast_as_this_host_imagines_and_decodes_them(decode, rate):
+    times = StepTimes()
+    for part, seconds in (('encode', 0.010), ('commit', 0.010), ('policy', 0.005), ('denoise', 0.010), ('decode', decode)):
+        times.record(part, seconds)
+    assert times.prediction_rate(0.1) == pytest.approx(rate, rel=1e-4)
+
+
 def test_an_unknown_model_or_back_end_is_refused_with_the_remedy():
     with pytest.raises(ModelError, match='shipped'):
         load('no-such-model')

@@ -142,7 +142,8 @@ def test_a_joystick_and_the_collision_monitor_stand_between_gate_and_base(monito
 
 @pytest.mark.parametrize('installed', [False, True], ids=['own player', 'ros2 bag play'])
 def test_a_replay_is_played_by_ros2_bag_play_where_that_is_installed(tmp_path, monkeypatch, installed):
-    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from worldmodel_ros.bringup import ros_launch
     monkeypatch.setattr(ros_launch, 'find_spec', lambda name: installed and name == 'ros2bag')
     bag = write_bag(tmp_path / 'bag', simulated_drive(seconds=1.0))
     config = tmp_path / 'scaled.yaml'
@@ -162,7 +163,8 @@ def test_a_replay_is_played_by_ros2_bag_play_where_that_is_installed(tmp_path, m
 
 def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path, monkeypatch):
     launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
-    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from worldmodel_ros.bringup import ros_launch
     folder = tmp_path / 'lib' / 'small_package'
     folder.mkdir(parents=True)
     runs = tmp_path / 'runs'
@@ -191,7 +193,8 @@ def test_a_process_that_refuses_its_configuration_is_not_launched_again(tmp_path
 
 def test_the_server_runs_in_the_environment_that_is_activated_not_in_that_of_launch(tmp_path, monkeypatch):
     launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
-    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from worldmodel_ros.bringup import ros_launch
     environment = tmp_path / 'venv' / 'bin'
     environment.mkdir(parents=True)
     ran = tmp_path / 'ran'
@@ -210,7 +213,8 @@ def test_the_server_runs_in_the_environment_that_is_activated_not_in_that_of_lau
 def test_what_waits_for_the_model_does_not_start_when_its_activation_is_interrupted(tmp_path):
     """An interrupted client ends with 0, as one that has succeeded does; here the node that it waits for has died."""
     launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
-    ros_launch = pytest.importorskip('worldmodel_ros.bringup.ros_launch', reason='needs launch and launch_ros')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from worldmodel_ros.bringup import ros_launch
     interrupted, started = tmp_path / 'interrupted', tmp_path / 'started'
     client = [sys.executable, '-c', f"""if True:
         import pathlib, signal
@@ -224,6 +228,29 @@ def test_what_waits_for_the_model_does_not_start_when_its_activation_is_interrup
         *ros_launch._bring_to_active(NodeDescription('model', 'worldmodel_ros', 'model'), client, node, [player]), node]))
     assert service.run() == 0
     assert interrupted.exists() and not started.exists()
+
+
+@pytest.mark.parametrize('after', [0.0, 0.6])  # before there is an interpreter, and while it waits for the node
+def test_ctrl_c_early_in_a_launch_leaves_an_activation_that_ends_with_0(after):
+    launch = pytest.importorskip('launch', reason='needs the launch of a ROS 2 distribution')
+    pytest.importorskip('launch_ros', reason='needs the launch_ros of a ROS 2 distribution')
+    from worldmodel_ros.bringup import ros_launch
+    node = launch.actions.ExecuteProcess(cmd=['sleep', '60'], name='model')
+    ended, handlers = {}, launch.event_handlers
+
+    def interrupt(event, context):
+        if event.process_name.startswith('activate_model'):
+            return [launch.actions.TimerAction(period=after, actions=[launch.actions.Shutdown(reason='Ctrl-C')])]
+        return None
+    service = launch.LaunchService()
+    service.include_launch_description(launch.LaunchDescription([
+        launch.actions.RegisterEventHandler(handlers.OnProcessStart(on_start=interrupt)),
+        launch.actions.RegisterEventHandler(handlers.OnProcessExit(
+            on_exit=lambda event, context: ended.update({event.process_name.partition('-')[0]: event.returncode}))),
+        *ros_launch._bring_to_active(NodeDescription('model', 'worldmodel_ros', 'model'),
+                                     ros_launch.activation_command('/absent', 60.0), node, []), node]))
+    assert service.run() == 0
+    assert ended == {'model': -signal.SIGINT, 'activate_model': 0}
 
 
 def test_a_robot_that_is_launched_becomes_active_and_does_so_again_after_a_crash(tmp_path, monkeypatch):

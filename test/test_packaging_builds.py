@@ -2,8 +2,8 @@
 Builds the package by pip and by colcon in environments of their own, and runs what was installed.
 
 The messages are compiled twice: here for a Python that is not the one of this session, if there is one, by pip; and for this
-one by colcon, in test_packaging_colcon.py. Each time three of the interfaces are, which takes a third of the time: that all of
-them can be generated and compiled has been seen when this session's own environment was made, from the same CMakeLists.txt. Of
+one by colcon, in test_packaging_colcon.py. Here a message and a service are, there a message: that all interfaces
+can be generated and compiled has been seen when this session's own environment was made, from the same CMakeLists.txt. Of
 every other version, what differs is looked at: whether it can read the code, and whether what it needs is there.
 """
 import os
@@ -41,7 +41,6 @@ PROBE = textwrap.dedent('''
     import rclpy
     import worldmodel_ros
     from worldmodel_ros.msg import ActionChunk
-    from worldmodel_ros.srv import WhatIf
 
     prefix = Path(sys.argv[1])
     package = Path(worldmodel_ros.__file__).parent
@@ -49,7 +48,7 @@ PROBE = textwrap.dedent('''
     for executable in ('world_model_node', 'command_gate', 'sim_robot', 'worldmodel'):
         assert os.access(prefix / 'lib' / 'worldmodel_ros' / executable, os.X_OK), executable
     share = prefix / 'share' / 'worldmodel_ros'
-    for name in ('package.xml', 'config/fastdds_large_images.xml', 'msg/ActionChunk.msg', 'srv/WhatIf.srv'):
+    for name in ('package.xml', 'config/fastdds_large_images.xml', 'msg/ActionChunk.msg'):
         assert (share / name).is_file(), name
     assert list(share.glob('launch/*.launch.py'))
     missing = [name for name in sys.argv[2:] if not (package / name).is_file()]
@@ -66,7 +65,10 @@ PROBE = textwrap.dedent('''
         if received:
             break
     assert received[0].sequence == 5 and list(received[0].values) == [0.5, -0.25]
-    node.create_service(WhatIf, 'what_if', lambda request, response: response)
+    if 'srv/_what_if.py' in sys.argv:
+        from worldmodel_ros.srv import WhatIf
+        assert (share / 'srv' / 'WhatIf.srv').is_file()
+        node.create_service(WhatIf, 'what_if', lambda request, response: response)
     print('works on', sys.version.split()[0])
 ''')
 
@@ -107,17 +109,18 @@ def copy_source(target):
     return Path(shutil.copytree(ROOT, target, ignore=ignore))
 
 
-INTERFACES = {'msg/ActionChunk.msg', 'msg/WhatIfBranch.msg', 'srv/WhatIf.srv'}  # what the probe uses, and what that consists of
+MESSAGE = {'msg/ActionChunk.msg'}
+SERVICE = {'msg/WhatIfBranch.msg', 'srv/WhatIf.srv'}  # and what that consists of
 
 
-def leave_out_other_interfaces(source):
-    """Have a copy of the source declare and hold no more than INTERFACES."""
+def leave_out_other_interfaces(source, kept):
+    """Have a copy of the source declare and hold no interfaces but those."""
     file = source / 'CMakeLists.txt'
     text = file.read_text()
     declared = set(re.findall(r'^  "((?:msg|srv|action)/\w+\.\w+)"\n', text, re.MULTILINE))
     there = {str(path.relative_to(source)) for folder in ('msg', 'srv', 'action') for path in (source / folder).iterdir()}
-    assert declared == there and declared > INTERFACES
-    for name in declared - INTERFACES:
+    assert declared == there and declared > kept
+    for name in declared - kept:
         text = text.replace(f'  "{name}"\n', '')
         (source / name).unlink()
     file.write_text(text)
@@ -128,13 +131,14 @@ def expected_of(source):
     package = source / 'worldmodel_ros'
     written = [str(p.relative_to(package)) for p in package.rglob('*')
                if p.suffix in ('.py', '.json', '.safetensors', '.xml', '.yaml')]
-    return [*written, 'msg/__init__.py', 'msg/_action_chunk.py', 'srv/_what_if.py']
+    return [*written, 'msg/__init__.py', 'msg/_action_chunk.py',
+            *(['srv/_what_if.py'] if (source / 'srv' / 'WhatIf.srv').exists() else [])]
 
 
 def install_by_pip(version, folder):
     """Install the package for a Python in an environment of its own; return what its probe printed."""
     source, prefix = copy_source(folder / 'source'), folder / 'venv'
-    leave_out_other_interfaces(source)
+    leave_out_other_interfaces(source, MESSAGE | SERVICE)
     expected = expected_of(source)
     run([find_python(version), '-m', 'venv', '--without-pip', prefix], env=clean_environment())
     python = prefix / 'bin' / 'python'

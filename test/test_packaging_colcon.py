@@ -1,7 +1,7 @@
 """
 Builds the package by colcon in a workspace of its own, and runs what was installed.
 
-With three of the interfaces, as in test_packaging_builds.py. Here, how colcon builds and installs the package.
+With one of the interfaces: here, how colcon builds and installs the package (see test_packaging_builds.py).
 """
 import os
 import sys
@@ -9,7 +9,7 @@ import sys
 import pytest
 from environments import clean_environment, run
 from test_packaging_builds import (
-    PROBE, PROJECT, QUICKLY, RUN_TIME, copy_source, expected_of, leave_out_other_interfaces, pip)
+    MESSAGE, PROBE, PROJECT, QUICKLY, RUN_TIME, copy_source, expected_of, leave_out_other_interfaces, pip)
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def build_by_colcon(folder):
     """Build the package in a colcon workspace; return what its probe printed."""
     workspace, tools = folder / 'workspace', folder / 'venv'
     source = copy_source(workspace / 'src' / 'worldmodel_ros')
-    leave_out_other_interfaces(source)
+    leave_out_other_interfaces(source, MESSAGE)
     run([sys.executable, '-m', 'venv', '--without-pip', tools], env=clean_environment())
     python = tools / 'bin' / 'python'
     pip(python, '--no-compile', 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
@@ -30,7 +30,9 @@ def build_by_colcon(folder):
                                     PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
     expected = expected_of(source)
     run(['colcon', 'build', '--event-handlers', 'console_direct+',
-         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release', *QUICKLY],
+         '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release',
+         '-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON',  # which cost more than reading them once
+         *QUICKLY],
         cwd=workspace, env=environment)
     # The command line is found on PATH, where a sourced workspace puts it.
     prefix = workspace / 'install' / 'worldmodel_ros'

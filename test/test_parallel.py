@@ -328,7 +328,8 @@ def test_what_cannot_be_divided_is_refused_before_any_process_starts(folder, cou
 @pytest.mark.parametrize('rank', [0, 1])
 def test_own_tokens_are_rotated_to_their_own_places_by_the_kernel_of_a_gpu(rank, axis):
     """To which a part of a tensor along another axis than its first is no part, but that many values from there on."""
-    triton = pytest.importorskip('worldmodel_ros.kernels.qk_norm_triton', reason='Triton is not installed')
+    pytest.importorskip('triton', reason='Triton is not installed')
+    from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton
     frames, tokens, heads, dim = 4, 6, 2, 16
     angle = torch.rand(frames * tokens, dim // 2, generator=torch.Generator().manual_seed(1)) * 6.3
     whole = PagedTiles((1, frames, 1, tokens), torch.stack([angle.cos(), angle.sin()]), None, [], [])
@@ -336,7 +337,7 @@ def test_own_tokens_are_rotated_to_their_own_places_by_the_kernel_of_a_gpu(rank,
     group, weights, expected = SequenceParallel(Link('cpu', rank, 2)), torch.rand(2, dim), qkv.clone()
     rotate_qk(expected.view(-1, 3, heads, dim), whole.rotary, *weights)
     own = group.own(qkv, axis).contiguous()
-    triton.rotate_qk_triton(own.view(-1, 3, heads, dim), DividedTiles(group, whole, frames, axis).rotary, *weights)
+    rotate_qk_triton(own.view(-1, 3, heads, dim), DividedTiles(group, whole, frames, axis).rotary, *weights)
     torch.testing.assert_close(own, group.own(expected, axis))
 
 
@@ -369,7 +370,8 @@ def test_a_rounded_message_keeps_every_row_to_its_own_scale_and_shows_what_is_no
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
-    rounding_triton = pytest.importorskip('worldmodel_ros.model.parallel.rounding_triton', reason='Triton is not installed')
+    pytest.importorskip('triton', reason='Triton is not installed')
+    from worldmodel_ros.model.parallel import rounding_triton
     x = rows_of_many_sizes().to(dtype)
     message = rounding.encode(x)
     used = 3 * 5 * (16 + 4)

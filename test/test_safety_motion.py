@@ -108,6 +108,13 @@ def test_after_silence_an_arm_that_others_moved_goes_on_from_where_it_is(whole_c
     assert arm.offer((-1.0, 0.0)).rows[0] == pytest.approx((0.7, 0.0))
 
 
+def test_each_trajectory_is_limited_from_where_the_joint_is_by_then_and_not_from_where_the_last_one_began():
+    arm = Arm()
+    for target in (0.2, 0.4, 0.6):
+        assert arm.offer((1.0, 0.0)).rows[0] == pytest.approx((target, 0.0))
+        arm.wait(0.1)
+
+
 @pytest.mark.parametrize('whole_chunk', [False, True])
 def test_a_joint_that_does_not_follow_is_commanded_no_further(whole_chunk):
     arm = Arm(whole_chunk=whole_chunk)

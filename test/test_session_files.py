@@ -219,6 +219,8 @@ NUMBERS = {
     'NaN in the pages': lambda d: changed(d, pages__k=np.full(tensor(d, 'pages.k').shape, np.nan, np.float32)),
     'a time before the first': lambda d: changed(d, time=np.array([-1])),
     'a time that overflows': lambda d: changed(d, time=np.array([2**62])),
+    'a time that will overflow, of slabs that agree with it': lambda d: changed(
+        d, time=tensor(d, 'time') + 2**31, slabs=tensor(d, 'slabs') + [[2**31, 0, 0, 0]]),
     'another time than the pages': lambda d: changed(d, time=np.array([SEEN])),
     'slabs of nowhere': lambda d: changed(d, slabs=tensor(d, 'slabs') - [[2**62, 0, 0, 0]]),
     'slabs in no order': lambda d: changed(d, slabs=np.ascontiguousarray(tensor(d, 'slabs')[::-1])),

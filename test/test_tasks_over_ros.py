@@ -84,6 +84,7 @@ def test_the_simulated_robot_plays_every_task_and_decisions_are_as_far_apart_as_
 
 @pytest.mark.ros
 @pytest.mark.waiting
+@pytest.mark.slow
 def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys, monkeypatch):
     """With random weights: what is shown is that it runs, is told its tasks, decides in time and is judged."""
     monkeypatch.setenv('WORLDMODEL_CACHE', os.environ['WORLDMODEL_TEST_SHARED'])

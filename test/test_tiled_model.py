@@ -230,13 +230,14 @@ def test_presets_whose_tiles_do_not_fit_are_refused_with_the_reason(change, mess
 def test_the_kernels_of_a_gpu_give_what_the_definitions_give(monkeypatch, precision, most):
     """Interpreted: a frame that is committed, and one step of a chunk."""
     preset = replace(TILED, image_size=(64, 64), depth=2, heads=1, width=16, patterns=((2, 1, 2),))
-    triton = pytest.importorskip('worldmodel_ros.kernels.attention_triton')
+    pytest.importorskip('triton', reason='Triton is not installed')
+    from worldmodel_ros.kernels.attention_triton import paged_attention_triton
     from worldmodel_ros.kernels.page_write_triton import write_qkv_triton
     from worldmodel_ros.kernels.qk_norm_triton import rotate_qk_triton
     defined, kernels = (driven(Engine(TorchBackend(decided(tiled_model(preset)), precision=precision),
                                        Path('t'), 1), 2) for _ in range(2))
     with monkeypatch.context() as patch:
-        patch.setattr(attention.reference, 'paged_attention', triton.paged_attention_triton)
+        patch.setattr(attention.reference, 'paged_attention', paged_attention_triton)
         patch.setattr(attention.page_write, 'write_qkv', write_qkv_triton)
         patch.setattr(attention.qk_norm, 'rotate_qk', rotate_qk_triton)
         kernels.observe(images(1, preset.image_size, 3)[0], ACTION)

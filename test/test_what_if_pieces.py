@@ -117,6 +117,7 @@ def test_a_plan_without_a_known_goal_is_refused_before_the_network_sees_it(goal,
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
 class TestRequests:
     """What a request of the service becomes."""
 

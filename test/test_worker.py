@@ -584,6 +584,15 @@ def test_saving_is_given_the_time_that_was_measured_and_so_fits_next_to_long_tic
     assert rig.engine.recorded[0][1] == pytest.approx(0.001)
 
 
+def test_saving_waits_where_by_what_was_measured_it_would_hold_up_the_next_tick():
+    rig = Rig(encode=0.03, commit=0.03, session=0.015)
+    rig.tick()
+    rig.frame()
+    rig.run(until=rig.clock() + 0.09)  # 80 ms of the tick's 100
+    promise = rig.worker._call(lambda session: session.capture())
+    assert rig.worker.step() and not promise.done(), '20 ms are left, and it may take twice 15'
+
+
 def test_halt_voids_the_tick_in_progress():
     rig = Rig()
     rig.tick()

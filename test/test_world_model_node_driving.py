@@ -316,6 +316,7 @@ def test_diagnostics_tell_rates_latencies_tiers_and_refusals():
                 'observation_age_ms', 'two_step', 'one_step', 'smaller', 'plan_only', 'last_plan', 'stop', 'predictions',
                 'predictions_rate', 'warmup_s', 'model', 'backend'):
             assert key in values, key
+        assert float(values['predictions_possible_hz']) == pytest.approx(10.0)
         assert float(values['frame_rate_msg']) == pytest.approx(10.0, abs=1.0)
         assert 0.0 < float(values['latency_p50_ms']) < 50.0
         assert values['refused: image: zero stamp'] == '1'

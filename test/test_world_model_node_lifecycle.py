@@ -162,7 +162,7 @@ def test_reactivation_begins_a_new_episode_with_a_new_session():
         assert len(node.engine.sessions) == 2
 
 
-def test_twenty_lives_leave_nothing_behind():
+def test_ten_lives_leave_nothing_behind():
     with rig() as node:
         def live():
             gc.freeze()  # as in the rig: garbage of before is collected when all lives are over
@@ -177,11 +177,11 @@ def test_twenty_lives_leave_nothing_behind():
         live()
         live()
         before, files = left(), open_files()
-        for _ in range(18):
+        for _ in range(8):
             live()
         assert left() == before
         assert open_files() <= files + 2
-        assert len(node.engine.sessions) == 20
+        assert len(node.engine.sessions) == 10
 
 
 def test_the_end_of_the_process_stops_the_robot():

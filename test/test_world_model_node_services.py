@@ -189,8 +189,8 @@ def test_a_file_that_is_not_there_or_is_no_session_changes_nothing(node):
         answer = node.call(SessionFile, 'load_session', SessionFile.Request(path=broken.name))
         assert not answer.success and text in answer.message
         broken.write_bytes(b'nonsense')
-    node.film(0.3)
-    assert node.messages()[-1].tier in MOTION
+    # On a busy machine a tick may be late, and the last answer a stop.
+    wait_for(lambda: (node.film(0.1), node.messages()[-1].tier in MOTION)[-1], 'driving to go on')
 
 
 def test_as_many_sessions_are_saved_as_the_parameters_allow(node):
