@@ -278,8 +278,8 @@ def diffusers_ms(model: Model) -> dict[str, object] | None:
     return found
 
 
-def decoder(run: Run, form: str | None = None) -> object | None:
-    """The VAE with random weights, or None where diffusers is not installed."""
+def decoder(run: Run, form: str | None = None, group: object | None = None) -> object | None:
+    """The VAE with random weights, or None where diffusers is not installed; ``group``: as of ``WanVae``."""
     if find_spec('diffusers') is None:
         return None
     from diffusers import AutoencoderKLWan
@@ -290,7 +290,7 @@ def decoder(run: Run, form: str | None = None) -> object | None:
         model = AutoencoderKLWan(base_dim=8) if run.tiny else AutoencoderKLWan().to(torch.bfloat16)
     model.encoder = None
     *how, _ = VAES[form or run.vae_form]
-    return WanVae(model, *how)
+    return WanVae(model, *how, group)
 
 
 def decode(vae: object, latents: Tensor, state: object, at_once: bool = True) -> tuple[Tensor, object]:
