@@ -128,8 +128,7 @@ class WanBlock(nn.Module):
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
         q = self.cross_q(rows)
         rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
-        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None,
-                                            rms))
+        y = self.cross_proj(cross_attention(q, keys, values, bias, self.eps, scale if self.fp8 else None, rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
@@ -137,10 +136,10 @@ class WanBlock(nn.Module):
         return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (H, S, d) of embedded text (S, D)."""
+        """Keys and values (H, S, d) of embedded text (S, D). Keys have the weights of the queries' norm, too."""
         k, v = self.cross_kv(rows).chunk(2, -1)
         rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
-        k = (k.float() * rms[:, None] * self.cross_k_norm.float()).to(v.dtype)
+        k = (k.float() * rms[:, None] * (self.cross_k_norm.float() * self.cross_q_norm.float())).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
