@@ -364,6 +364,7 @@ def measure_model(run: Run, part: str, fp8: bool) -> None:
     start, name = time.perf_counter(), NAMES[part]
     model = Model(run, name, fp8)
     sequence = model.pages().open()
+    model.fill(sequence)
     tried = {} if part == 'small' else faster_way(model, sequence)
     own = tried | chunks_ms(model, sequence, start, run.chunks[part])
     tflop, p50 = model.tflop(), own['dit_ms']['p50']
@@ -380,7 +381,6 @@ def faster_way(model: Model, sequence: object) -> dict[str, float]:
     """Gives a model the sampler whose passes are faster: by a CUDA graph, whose inputs have to be copied, or started by the
     host."""
     run, found = model.run, {}
-    model.fill(sequence)
     by_host = model.sampler
 
     def timed() -> float:
@@ -399,7 +399,6 @@ def faster_way(model: Model, sequence: object) -> dict[str, float]:
 def chunks_ms(model: Model, sequence: object, start: float, chunks: int) -> dict[str, object]:
     """Chunks of a sequence whose window is full; what began at ``start`` is told as start-up."""
     run, vae = model.run, decoder(model.run)
-    model.fill(sequence)
     state = None
     if vae is not None:
         state = vae.decode(model.noise, vae.decode(model.noise, vae.start())[1])[1]
