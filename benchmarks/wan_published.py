@@ -38,12 +38,12 @@ def normalise_and_rotate(qkv: Tensor, rotary: Tensor, q_weight: Tensor, k_weight
 def leave(x: Tensor, attended: Tensor, modulation: Tensor, scale: Tensor, shift: Tensor, keys: Tensor, values: Tensor,
           weights: list[Tensor]) -> Tensor:
     """The stream after the layer."""
-    proj, proj_bias, norm, norm_bias, q_weight, q_bias, q_norm, out, out_bias, first, first_bias, second, second_bias = weights
+    proj, proj_bias, norm, norm_bias, q_weight, q_bias, out, out_bias, first, first_bias, second, second_bias = weights
     x = x + modulation[2] * F.linear(attended, proj, proj_bias).float()
     x = (1.0 + scale.float()) * x + shift.float()
     rows = F.layer_norm(x, x.shape[-1:], norm.float(), norm_bias.float(), EPS)
     q = F.linear(rows.to(proj.dtype), q_weight, q_bias)
-    q = F.rms_norm(q.float(), q.shape[-1:], q_norm.float(), EPS).to(proj.dtype)
+    q = F.rms_norm(q.float(), q.shape[-1:], None, EPS).to(proj.dtype)  # by weights that the keys have
     q = q.unflatten(-1, (len(keys), -1)).transpose(0, 1)[None]
     crossed = F.scaled_dot_product_attention(q, keys[None], values[None])[0].transpose(0, 1).flatten(1)
     x = x + F.linear(crossed, out, out_bias).float()
@@ -55,7 +55,7 @@ def leave(x: Tensor, attended: Tensor, modulation: Tensor, scale: Tensor, shift:
 def weights_of(block: WanBlock) -> list[Tensor]:
     """Those that ``leave`` takes."""
     return [block.proj.weight, block.proj.bias, block.cross_norm.weight, block.cross_norm.bias, block.cross_q.weight,
-            block.cross_q.bias, block.cross_q_norm, block.cross_proj.weight, block.cross_proj.bias, block.ffn[0].weight,
+            block.cross_q.bias, block.cross_proj.weight, block.cross_proj.bias, block.ffn[0].weight,
             block.ffn[0].bias, block.ffn[2].weight, block.ffn[2].bias]
 
 

@@ -110,9 +110,10 @@ def cross(fp8):
     constants = {'H': 40, 'D': D, 'BLOCK_M': cross_attention_triton.BLOCK_M, 'BLOCK_N': cross_attention_triton.BLOCK_N,
                  'TYPE': tl.bfloat16, 'NATIVE': True, **({} if fp8 else dict.fromkeys(('scales', 'static')))}
     known = {**dict.fromkeys(('q', 'keys', 'values'), '*bf16'), 'out': '*u8' if fp8 else '*bf16',
-             **dict.fromkeys(('rms', 'weight', 'bias', 'scales', 'static'), '*fp32'),
+             **dict.fromkeys(('rms', 'bias', 'scales', 'static'), '*fp32'),
              'scale_log2': 'fp32', 'log2_e': 'fp32'}
-    return compiled(plain(cross_attention_triton._attend, constants, known), num_warps=8, num_stages=2)
+    return compiled(plain(cross_attention_triton._attend, constants, known), num_warps=cross_attention_triton.WARPS,
+                    num_stages=cross_attention_triton.STAGES)
 
 
 def rows(fp8, film):

@@ -1,10 +1,12 @@
 """A model in several processes gives the answers of one process, and outlives the death of any other than rank 0."""
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 from tiled_model import TILED
 from timed_backend import Listener
+from torch import nn
 
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
@@ -23,7 +26,7 @@ from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.parallel import rounding
-from worldmodel_ros.model.parallel.group import SequenceParallel, _block_of, pack, unpack
+from worldmodel_ros.model.parallel.group import ExchangedProducts, SequenceParallel, _block_of, pack, unpack
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.parallel.tiles import FRAMES, TOKENS, DividedTiles
 from worldmodel_ros.model.tile_attention import PagedTiles
@@ -378,6 +381,52 @@ def test_messages_are_rounded_by_the_kernels_as_they_are_defined(dtype):
     assert torch.equal(rounding_triton.encode(x)[:, :used], message[:, :used])
     found = rounding_triton.decode(message, (3, 5, 16), dtype)
     assert torch.equal(found, rounding.decode(message, (3, 5, 16), dtype))
+    message = rounding.encode(x[:, :1])
+    for module in (rounding, rounding_triton):
+        out = torch.empty(3, 1, 5, 16, dtype=dtype)
+        module.decode(message, (3, 5, 16), dtype, out)
+        assert torch.equal(out, rounding.decode(message, (3, 5, 16), dtype))
+
+
+@pytest.mark.parametrize('rounded', [False, True])
+def test_products_for_other_processes_come_first_and_all_have_those_of_their_heads(rounded):
+    count, tokens, head_dim, parts, width = 3, 5, 16, 3, 8
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(width, parts * count * 2 * head_dim).requires_grad_(False)
+    rows = torch.randn(count, tokens, width, generator=generator)
+    wanted = linear(rows).unflatten(-1, (parts, count, -1))
+    between = {(one, other): queue.Queue() for one in range(count) for other in range(count)}
+
+    class Threads:
+        """In place of ``Link``."""
+
+        def __init__(self, rank):
+            self.rank, self.count, self.order = rank, count, []
+
+        def swap(self, sent, to, received, source):
+            self.order.append(to)
+            between[self.rank, to].put(sent.clone())
+            return lambda: received.copy_(between[source, self.rank].get(timeout=30.0))
+
+    @torch.inference_mode()
+    def exchanged(rank):
+        link = Threads(rank)
+        products = ExchangedProducts(linear, SequenceParallel(link, rounded), head_dim)
+        order = link.order
+
+        def noted(share, forward):
+            return lambda x: (order.append(('product', share)), forward(x))[1]
+        for share, layer in enumerate(products.shares):
+            layer.forward = noted(share, layer.forward)
+        found = products(rows[rank])
+        others = [(rank + step) % count for step in range(1, count)]
+        assert order == [each for other in others for each in (('product', other), other)] + [('product', rank)]
+        return found
+    with ThreadPoolExecutor(count) as pool:
+        for rank, found in enumerate(pool.map(exchanged, range(count))):
+            right = wanted[:, :, :, rank].flatten(2)
+            torch.testing.assert_close(found[rank], right[rank])
+            assert float((found - right).norm() / right.norm()) < (0.04 if rounded else 1e-6)
 
 
 def test_inputs_that_lie_in_one_block_are_sent_as_it_is():

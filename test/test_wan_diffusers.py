@@ -2,6 +2,8 @@
 import copy
 import importlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import wan_tiny as tiny
 
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.parallel.group import Group
 from worldmodel_ros.model.wan.checkpoint import load
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 from worldmodel_ros.model.wan.vae import DecodeStream, ImageCondition, StreamState, WanVae
-from worldmodel_ros.model.wan.vae_layers import fuse
+from worldmodel_ros.model.wan.vae_layers import Rows, fuse
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / 'benchmarks' / 'results' / 'wan_equality.json'
@@ -133,6 +136,52 @@ def test_residual_blocks_of_a_gpu_give_diffusers_images_also_from_states_of_one_
         found, other = own.decode(part, states[1] if at == 1 else other)
         assert torch.allclose(found, wanted, atol=1e-5), at
         states.append(one)  # of one frame after the first: what a CPU has saved goes on on a GPU
+
+
+class Threads:
+    """In place of ``Link``: threads of one process, who meet for each message."""
+
+    def __init__(self, rank, barrier, said):
+        self.rank, self.count, self._barrier, self._said = rank, barrier.parties, barrier, said
+
+    def all_gather(self, x):
+        self._said[self.rank] = x
+        self._barrier.wait(30.0)
+        found = torch.stack(self._said)
+        self._barrier.wait(30.0)
+        return found
+
+
+@needs_diffusers
+@pytest.mark.parametrize('blocks', [False, True])
+def test_processes_decode_some_rows_of_each_image_each(blocks):
+    from diffusers import AutoencoderKLWan
+    torch.manual_seed(0)
+    model = randomise(AutoencoderKLWan(base_dim=8))
+    plain, barrier, said = WanVae(copy.deepcopy(model), fused=False), threading.Barrier(2), [None, None]
+    parts = tiny.draw('z', 16, 4, 4, 6).split([1, 2, 1], 1)
+    state, wanted = plain.start(), []
+    for part in parts:
+        images, state = plain.decode(part, state)
+        wanted.append(images)
+
+    @torch.inference_mode()
+    def decode(rank):
+        vae, found = WanVae(copy.deepcopy(model), fused=False), []
+        vae.rows = Rows(Group(Threads(rank, barrier, said)))
+        fuse(vae.model.decoder, blocks=blocks, rows=vae.rows)
+        one = vae.start()
+        for part in parts:
+            images, one = vae.decode(part, one)
+            found.append(images)
+            one = vae.own(vae.whole(one))  # as a file keeps it
+        return found, one.nbytes
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(decode, range(2)))
+    for found, held in both:
+        assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+        assert blocks or held * 2 == state.nbytes
+
 
 
 @needs_diffusers

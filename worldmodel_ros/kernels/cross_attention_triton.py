@@ -13,38 +13,39 @@ from .pools_triton import as_bytes
 from .rows import Rounded
 from .rows_triton import inverse_rms, results
 
-BLOCK_M, BLOCK_N = 128, 64  # queries of a program, keys of a step
+# Queries of a program, keys of a step; so few keys that the registers have room for two programs at a time.
+BLOCK_M, BLOCK_N, WARPS, STAGES = 128, 32, 8, 2
 
 
-def cross_attention_triton(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
-                           static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
-    """As ``cross_attention.cross_attention``, for D a power of two, q with contiguous rows, all else contiguous."""
+def cross_attention_triton(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float, static: Tensor | None = None,
+                           rms: Tensor | None = None) -> Tensor | Rounded:
+    """As ``cross_attention.cross_attention``, for D a power of two, all contiguous. Queries go to the products as they are:
+    what RMSNorm multiplies them by is a factor of their logits."""
     heads, count, dim = keys.shape
     if q.shape[1] != heads * dim or dim & (dim - 1) or not all(
-            x.is_contiguous() for x in (q, weight, keys, values, bias)) or keys.shape != values.shape:
+            x.is_contiguous() for x in (q, keys, values, bias)) or keys.shape != values.shape:
         raise ValueError(f'q {tuple(q.shape)}, keys {tuple(keys.shape)} and values {tuple(values.shape)} must be contiguous, '
                          f'heads of a power of two')
     rms = inverse_rms(q[:, None], eps) if rms is None else rms
     out, scales = results(q, static is not None)
     exact = INTERPRETED.value or q.dtype is torch.float32  # the interpreter computes wrongly in bfloat16
     _attend[(triton.cdiv(len(q), BLOCK_M), heads)](
-        q, rms, weight, keys, values, bias, as_bytes(out), scales, static, len(q), count,
+        q, rms, keys, values, bias, as_bytes(out), scales, static, len(q), count,
         math.log2(math.e) / math.sqrt(dim), math.log2(math.e), H=heads, D=dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-        TYPE=tl.float32 if exact else tl.bfloat16, NATIVE=native_e4m3(q.device), num_warps=8, num_stages=2)
+        TYPE=tl.float32 if exact else tl.bfloat16, NATIVE=native_e4m3(q.device), num_warps=WARPS, num_stages=STAGES)
     return out if static is None else (out, scales)
 
 
 @triton.jit
-def _attend(q, rms, weight, keys, values, bias, out, scales, static, tokens, count, scale_log2, log2_e, H: tl.constexpr,
+def _attend(q, rms, keys, values, bias, out, scales, static, tokens, count, scale_log2, log2_e, H: tl.constexpr,
             D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     head = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
     there = row < tokens
     at = row.to(tl.int64)[:, None] * (H * D) + head * D + d[None, :]
-    queries = tl.load(q + at, mask=there[:, None], other=0.0).to(tl.float32)
-    factor = tl.load(weight + head * D + d).to(tl.float32)[None, :]
-    queries = cast(queries * tl.load(rms + row, mask=there, other=0.0)[:, None] * factor, q.dtype.element_ty).to(TYPE)
+    queries = tl.load(q + at, mask=there[:, None], other=0.0).to(TYPE)
+    factor = (tl.load(rms + row, mask=there, other=0.0) * scale_log2)[:, None]
     m = tl.full([BLOCK_M], -float('inf'), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
@@ -54,7 +55,7 @@ def _attend(q, rms, weight, keys, values, bias, out, scales, static, tokens, cou
         place = head * count * D + key[:, None] * D + d[None, :]
         k = tl.load(keys + place, mask=some[:, None], other=0.0).to(TYPE)
         v = tl.load(values + place, mask=some[:, None], other=0.0).to(TYPE)
-        s = tl.dot(queries, tl.trans(k), input_precision='ieee') * scale_log2
+        s = tl.dot(queries, tl.trans(k), input_precision='ieee') * factor
         s += tl.load(bias + key, mask=some, other=-float('inf')).to(tl.float32)[None, :] * log2_e
         top = tl.maximum(m, tl.max(s, 1))  # finite from the first block on: its first key is one of the text
         p = tl.exp2(s - top[:, None])

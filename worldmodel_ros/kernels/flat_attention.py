@@ -70,14 +70,14 @@ def flat_attention(q: Tensor, q_scale: Tensor | None, pool: Pool, lists: TileLis
     return out[:tokens].flatten(1) if plan.splits == 1 else merge_triton(out, lse, plan.splits, tokens, fp8)
 
 
-def cross_attention(q: Tensor, weight: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
+def cross_attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, eps: float,
                     static: Tensor | None = None, rms: Tensor | None = None) -> Tensor | Rounded:
     """``cross_attention.cross_attention``."""
     if q.is_cuda:
         from .cross_attention_triton import cross_attention_triton as attention
     else:
         attention = cross.cross_attention
-    return attention(q, weight, keys, values, bias, eps, static, rms)
+    return attention(q, keys, values, bias, eps, static, rms)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -116,9 +116,10 @@ class Block(nn.Module):
 
     def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
         """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), normalised and rotated where
-        rotary (2, B * T * P, d / 2) is given, and what ``leave`` needs of the modulation."""
+        rotary (2, B * T * P, d / 2) is given, and what ``leave`` needs of the modulation. With ``ExchangedProducts``, to those
+        of all processes for own heads, (count, B, T, P, 3, H / count, d)."""
         shift1, scale1, *state = self.modulation(cond)[:, :, None].chunk(6, -1)
-        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, self.heads, self.head_dim))
+        qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, -1, self.head_dim))
         if rotary is not None:
             rotate_qk(qkv.view(-1, *qkv.shape[3:]), rotary, self.q_norm.weight, self.k_norm.weight)
         return qkv, tuple(state)
@@ -227,11 +228,11 @@ class DiT(nn.Module):
         cond, x = self.enter(latents, tau, step, action)
         return self.finish(self.layers_over_tiles(x, cond, attention), cond)
 
-    def layers_over_tiles(self, x: Tensor, cond: Tensor, attention: TileAttention) -> Tensor:
-        """x (B, T, P, D) after all layers, whose condition is cond (B, T, D)."""
+    def layers_over_tiles(self, x: Tensor, cond: Tensor | Sequence[Tensor], attention: TileAttention) -> Tensor:
+        """x (B, T, P, D) after all layers, whose condition is cond (B, T, D), or of each layer one."""
         cache_layers = iter(range(len(self.blocks)))
-        for block, is_cache in zip(self.blocks, self.kinds):
-            qkv, state = block.enter(x, cond, None if is_cache else attention.rotary)
+        for block, is_cache, told in zip(self.blocks, self.kinds, repeat(cond) if isinstance(cond, Tensor) else cond):
+            qkv, state = block.enter(x, told, None if is_cache else attention.rotary)
             if is_cache:
                 attended = attention.over_tiles(next(cache_layers), block, qkv)
             else:
@@ -241,9 +242,14 @@ class DiT(nn.Module):
 
     def enter(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """What the layers take: condition (B, T, D) and tokens (B, T, P, D)."""
+        return self.condition(tau, step, action), self.tokens(latents)
+
+    def condition(self, tau: Tensor, step: Tensor, action: Tensor) -> Tensor:
         # The layers may be in bfloat16; noise levels need more.
-        dtype = self.embed.weight.dtype
-        return self.conditioning(tau, step, action).to(dtype), self.embed(self.patchify(latents).to(dtype))
+        return self.conditioning(tau, step, action).to(self.embed.weight.dtype)
+
+    def tokens(self, latents: Tensor) -> Tensor:
+        return self.embed(self.patchify(latents).to(self.embed.weight.dtype))
 
     def finish(self, x: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted clean latents (B, T, h, w, Z) and features (B, T, P, D), from what the last layer gave."""

@@ -114,10 +114,10 @@ class Fp8Block(Block):
         if self.rotating and rotation is not None:
             qkv = self.qkv(modulated, rotate=rotation)
         else:
-            qkv = self.qkv(modulated).view(len(rows), 3, self.heads, self.head_dim)
+            qkv = self.qkv(modulated).unflatten(-1, (3, -1, self.head_dim))
             if rotation is not None:
                 rotate_qk(qkv, *rotation)
-        return qkv.view(*x.shape[:3], *qkv.shape[1:]), (rows, *others)
+        return qkv.unflatten(-4, x.shape[:3]), (rows, *others)
 
     def leave(self, x: Tensor | Unsummed, attended: Tensor, state: State) -> Unsummed:
         rows, gate1, shift2, scale2, gate2 = state

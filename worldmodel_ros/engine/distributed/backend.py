@@ -8,7 +8,7 @@ from worldmodel_ros.engine.backends import PARALLEL_KINDS
 from worldmodel_ros.engine.backends.networks import Source
 from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.kernels.pages import Precision
-from worldmodel_ros.model.parallel import tensor_parallel
+from worldmodel_ros.model.parallel import tensor_parallel, tiles
 from worldmodel_ros.model.parallel.group import Group, SequenceParallel, TensorParallel
 from worldmodel_ros.model.parallel.link import Link
 from worldmodel_ros.model.parallel.pages import HeadsOfPages
@@ -61,6 +61,8 @@ class DividedBackend(TorchBackend):
         else:
             self.group = SequenceParallel(link, rounded=self._kind == 'sequence-fp8')
         self._source.finish(self.model)
+        if isinstance(self.group, SequenceParallel):
+            tiles.join(self.model.dit, self.group)
         self._tiles = self.passes = DividedPasses(self.model, self.device, self._launch, self.group)
 
     def _storage(self, layout: TileLayout, pages: int, precision: Precision) -> HeadsOfPages:

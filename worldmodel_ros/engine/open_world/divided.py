@@ -1,7 +1,7 @@
 """An open world model on several GPUs: rank 0 has the sessions, and the other processes do in theirs what it does.
 
 What a session is asked for is small (an image, poses), and what follows from it is the same everywhere, noise included. So each
-process has the whole session, VAE and all, but its share of the network and of the pages alone; images are decoded by rank 0.
+process has the whole session, but its share of the network and of the pages, and of the decoder its rows of the images.
 """
 from __future__ import annotations
 

@@ -151,7 +151,8 @@ class WorldSession:
         """The session as a safetensors file: pages, positions, and the streaming states of the VAE and of the condition."""
         self._world.tell('save', self._number)
         tensors = {f'sequence.{name}': tensor for name, tensor in self._sequence.save().items()}
-        for name, state in (('decoder', self._decoded), ('encoder', self._encoded), ('condition', self._condition.state)):
+        for name, state in (('decoder', self._world.vae.whole(self._decoded)), ('encoder', self._encoded),
+                            ('condition', self._condition.state)):
             tensors |= {f'{name}.{key}': tensor for key, tensor in state.tensors().items()}
         tensors['image'], tensors['pose'] = self._condition.image, torch.from_numpy(self._pose)
         if self._condition.newest is not None:
@@ -180,6 +181,7 @@ class WorldSession:
         session._imagined, session._pose = told['imagined'] == '1', tensors['pose'].numpy()
         session._decoded, session._encoded, seen = (
             _state(world, tensors, name) for name in ('decoder', 'encoder', 'condition'))
+        session._decoded = world.vae.own(session._decoded)
         newest = tensors.get('newest')
         session._condition = ImageCondition.of(world.vae, tensors['image'].to(world.device), seen,
                                                None if newest is None else newest.to(world.device), told['settled'] == '1')

@@ -103,7 +103,10 @@ class OpenWorld:
         if share:
             join(self._network, share.group)
         self._samplers: dict[int, Sampler | GraphedSampler | ExpertSampler] = {}
-        self.vae = WanVae.load(description.vae, self.device, layers)
+        height, width = description.size
+        self.latent_size = height // VAE_STRIDE, width // VAE_STRIDE
+        divided = share is not None and self.latent_size[0] % share.group.count == 0
+        self.vae = WanVae.load(description.vae, self.device, layers, share.group if divided else None)
         rows = read_rows(description.text) if description.text else encode(
             description.text_encoder, description.prompt, config.text_tokens, self.device)
         if rows.dim() != 2 or rows.shape[1] != config.text_width or len(rows) > config.text_tokens:
@@ -111,8 +114,6 @@ class OpenWorld:
                              f'{config.text_width}')
         with torch.inference_mode():
             self.prompt: Prompt | tuple[Prompt, Prompt] = self._network.prompt(rows.to(self.device))
-        height, width = description.size
-        self.latent_size = height // VAE_STRIDE, width // VAE_STRIDE
         grid = height // (VAE_STRIDE * PATCH), width // (VAE_STRIDE * PATCH)
         self.window = Window.of(self.preset)
         small = self.device.type == 'cpu' and grid[0] * grid[1] < 128
@@ -198,8 +199,9 @@ class OpenWorld:
 
     @property
     def decodes(self) -> bool:
-        """Whether this process shows what is imagined: of several, rank 0 does."""
-        return self._share is None or self._share.group.rank == 0
+        """Whether this process decodes what is imagined: of several, all do where the rows of an image can be divided among
+        them, else rank 0."""
+        return self._share is None or self._share.group.rank == 0 or self.vae.rows is not None
 
     def units(self, steps: int) -> list[str]:
         """What a chunk of so many steps is made of, in turn, as ``WorldSession.imagining`` stops in between: passes, and the

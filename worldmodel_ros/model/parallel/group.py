@@ -11,11 +11,12 @@ In both, a process holds the cache's pages of its own heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import rounding
 from .link import Link
@@ -41,6 +42,10 @@ class Group:
         dim %= x.dim()
         return self.link.all_gather(x).movedim(0, dim).flatten(dim, dim + 1)
 
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of every process's x."""
+        return self.link.sum(x)
+
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Rank 0's tensors; the others' say of which shapes and types they are. Where all lie in one block of
         memory, in every process at the same places, they are overwritten."""
@@ -55,10 +60,6 @@ class Group:
 
 class TensorParallel(Group):
     """Every process has all frames, and the weights of its own heads and hidden units (``tensor_parallel.share``)."""
-
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum of every process's x."""
-        return self.link.sum(x)
 
 
 class SequenceParallel(Group):
@@ -87,6 +88,64 @@ class SequenceParallel(Group):
             joined = received.view(x.dtype).view(self.count, before, after, width).transpose(0, 1)
         part[join] *= self.count
         return joined.reshape(part)
+
+    def exchange_products(self, product: Callable[[int], Tensor], width: int) -> Tensor:
+        """Of own tokens, ``product`` computes what a process is to have, for each one alike (n, K), K a multiple of ``width``;
+        returns what all have computed for this one, (count, n, K). Each part is on its way while the next ones are computed,
+        and this process's own is computed last: it is not sent, so not rounded either.
+        """
+        whole, came, waits, sent = None, {}, [], []
+        for step in range(1, self.count):
+            to, source = (self.rank + step) % self.count, (self.rank - step) % self.count
+            part = product(to)
+            if whole is None:
+                whole = part.new_empty(self.count, *part.shape)
+            if self.rounded:
+                sent.append(_coding(part).encode(part.view(len(part), 1, -1, width))[0])
+                came[source] = torch.empty_like(sent[-1])
+            else:
+                sent.append(part.view(-1).view(torch.uint8))
+                came[source] = whole[source].view(-1).view(torch.uint8)
+            waits.append(self.link.swap(sent[-1], to, came[source], source))
+        whole[self.rank] = product(self.rank)
+        for wait in waits:
+            wait()
+        if self.rounded:
+            for source, message in came.items():
+                out = whole[source].view(len(whole[source]), 1, -1, width)
+                _coding(out).decode(message[None], (len(out), *out.shape[2:]), out.dtype, out)
+        return whole
+
+
+class ExchangedProducts(nn.Module):
+    """A linear layer to queries, keys and values, ``parts`` for heads of ``head_dim`` each. Own tokens are multiplied for the
+    heads of each process in turn, so that products go to the others while the next are computed.
+
+    From rows (n, D) of own tokens to (count, n, parts * own heads * head_dim), of all processes' tokens.
+    """
+
+    def __init__(self, linear: nn.Module, group: SequenceParallel, head_dim: int, parts: int = 3):
+        super().__init__()
+        self._group, self._head_dim = group, head_dim
+        outputs = torch.arange(len(linear.weight)).view(parts, group.count, -1)
+        self.shares = nn.ModuleList(with_outputs(linear, outputs[:, rank].flatten()) for rank in range(group.count))
+
+    def forward(self, rows: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        return self._group.exchange_products(lambda rank: self.shares[rank](rows), self._head_dim)
+
+
+def with_outputs(linear: nn.Module, outputs: Tensor) -> nn.Module:
+    """A linear layer, in FP8 or not, to some of its outputs."""
+    share, outputs = copy(linear), outputs.to(linear.weight.device)
+    share._parameters, share._buffers = dict(linear._parameters), dict(linear._buffers)
+    for held in (share._parameters, share._buffers):
+        for name, axis in (('weight', 0), ('bias', 0), ('weight_scale', -1)):
+            if held.get(name) is not None:
+                part = held[name].view(torch.uint8) if held[name].element_size() == 1 else held[name]
+                part = part.index_select(axis, outputs).view(held[name].dtype)
+                held[name] = nn.Parameter(part, requires_grad=False) if held is share._parameters else part
+    share.out_features = len(outputs)
+    return share
 
 
 def _block_of(tensors: Sequence[Tensor]) -> Tensor | None:

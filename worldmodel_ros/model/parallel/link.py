@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,6 +78,13 @@ class Link:
         received = torch.empty_like(rows)
         dist.all_to_all_single(received, rows)
         return received
+
+    def swap(self, sent: Tensor, to: int, received: Tensor, source: int) -> Callable[[], object]:
+        """Begin to send to one process while another one's is received, both uint8 (n,). They are to be left alone until what
+        is returned has been called, which on a GPU has the current stream wait."""
+        sizes = torch.zeros(2, self.count, dtype=torch.int64)
+        sizes[0, source], sizes[1, to] = len(received), len(sent)
+        return dist.all_to_all_single(received, sent, *sizes.tolist(), async_op=True).wait
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x (...) of every process, (R, ...)."""

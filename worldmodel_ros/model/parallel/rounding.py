@@ -32,9 +32,11 @@ def encode(x: Tensor) -> Tensor:
     return torch.cat([*parts, parts[0].new_zeros(len(x), filler)], 1)
 
 
-def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """What R processes sent, uint8 (R, n) of shape (G, C, d) each, in ``dtype``: (G, R, C, d)."""
+def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """What R processes sent, uint8 (R, n) of shape (G, C, d) each, in ``dtype``: (G, R, C, d), written to ``out`` where that is
+    given."""
     g, c, d = shape
     values = message[:, :g * c * d].view(torch.float8_e4m3fn).unflatten(1, shape)
     scale = message[:, g * c * d:g * c * (d + 4)].view(torch.float32).unflatten(1, (g, c, 1))
-    return (values.float() * scale).to(dtype).transpose(0, 1)
+    found = (values.float() * scale).to(dtype).transpose(0, 1)
+    return found if out is None else out.copy_(found)

@@ -54,10 +54,13 @@ def encode(x: Tensor) -> Tensor:
     return message
 
 
-def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """As in ``rounding``, for d a power of two; contiguous."""
+def decode(message: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """As in ``rounding``, for d a power of two; contiguous, as ``out`` must be."""
     (g, c, d), r = shape, len(message)
-    out = torch.empty(g, r, c, d, dtype=dtype, device=message.device)
+    out = torch.empty(g, r, c, d, dtype=dtype, device=message.device) if out is None else out
+    if out.shape != (g, r, c, d) or out.dtype != dtype or not out.is_contiguous():
+        raise ValueError(f'{out.dtype} {tuple(out.shape)} with strides {out.stride()} must be contiguous, {dtype} '
+                         f'{(g, r, c, d)}')
     _decode[(triton.cdiv(g * r * c, ROWS),)](message, message.view(torch.float32), out, g * r * c, g, r, c,
                                              message.shape[1], D=d, ROWS=ROWS, TYPE=TYPES[dtype],
                                              NATIVE=native_e4m3(message.device))

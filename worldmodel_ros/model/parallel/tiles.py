@@ -1,12 +1,14 @@
 """A pass over tiles that processes divide among them, each with the pages of its own heads: sequence parallel."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from .group import SequenceParallel
+from .group import ExchangedProducts, SequenceParallel
 
 if TYPE_CHECKING:
     from worldmodel_ros.model.dit import Block, DiT
@@ -19,9 +21,9 @@ class DividedTiles:
     """A ``TileAttention`` that every process calls with its own frames (``axis`` FRAMES), or with its own tokens of
     every frame.
 
-    Where attention leaves these, it is done by own heads over the whole pass: what comes in is exchanged for that,
-    and what was attended to is exchanged back. ``whole`` is the attention of the whole pass, over pages of own
-    heads.
+    Where attention leaves these, it is done by own heads over the whole pass: what comes in is exchanged for that
+    (in cache layers by their ``ExchangedProducts``, see ``join``), and what was attended to is exchanged back.
+    ``whole`` is the attention of the whole pass, over pages of own heads.
     """
 
     def __init__(self, group: SequenceParallel, whole: PagedTiles, frames: int, axis: int):
@@ -34,29 +36,70 @@ class DividedTiles:
             self._by_heads(qkv, self._whole.within_frames)
 
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
-        return self._by_heads(qkv, lambda whole: self._whole.over_tiles(layer, block, whole))
+        """As in ``TileAttention``, of what all processes have for own heads (count, B, T, P, 3, H / count, d)."""
+        whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
+        return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
 
     def _by_heads(self, qkv: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         whole = self._group.exchange(qkv, divide=HEADS, join=self._axis).contiguous()
-        attended = attend(whole).unflatten(-1, (-1, qkv.shape[-1]))
+        return self._to_own(attend(whole), qkv.shape[-1])
+
+    def _to_own(self, attended: Tensor, head_dim: int) -> Tensor:
+        """From all tokens and own heads to own tokens and all heads."""
+        attended = attended.unflatten(-1, (-1, head_dim))
         return self._group.exchange(attended, divide=self._axis, join=HEADS).flatten(HEADS)
+
+
+class SharedModulations(nn.Module):
+    """The modulations of all layers, computed at the start of a pass: of each layer's outputs every process computes its share,
+    for all frames. They are products of few rows, whose time is that of reading the weights."""
+
+    def __init__(self, linears: Sequence[nn.Linear], group: SequenceParallel):
+        super().__init__()
+        self._group, self._layers = group, len(linears)
+        self.weight, self.bias = (nn.Parameter(torch.cat([group.own(getattr(linear, name), 0) for linear in linears]), False)
+                                  for name in ('weight', 'bias'))
+
+    def forward(self, cond: Tensor, divided: bool) -> list[Tensor]:
+        """Of each layer (1, T, 6 * D), for the conditions of all frames (1, T, D); where these are ``divided``, of own
+        frames."""
+        link = self._group.link
+        shares = F.linear(cond[0], self.weight, self.bias).unflatten(-1, (self._layers, -1))
+        if divided:
+            sent = shares.view(link.count, -1).view(torch.uint8)
+            shares = link.all_to_all(sent).view(shares.dtype).view(link.count, -1, *shares.shape[1:])
+        else:
+            shares = link.all_gather(shares)
+        return list(shares.permute(2, 1, 0, 3).flatten(2)[:, None].unbind())
+
+
+def join(dit: DiT, group: SequenceParallel) -> None:
+    """Make the layers share out their modulations, and cache layers exchange what they multiply, in place; the last of all
+    changes of the layers."""
+    dit.shared_modulations = SharedModulations([block.modulation for block in dit.blocks], group)
+    for block, is_cache in zip(dit.blocks, dit.kinds):
+        block.modulation = nn.Identity()  # which is told what the modulation gave
+        if is_cache:
+            block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
 
 
 def pass_over_tiles(group: SequenceParallel, dit: DiT, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor,
                     whole: PagedTiles) -> tuple[Tensor, Tensor]:
-    """``DiT.over_tiles`` by all processes, each of which is given the whole block and has all weights.
+    """``DiT.over_tiles`` by all processes, each of which is given the whole block and has all weights but those of the
+    modulations, see ``join``.
 
     Returns the predicted clean latents of all frames, and the features of own frames; of all, where there are too few
     frames to be divided: then it is their tokens that are.
     """
     frames = latents.shape[1]
-    if frames % group.count == 0:
-        part = [group.own(each, FRAMES) for each in (latents, tau, step, action)]
-        cond, x = dit.enter(*part)
-        x = dit.layers_over_tiles(x, cond, DividedTiles(group, whole, frames, FRAMES))
-        clean, features = dit.finish(x, cond)
+    cond, divided = dit.condition(tau, step, action), frames % group.count == 0
+    modulations = dit.shared_modulations(cond, divided)
+    if divided:
+        x = dit.tokens(group.own(latents, FRAMES))
+        x = dit.layers_over_tiles(x, modulations, DividedTiles(group, whole, frames, FRAMES))
+        clean, features = dit.finish(x, group.own(cond, FRAMES))
         return group.gather(clean, FRAMES), features
-    cond, x = dit.enter(latents, tau, step, action)
-    x = dit.layers_over_tiles(group.own(x, TOKENS), cond, DividedTiles(group, whole, frames, TOKENS))
+    x = group.own(dit.tokens(latents), TOKENS)
+    x = dit.layers_over_tiles(x, modulations, DividedTiles(group, whole, frames, TOKENS))
     features = group.gather(dit.features(x, cond), TOKENS)
     return dit.clean(features), features

@@ -43,7 +43,8 @@ class SelfAttention(Protocol):
     def attend(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, fp8: bool = False) -> Tensor | Rounded:
         """From a layer's products (N, 3, H, d) for the tokens of a chunk, queries and keys neither normalised (by the
         weights (H * d,)) nor rotated, to (N, H * d), with ``fp8`` rounded where that costs nothing; keeps keys and values for
-        the passes to come."""
+        the passes to come. Where processes have runs of the tokens, from all tokens and own heads to own tokens and all
+        heads."""
 
     def keep(self, layer: int, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
         """Keep keys and values only."""
@@ -96,7 +97,7 @@ class WanBlock(nn.Module):
     def __init__(self, config: WanConfig):
         super().__init__()
         d = config.width
-        self.heads, self.eps = config.heads, config.eps
+        self.heads, self.head_dim, self.eps = config.heads, config.head_dim, config.eps
         self.modulation = nn.Parameter(torch.empty(6, d))
         self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.q_norm, self.k_norm = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
@@ -111,11 +112,12 @@ class WanBlock(nn.Module):
 
     def enter(self, stream: Unsummed, modulation: Tensor) -> tuple[Tensor, Tensor]:
         """To queries, keys and values (N, 3, H, d), as the linear layer gives them, and the stream (N, D), by modulation
-        (9, D)."""
+        (9, D). Where processes have runs of the tokens, the stream is of own tokens, and queries, keys and values are those of
+        all tokens for own heads."""
         shift, scale = modulation[:1], modulation[1:2]
         x, rows, _ = row_kernels(stream.x).modulate_rows(stream.x, shift, scale, stream.added, self.fp8, eps=self.eps,
                                                          dtype=self.dtype)
-        return self.qkv(rows).unflatten(-1, (3, self.heads, -1)), x
+        return self.qkv(rows).flatten(0, -2).unflatten(-1, (3, -1, self.head_dim)), x
 
     def leave(self, x: Tensor, attended: Tensor | Rounded, modulation: Tensor, camera: tuple[Tensor, Tensor] | None,
               keys: Tensor, values: Tensor, bias: Tensor, scale: Tensor) -> Unsummed:
@@ -126,8 +128,7 @@ class WanBlock(nn.Module):
         x, rows, _ = kernels.modulate_rows(x, parts[6], parts[7], (y, parts[2]), self.fp8, film=camera, **options)
         q = self.cross_q(rows)
         rms = None if self.group is None else of_all_heads(kernels.inverse_rms(q[:, None], self.eps), self.eps, self.group)[0]
-        y = self.cross_proj(cross_attention(q, self.cross_q_norm, keys, values, bias, self.eps, scale if self.fp8 else None,
-                                            rms))
+        y = self.cross_proj(cross_attention(q, keys, values, bias, self.eps, scale if self.fp8 else None, rms))
         first, second = self.ffn[0], self.ffn[2]
         x, rows, ahead = kernels.modulate_rows(x, parts[3], parts[4], (y, parts[8]), self.fp8,
                                                bound=first.bound if self.fp8 else None, **options)
@@ -135,10 +136,10 @@ class WanBlock(nn.Module):
         return Unsummed(x, second(hidden), parts[5])
 
     def prompt(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (H, S, d) of embedded text (S, D)."""
+        """Keys and values (H, S, d) of embedded text (S, D). Keys have the weights of the queries' norm, too."""
         k, v = self.cross_kv(rows).chunk(2, -1)
         rms = of_all_heads(row_kernels(k).inverse_rms(k[:, None], self.eps), self.eps, self.group)[0]
-        k = (k.float() * rms[:, None] * self.cross_k_norm.float()).to(v.dtype)
+        k = (k.float() * rms[:, None] * (self.cross_k_norm.float() * self.cross_q_norm.float())).to(v.dtype)
         return tuple(part.unflatten(-1, (self.heads, -1)).transpose(0, 1).contiguous() for part in (k, v))
 
     def control(self, embedded: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..parallel.group import TensorParallel
+from ..parallel.group import Group
 
 
-def of_all_heads(rms: Tensor, eps: float, group: TensorParallel | None) -> Tensor:
+def of_all_heads(rms: Tensor, eps: float, group: Group | None) -> Tensor:
     """What RMSNorm multiplies tokens by, over the heads of all processes, from that over one's own (``rows.inverse_rms``)."""
     if group is None:
         return rms

@@ -4,8 +4,9 @@
   ``checkpoint.tensor_share`` names what a process reads. What is summed over the processes: three products of a layer, and the
   mean squares that queries and keys are normalised by, since these networks normalise over all heads of a token.
 * By tokens (Ulysses, Jacobs et al. 2023): each has all weights, and a run of the chunk's tokens, filled up to equal runs. Only
-  attention to the window leaves the run: a layer exchanges its tokens of all heads for all tokens of its heads, and back. The
-  camera's scales and shifts are computed for own tokens alone.
+  attention to the window leaves the run: a layer exchanges its tokens of all heads for all tokens of its heads, and back.
+  What goes to the others is multiplied first, and travels while own heads are (``ExchangedProducts``). The camera's scales and
+  shifts are computed for own tokens alone.
 
 Pages hold own heads in both; they are made with the same group.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..parallel.group import Group, SequenceParallel, TensorParallel
+from ..parallel.group import ExchangedProducts, Group, SequenceParallel, TensorParallel
 from ..parallel.tensor_parallel import SummedProducts
 from .dit import WanDiT
 
@@ -24,6 +25,8 @@ def join(dit: WanDiT, group: Group) -> WanDiT:
     it has its share of them. What a pass returns is the same in all processes."""
     if isinstance(group, SequenceParallel):
         dit.run = Run(group)
+        for block in dit.blocks:
+            block.qkv = ExchangedProducts(block.qkv, group, block.head_dim)
     elif isinstance(group, TensorParallel):
         for block in dit.blocks:
             block.heads //= group.count

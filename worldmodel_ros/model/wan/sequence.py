@@ -25,7 +25,7 @@ from ...kernels.flat_attention import FlatPlan, flat_attention, to_device, write
 from ...kernels.pages import Pool, Precision
 from ...kernels.quantise import page_form
 from ...kernels.rows import Rounded, row_kernels
-from ..parallel.group import Group, SequenceParallel, TensorParallel
+from ..parallel.group import Group, SequenceParallel
 from ..parallel.pages import HEADS, HeadsOfPages
 from .config import WanConfig, WanPreset
 from .norms import of_all_heads
@@ -236,13 +236,10 @@ class PagedAttention:
         self._write(self._storage.layer(layer), qkv, q_weight, k_weight)
 
     def _write(self, pool: Pool, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        rms = row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps)
-        if isinstance(self._group, TensorParallel):
-            rms = of_all_heads(rms, self._eps, self._group)
-        elif isinstance(self._group, SequenceParallel):
-            rms = self._group.gather(rms, 1)[:, :self._tokens].contiguous()
-            qkv = self._group.exchange(qkv, 2, 0)[:self._tokens].contiguous()
-            q_weight, k_weight = (self._group.own(weight, 0).contiguous() for weight in (q_weight, k_weight))
+        qkv = qkv[:self._tokens]  # runs of processes are filled up
+        rms = of_all_heads(row_kernels(qkv).inverse_rms(qkv.flatten(2)[:, :2], self._eps), self._eps, self._group)
+        if isinstance(self._group, SequenceParallel):
+            q_weight, k_weight = (self._group.own(weight, 0) for weight in (q_weight, k_weight))
         return write_flat(pool, self._own, self._slabs, qkv, rms, self._rotary, q_weight, k_weight, self._plan.quantise_q)
 
 

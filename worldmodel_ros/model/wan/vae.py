@@ -5,6 +5,7 @@ Nothing writes to what a state holds, so that keeping a state is a fork that cop
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_description import ModelError
+from ..parallel.group import Group
 from .config import VAE_FRAMES
-from .vae_layers import fuse
+from .vae_layers import Rows, fuse
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
@@ -29,6 +31,10 @@ class StreamState:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.features if isinstance(part, Tensor))
+
+    def each(self, call: Callable[[Tensor], Tensor]) -> StreamState:
+        """With what a function makes of the tensors."""
+        return StreamState(tuple(call(part) if isinstance(part, Tensor) else part for part in self.features))
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file; ``of_tensors`` is the inverse."""
@@ -49,13 +55,15 @@ class WanVae:
     MARK = 'Rep'  # diffusers' sign for "has seen one frame"
 
     def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True,
-                 blocks: bool = True):
+                 blocks: bool = True, group: Group | None = None):
         """``fused``: the decoder is ``vae_layers.fuse``d, on a GPU with its weights' channels last where ``channels_last``, and
-        then with residual blocks of our own where ``blocks``."""
+        then with residual blocks of our own where ``blocks``. ``group``: whose processes decode some rows of each image each;
+        they must divide those of the latents."""
         self.model = model.eval().requires_grad_(False)
-        if fused:
+        self.rows = None if group is None else Rows(group)
+        if fused or group is not None:
             last = channels_last and next(model.parameters()).is_cuda
-            fuse(model.decoder, last, last and blocks)
+            fuse(model.decoder, last, last and blocks, self.rows)
         shape = 1, -1, 1, 1, 1
         parameter = next(model.parameters())
         self._mean = torch.tensor(model.config.latents_mean, device=parameter.device).view(shape)
@@ -63,7 +71,8 @@ class WanVae:
         self.dtype, self.device = parameter.dtype, parameter.device
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | str = 'cpu', dtype: torch.dtype = torch.float32) -> WanVae:
+    def load(cls, path: Path, device: torch.device | str = 'cpu', dtype: torch.dtype = torch.float32,
+             group: Group | None = None) -> WanVae:
         """From a folder in diffusers' layout, or the file of the original weights (``Wan2.1_VAE.pth``). Raises ModelError."""
         try:
             from diffusers import AutoencoderKLWan
@@ -79,7 +88,7 @@ class WanVae:
                 model.load_state_dict(convert_wan_vae_to_diffusers(weights), strict=True)
         except Exception as error:  # diffusers, safetensors and torch raise each their own
             raise ModelError(f'no VAE can be read from {path}: {error}') from error
-        return cls(model.to(device, dtype))
+        return cls(model.to(device, dtype), group=group)
 
     def start(self, encoder: bool = False) -> StreamState:
         """The state before the first frame."""
@@ -90,6 +99,7 @@ class WanVae:
         """Images of the next latent frames (16, F, h, w), four of each, one of the first of a stream; and the state after."""
         z = latents[None].to(self.device, torch.float32) * self._std + self._mean
         z, features, out = self.model.post_quant_conv(z.to(self.dtype)), list(state.features), []
+        z = z if self.rows is None else self.rows.own(z)
         first = all(part is None for part in features)
         # On a GPU all at once, but for the first frame, which is not like the others: larger products and fewer of them. A CPU
         # gains nothing by it, and frame by frame its results are those of the whole video, bit for bit.
@@ -98,7 +108,17 @@ class WanVae:
         for part in z.split(sizes, 2):
             out.append(self.model.decoder(part, feat_cache=features, feat_idx=[0], first_chunk=first))
             first = False
-        return torch.cat(out, 2)[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
+        images = torch.cat(out, 2)
+        images = images if self.rows is None else self.rows.whole(images)
+        return images[0].float().clamp(-1.0, 1.0), StreamState(tuple(features))
+
+    def whole(self, decoded: StreamState) -> StreamState:
+        """A decoder's state with the rows of all processes, for a file; ``own`` is the inverse. Every process takes part."""
+        return decoded if self.rows is None else decoded.each(self.rows.whole)
+
+    def own(self, decoded: StreamState) -> StreamState:
+        """What this process has of a decoder's state."""
+        return decoded if self.rows is None else decoded.each(self.rows.own)
 
     @torch.inference_mode()
     def encode(self, images: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:

@@ -2,6 +2,9 @@
 
 Norm and SiLU are one kernel; convolutions pad rows and columns themselves, so that only the frames before are put in front; and
 nearest neighbours are repeated in their own type, not in float32. Weights keep their names.
+
+Where processes divide the images among them (``Rows``), each has the same rows of all features, and convolutions get the row
+above and the one below from the processes that have them.
 """
 from __future__ import annotations
 
@@ -9,7 +12,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..parallel.group import Group
+
 KEPT = 2  # frames before, of a convolution over three
+
+
+class Rows:
+    """This process's rows of images and features (..., rows, columns), of which all processes of a group have equally many, in
+    their order from the top on."""
+
+    def __init__(self, group: Group):
+        self._group = group
+
+    def own(self, x: Tensor) -> Tensor:
+        """Of what every process has whole."""
+        return self._group.own(x, -2)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """What all processes have of x, in each of them."""
+        return self._group.gather(x, -2)
+
+    def between_neighbours(self, x: Tensor) -> Tensor:
+        """x with the row above and the one below; zeros where the image ends."""
+        rank, last = self._group.rank, self._group.count - 1
+        edges = self._group.link.all_gather(torch.stack([x[..., 0, :], x[..., -1, :]]))
+        form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        form = form if x.is_contiguous(memory_format=form) else torch.contiguous_format
+        out = torch.empty((*x.shape[:-2], x.shape[-2] + 2, x.shape[-1]), dtype=x.dtype, device=x.device, memory_format=form)
+        out[..., 1:-1, :] = x
+        out[..., 0, :] = edges[rank - 1, 1] if rank else 0.0
+        out[..., -1, :] = edges[rank + 1, 0] if rank < last else 0.0
+        return out
 
 
 class NormSilu(nn.Module):
@@ -46,8 +79,9 @@ class NormSilu(nn.Module):
 class CausalConv(nn.Module):
     """In place of a causal convolution."""
 
-    def __init__(self, conv: nn.Conv3d):
+    def __init__(self, conv: nn.Conv3d, rows: Rows | None = None):
         super().__init__()
+        self._divided = rows
         self.weight, self.bias, self._stride = conv.weight, conv.bias, conv.stride
         self._columns, _, self._rows, _, self._frames, _ = conv._padding
 
@@ -58,7 +92,36 @@ class CausalConv(nn.Module):
             missing -= cache_x.shape[2]
         if missing:
             x = F.pad(x, (0, 0, 0, 0, missing, 0))
-        return F.conv3d(x, self.weight, self.bias, self._stride, (0, self._rows, self._columns))
+        x, rows = padded_rows(x, self._rows, self._divided)
+        return F.conv3d(x, self.weight, self.bias, self._stride, (0, rows, self._columns))
+
+
+def padded_rows(x: Tensor, padding: int, rows: Rows | None) -> tuple[Tensor, int]:
+    """What a convolution that pads by no more than a row takes, and by how many rows it is still to pad."""
+    return (x, padding) if rows is None or not padding else (rows.between_neighbours(x), 0)
+
+
+class DividedConv(nn.Module):
+    """In place of a convolution over rows and columns, of images that processes divide."""
+
+    def __init__(self, conv: nn.Conv2d, rows: Rows):
+        super().__init__()
+        self.weight, self.bias, self._padding, self._divided = conv.weight, conv.bias, conv.padding, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, rows = padded_rows(x, self._padding[0], self._divided)
+        return F.conv2d(x, self.weight, self.bias, padding=(rows, self._padding[1]))
+
+
+class WholeImages(nn.Module):
+    """A layer in which every row sees all others, done by every process for all rows: it is the smallest part."""
+
+    def __init__(self, layer: nn.Module, rows: Rows):
+        super().__init__()
+        self.layer, self._divided = layer, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._divided.own(self.layer(self._divided.whole(x)))
 
 
 class Upsample(nn.Module):
@@ -76,8 +139,9 @@ class ResidualBlock(nn.Module):
     """In place of a residual block, for features with the channels last: what a convolution reads is written where the frames
     before lie in front of it, and its bias is added by what reads its result."""
 
-    def __init__(self, block: nn.Module):
+    def __init__(self, block: nn.Module, rows: Rows | None = None):
         super().__init__()
+        self._divided = rows
         self.norm1, self.conv1, self.norm2, self.conv2 = block.norm1, block.conv1, block.norm2, block.conv2
         self.conv_shortcut = block.conv_shortcut
 
@@ -88,7 +152,8 @@ class ResidualBlock(nn.Module):
             padded = norm.behind(h, bias, feat_cache[at])
             feat_cache[at] = padded[:, :, -KEPT:].clone()
             feat_idx[0] += 1
-            h, bias = F.conv3d(padded, conv.weight, None, 1, (0, 1, 1)), conv.bias
+            padded, rows = padded_rows(padded, 1, self._divided)
+            h, bias = F.conv3d(padded, conv.weight, None, 1, (0, rows, 1)), conv.bias
         shortcut = self.conv_shortcut(x)
         if not h.is_cuda:
             return h + bias.view(-1, 1, 1, 1) + shortcut
@@ -97,26 +162,30 @@ class ResidualBlock(nn.Module):
         return add_triton(h, bias, shortcut)
 
 
-def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False) -> None:
+def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False, rows: Rows | None = None) -> None:
     """Put these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read, and with ``blocks``
-    residual blocks, too."""
+    residual blocks, too. ``rows``: of what it decodes, where processes divide that."""
     for owner in list(decoder.modules()):
         for name, layer in list(owner.named_children()):
             kind = type(layer).__name__
             if kind == 'WanCausalConv3d':
-                setattr(owner, name, CausalConv(layer))
+                setattr(owner, name, CausalConv(layer, rows))
             elif kind == 'WanUpsample':
                 owner.register_module(name, Upsample())
             elif kind == 'SiLU' and name == 'nonlinearity':
                 setattr(owner, name, nn.Identity())
             elif kind == 'WanRMS_norm' and name in ('norm1', 'norm2', 'norm_out'):
                 setattr(owner, name, NormSilu(layer))
+            elif rows is not None and kind == 'WanResample':
+                layer.resample[1] = DividedConv(layer.resample[1], rows)
+            elif rows is not None and kind == 'WanAttentionBlock':
+                owner.register_module(name, WholeImages(layer, rows))
     for owner in list(decoder.modules()) if blocks else ():
         for name, layer in list(owner.named_children()):
             if type(layer).__name__ == 'WanResidualBlock':
-                setattr(owner, name, ResidualBlock(layer))
+                setattr(owner, name, ResidualBlock(layer, rows))
     if channels_last:
         for layer in decoder.modules():
-            if isinstance(layer, nn.Conv2d | CausalConv):
-                form = torch.channels_last if isinstance(layer, nn.Conv2d) else torch.channels_last_3d
+            if isinstance(layer, nn.Conv2d | CausalConv | DividedConv):
+                form = torch.channels_last if layer.weight.dim() == 4 else torch.channels_last_3d
                 layer.weight.data = layer.weight.data.contiguous(memory_format=form)

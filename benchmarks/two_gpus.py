@@ -1,0 +1,160 @@
+"""All that two GPUs are measured for, in one command of at most ten minutes; the most wanted first, and JSON as it comes.
+
+    python benchmarks/two_gpus.py --folder benchmarks/results
+    python benchmarks/two_gpus.py --folder benchmarks/results --parts cold --seconds 240
+
+* robot: ``robot_3b`` and ``robot_3b_4k`` on two GPUs, each with nothing compiled, and on one, both at once (``tick_*.json``).
+* worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``).
+* loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on two (``parallel.py``).
+* cold: ``robot_3b`` on two GPUs is started twice more with nothing compiled.
+
+``two_gpus.json`` has each program's command, seconds and exit status, and the scaling from one GPU to two. What falls out where
+time is short is what comes last.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from result_file import provenance, write_result
+
+HERE = Path(__file__).resolve().parent
+# Multicast over NVLink is not there on every machine.
+ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
+               'PYTHONUNBUFFERED': '1'}
+PARTS = ('robot', 'worlds', 'loss', 'cold')
+TICK_S = {'robot_3b': 14, 'robot_3b_4k': 8}  # of ticks
+
+
+class Programs:
+    """Runs programs, each with its limit of seconds, and notes what became of them."""
+
+    def __init__(self, folder: Path, seconds: float):
+        self.folder, self._end, self.done = folder, time.monotonic() + seconds, []
+
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def run(self, *programs: Program) -> None:
+        """Run programs at the same time, of which each may take so long as is left, at most its limit."""
+        if self.left() < 20.0:
+            self.done += [{'program': program.name, 'error': 'not begun: no time was left'} for program in programs]
+            return
+        for program in programs:
+            program.begin(self.folder)
+        for program in programs:
+            self.done.append(program.end(self.left()))
+
+
+class Program:
+    """One of this folder's, in a session of its own, with nothing compiled where ``cold``."""
+
+    def __init__(self, name: str, limit: float, *arguments: str, cold: bool = False, gpu: int | None = None):
+        self.name, self._limit, self._cold = name, limit, cold
+        self._command = [sys.executable, str(HERE / arguments[0]), *arguments[1:]]
+        self._environment = {} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)}
+
+    def begin(self, folder: Path) -> None:
+        print(f'{self.name} ...', file=sys.stderr, flush=True)
+        self._cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        caches = {'TRITON_CACHE_DIR': f'{self._cache.name}/triton', 'TORCHINDUCTOR_CACHE_DIR': f'{self._cache.name}/inductor'} \
+            if self._cold else {}
+        self._log = (folder / f'{self.name}.log').open('w')
+        self._start = time.monotonic()
+        self._child = subprocess.Popen(self._command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+                                       env={**os.environ, **ENVIRONMENT, **caches, **self._environment})
+
+    def end(self, left: float) -> dict:
+        try:
+            code = self._child.wait(max(1.0, min(self._start + self._limit - time.monotonic(), left)))
+        except subprocess.TimeoutExpired:
+            code = None
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)  # and what it has started
+        except ProcessLookupError:
+            pass
+        self._child.wait()
+        self._log.close()
+        self._cache.cleanup()
+        found = {'program': self.name, 'command': ' '.join(['python', *map(str, self._command[1:])]), 'cold': self._cold,
+                 'seconds': round(time.monotonic() - self._start, 1), 'exit_status': code}
+        print(json.dumps(found), file=sys.stderr, flush=True)
+        return found
+
+
+def ticks(name: str, preset: str, gpus: int, folder: Path, cold: bool = False, gpu: int | None = None, only_start: bool = False
+          ) -> Program:
+    """Ticks of a preset, in a folder of their own: two programs of one GPU would write the same file."""
+    seconds = TICK_S[preset]
+    return Program(name, 150.0, 'tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
+                   '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name),
+                   *(['--ticks', '0'] if only_start else []), cold=cold, gpu=gpu)
+
+
+def chunk_ms(folder: Path) -> dict | None:
+    """The row that ``ticks`` wrote."""
+    for file in folder.glob('tick_*.json'):
+        for row in json.loads(file.read_text())['rows']:
+            return {'chunk_ms': row['chunk_ms'], 'commit_ms': row['commit_ms'], 'ticks': row['ticks'], 'gpu': row['gpu'],
+                    'start_up': row['start_up']}
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--folder', type=Path, required=True)
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--seconds', type=float, default=585.0, help='after which all ends')
+    parser.add_argument('--large-chunks', type=int, default=50)
+    parser.add_argument('--tiny', action='store_true', help='worlds on CPUs: tries the code, measures nothing')
+    options = parser.parse_args()
+    folder = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    programs = Programs(folder, options.seconds)
+    result = {**provenance(('torch', 'triton', 'diffusers')), 'environment': ENVIRONMENT, 'programs': programs.done,
+              'chunks': {}, 'scaling': {}}
+
+    def save() -> None:
+        found = {each.name: chunk_ms(each) for each in sorted(folder.iterdir()) if each.is_dir()}
+        result['chunks'] = {name: row for name, row in found.items() if row}
+        for preset in TICK_S:
+            one, two = (result['chunks'].get(f'{preset}_{count}') for count in (1, 2))
+            if one and two:
+                result['scaling'][preset] = round(one['chunk_ms']['p50'] / two['chunk_ms']['p50'], 3)
+        write_result(result, folder / 'two_gpus.json')
+    for part in options.parts:
+        if part == 'robot':
+            programs.run(ticks('robot_3b_2', 'robot_3b', 2, folder, cold=True))
+            save()
+            programs.run(*(ticks(f'{preset}_1', preset, 1, folder, gpu=at) for at, preset in enumerate(TICK_S)))
+            save()
+            programs.run(ticks('robot_3b_4k_2', 'robot_3b_4k', 2, folder, cold=True))
+        elif part == 'worlds':
+            for dtype, limit in (('fp8', 160.0), ('bf16', 190.0)):
+                limit = min(limit, programs.left())
+                programs.run(Program(f'wan_{dtype}', limit + 5.0, 'wan_parallel.py', '--gpus', '2', '--dtypes', dtype,
+                                     '--large-chunks', str(options.large_chunks), '--seconds', f'{limit - 5.0:.0f}',
+                                     '--folder', str(folder / f'wan_{dtype}'), *(['--tiny'] if options.tiny else [])))
+                save()
+        elif part == 'loss':
+            programs.run(Program('rank_loss', 110.0, 'rank_loss.py', '--kills', '2', '--json', str(folder / 'rank_loss.json')))
+            save()
+            programs.run(Program('parallel', 90.0, 'parallel.py', '--gpus', '2', '--parallel', 'sequence-fp8', '--json',
+                                 str(folder / 'parallel.json')))
+        else:
+            for count in (2, 3):
+                programs.run(ticks(f'cold_start_{count}', 'robot_3b', 2, folder, cold=True, only_start=True))
+        save()
+    print(json.dumps(result, indent=1))
+    return 1 if any(each.get('exit_status') != 0 for each in programs.done) else 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
