@@ -14,7 +14,8 @@ import numpy as np
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.client.link import Link, Unavailable, ask_status, open_link
-from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.client.network import Endpoint, server_address
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 GOAL = 'red'
@@ -70,7 +71,7 @@ class Answer:
     plan: np.ndarray | None
     reason: str
     seconds: float
-    server: Path
+    server: Path | Endpoint
     generation: int
     moves: int
     actions: np.ndarray | None = None  # of the pictures, if these were waited for
@@ -81,7 +82,10 @@ class Answer:
 class Robot:
     """A robot that ticks. ``twin``: a session of a local engine that sees the same, and is never moved."""
 
-    def __init__(self, seed: int, server: Path, twin: Engine | None = None, session: str = '') -> None:
+    def __init__(self, seed: int, server: Path | Endpoint, twin: Engine | None = None, session: str = '',
+                 files: tuple[str, str, str] = ('', '', '')) -> None:
+        """``files``: as ``Endpoint.files``, for a session that moves to another host."""
+        self._files = files
         self._rng = np.random.default_rng(seed)
         self.session = session or uuid.uuid4().hex
         self.twin = twin.open_session() if twin else None
@@ -91,10 +95,10 @@ class Robot:
         self.generation = 0
         self.connect(server)
 
-    def connect(self, server: Path, patience: float = 10.0) -> Link:
+    def connect(self, server: Path | Endpoint, patience: float = 10.0) -> Link:
         """Open the session at a server."""
         self.close()
-        self.link = open_link(server, f'/{self.session}', None, self.session, self.generation, patience)
+        self.link = open_link(server, f'/{self.session}', None, self.session, self.generation, patience, files=self._files)
         self.server, self.generation = server, self.link.generation
         return self.link
 
@@ -133,11 +137,10 @@ class Robot:
         found, before = None, self._moves
         end = time.monotonic() + patience
         while time.monotonic() < end:
-            received = self.link.connection.receive(max(0.0, end - time.monotonic()))
+            received = self.link.receive(max(0.0, end - time.monotonic()))
             if received is None:
                 break
-            message, descriptor = received
-            frames = None if descriptor is None else pictures.take(descriptor)
+            message, frames = received
             if isinstance(message, messages.Moved):
                 self._follow(message, resend=found is None)
                 if found:
@@ -161,12 +164,10 @@ class Robot:
         """Let time pass; follow the session where it moves meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            received = self.link.connection.receive(left)
+            received = self.link.receive(left)
             if received is None:
                 return
-            message, descriptor = received
-            if descriptor is not None:
-                pictures.take(descriptor)
+            message, _ = received
             if isinstance(message, messages.Moved):
                 self._follow(message, resend=False)
 
@@ -174,7 +175,7 @@ class Robot:
         if moved.generation <= self.generation:
             raise RuntimeError(f'it was sent to generation {moved.generation}, and has been at {self.generation}')
         self.generation = moved.generation
-        self.connect(Path(moved.address))
+        self.connect(server_address(moved.address, *self._files))
         self._moves += 1
         if resend:
             self._send()
