@@ -6,15 +6,19 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.client.link import Link, Unavailable, ask_status, open_link
 from worldmodel_ros.serving.client.network import Endpoint, server_address
+from worldmodel_ros.serving.gateway.accounts import digest, new_token
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
@@ -60,6 +64,70 @@ class ServerProcess:
         code = self.process.wait(30)
         self._log.close()
         return code
+
+
+class FleetFiles:
+    """Certificates, a token and accounts of a fleet's hosts, in a folder. ``files``: as ``Endpoint.files``."""
+
+    def __init__(self, folder: Path, accounts: Sequence[dict[str, Any]] = ()) -> None:
+        """``accounts``: besides the fleet's own."""
+        import trustme
+        self.folder, self._authority = folder, trustme.CA()
+        self._authority.cert_pem.write_to_path(folder / 'ca.pem')
+        token = new_token()
+        (folder / 'token').write_text(token)
+        own = {'name': 'fleet', 'sha256': digest(token), 'certificate': 'fleet', 'fleet': True, 'sessions': 64, 'messages': 0,
+               'megabytes': 0, 'openings': 0}
+        (folder / 'accounts.yaml').write_text(yaml.safe_dump({'accounts': [own, *accounts]}))
+        issued = self._authority.issue_cert(common_name='fleet')
+        issued.private_key_and_cert_chain_pem.write_to_path(folder / 'fleet.pem')
+        self.files = str(folder / 'token'), str(folder / 'ca.pem'), str(folder / 'fleet.pem')
+
+    def issue(self, address: str, name: str) -> tuple[Path, Path]:
+        """A host's certificate and key."""
+        issued = self._authority.issue_cert(address)
+        issued.cert_chain_pems[0].write_to_path(self.folder / f'{name}.pem')
+        issued.private_key_pem.write_to_path(self.folder / f'{name}.key')
+        return self.folder / f'{name}.pem', self.folder / f'{name}.key'
+
+
+class Host:
+    """A server and the gateway before it, as two processes; ``url``: of the gateway, at ``address``."""
+
+    def __init__(self, fleet: FleetFiles, name: str, address: str, store: str = '', sessions: int = 8,
+                 options: tuple[str, ...] = (), priority: int = 0) -> None:
+        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway alone. Raises RuntimeError."""
+        folder, self.files = fleet.folder, fleet.files
+        self.folder, self.address = folder, address
+        certificate, key = fleet.issue(address, name)
+        self._log = open(folder / f'{name}.gateway.log', 'w+')
+        self._gateway = subprocess.Popen(
+            [sys.executable, '-m', 'worldmodel_ros.cli', 'gateway', '--host', address, '--port', '0', '--socket',
+             str(folder / f'{name}.sock'), '--accounts', str(folder / 'accounts.yaml'), '--certificate', str(certificate),
+             '--key', str(key), '--client-ca', str(folder / 'ca.pem'), '--connects', '0',
+             *(() if store else ('--store', str(folder / 'store')))], stderr=self._log, env=dict(os.environ))
+        self.port = self._port()
+        self.url = f'wss://{address}:{self.port}'
+        self.endpoint = Endpoint(self.url, *self.files)
+        self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', sessions, (
+            '--host-address', self.url, '--host-token', self.files[0], '--host-ca', self.files[1], '--host-certificate',
+            self.files[2], *options), priority)
+
+    def stop(self) -> tuple[int, int]:
+        """End both; return their exit codes."""
+        code = self.server.stop()
+        self._gateway.terminate()
+        gateway = self._gateway.wait(30)
+        self._log.close()
+        return code, gateway
+
+    def _port(self) -> int:
+        end, log = time.monotonic() + 60.0, Path(self._log.name)
+        while time.monotonic() < end and self._gateway.poll() is None:
+            if ' wss://' in (said := log.read_text()):
+                return int(said.partition(' wss://')[2].split()[0].rpartition(':')[2])
+            time.sleep(0.05)
+        raise RuntimeError(f'the gateway at {self.address} has not come up: {log.read_text()}')
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,20 +1,15 @@
 """Sessions that move between hosts: two servers behind their gateways, mutual TLS, one store that the first host keeps."""
 import contextlib
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import trustme
 import yaml
-from test_gateway_security import write
 
-from benchmarks.fleet_robots import Robot, ServerProcess
+from benchmarks.fleet_robots import FleetFiles, Host, Robot
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError
 from worldmodel_ros.control.ladder import Tier
@@ -29,7 +24,7 @@ from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
 
 pytestmark = pytest.mark.slow
-TOKEN, STRANGER = 'a token of the fleet', 'a token of somebody else'
+STRANGER = 'a token of another account'
 FIRST, SECOND = '127.0.0.1', '127.0.0.2'
 
 
@@ -76,48 +71,12 @@ class Wire:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-class Host:
-    """A server, its gateway, and the files with which it is asked by the others."""
-
-    def __init__(self, folder, name, address, store, authority, files):
-        self.folder, self.files = folder, files
-        certificate, key = write(authority.issue_cert(address), folder, name)
-        log = open(folder / f'{name}.gateway.log', 'w')
-        self._gateway = subprocess.Popen(
-            [sys.executable, '-m', 'worldmodel_ros.cli', 'gateway', '--host', address, '--port', '0', '--socket',
-             str(folder / f'{name}.sock'), '--accounts', str(folder / 'accounts.yaml'), '--certificate', str(certificate),
-             '--key', str(key), '--client-ca', str(folder / 'ca.pem'), '--connects', '0',
-             *(('--store', str(folder / 'store')) if store is None else ())], stderr=log, env=dict(os.environ))
-        said = folder / f'{name}.gateway.log'
-        wait_for(lambda: ' wss://' in said.read_text() or self._gateway.poll() is not None)
-        assert self._gateway.poll() is None, said.read_text()
-        self.port = int(said.read_text().split(' wss://')[1].split()[0].rpartition(':')[2])
-        self.address, self.url = address, f'wss://{address}:{self.port}'
-        self.endpoint = Endpoint(self.url, *files)
-        self._where = store
-        self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', options=(
-            '--backend', 'onnx', '--host-address', self.url, '--host-token', files[0], '--host-ca', files[1],
-            '--host-certificate', files[2]))
-
-    def stop(self):
-        code = self.server.stop()
-        self._gateway.terminate()
-        return code, self._gateway.wait(30)
-
-
 def wait_for(condition, patience=60.0):
     end = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < end, 'it has not come'
         time.sleep(0.02)
     return value
-
-
-def identity(authority, folder, name):
-    """A client's certificate and key in one file."""
-    issued = authority.issue_cert(common_name=name)
-    (folder / f'{name}.pem').write_bytes(b''.join(pem.bytes() for pem in issued.cert_chain_pems) + issued.private_key_pem.bytes())
-    return str(folder / f'{name}.pem')
 
 
 @pytest.fixture(scope='module')
@@ -128,20 +87,14 @@ def engine():
 @pytest.fixture(scope='module')
 def hosts(tmp_path_factory):
     """Two hosts; the second one's store is the first one's, over a wire that tests spoil."""
-    folder, authority = tmp_path_factory.mktemp('hosts'), trustme.CA()
-    authority.cert_pem.write_to_path(folder / 'ca.pem')
-    (folder / 'token').write_text(TOKEN)
+    folder = tmp_path_factory.mktemp('hosts')
+    fleet = FleetFiles(folder, [{'name': 'stranger', 'sha256': digest(STRANGER)}])
     (folder / 'stranger').write_text(STRANGER)
-    (folder / 'accounts.yaml').write_text(yaml.safe_dump({'accounts': [
-        {'name': 'fleet', 'sha256': digest(TOKEN), 'certificate': 'fleet', 'fleet': True, 'sessions': 64, 'messages': 0,
-         'megabytes': 0, 'openings': 0},
-        {'name': 'stranger', 'sha256': digest(STRANGER)}]}))
-    files = str(folder / 'token'), str(folder / 'ca.pem'), identity(authority, folder, 'fleet')
     started = []
     try:
-        started.append(Host(folder, 'a', FIRST, None, authority, files))
+        started.append(Host(fleet, 'a', FIRST, options=('--backend', 'onnx')))
         wire = Wire(FIRST, started[0].port)
-        started.append(Host(folder, 'b', SECOND, f'wss://{FIRST}:{wire.port}', authority, files))
+        started.append(Host(fleet, 'b', SECOND, f'wss://{FIRST}:{wire.port}', options=('--backend', 'onnx')))
         started[1].wire = wire
         for host in started:
             host.server.wait()
@@ -311,6 +264,6 @@ def test_nothing_but_what_a_move_needs_is_asked_of_a_server(hosts):
 
 def test_an_account_of_a_fleet_needs_a_certificate(tmp_path):
     (tmp_path / 'accounts.yaml').write_text(yaml.safe_dump({'accounts': [
-        {'name': 'fleet', 'sha256': digest(TOKEN), 'fleet': True}]}))
+        {'name': 'fleet', 'sha256': digest(STRANGER), 'fleet': True}]}))
     with pytest.raises(ValueError, match='known by a certificate'):
         Accounts.read(Path(tmp_path / 'accounts.yaml'))
