@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import ssl
 import threading
@@ -24,6 +25,8 @@ from worldmodel_ros.serving.transport.network import PATH, RemoteClock, Stamps, 
 
 HANDSHAKE_TIMEOUT = 2.0  # s, for TLS, the account and a session
 _EXCHANGES = 8           # to know the other clock before the first observation
+_quiet = logging.getLogger('worldmodel_ros.client.websockets')
+_quiet.setLevel(logging.CRITICAL)  # it has a traceback where a connection is ended by both sides at once
 _CLOSE = 0.2             # s for the other side to agree that the connection ends
 _OF_TIMES = {messages.Planned: ('predicted', 'finish'), messages.Refused: ('predicted',)}
 
@@ -243,7 +246,7 @@ def dial(endpoint: Endpoint, path: str) -> Dialed:
     try:
         return Dialed(open_socket(
             endpoint.url.rstrip('/') + path, ssl=endpoint.context(), compression=None, max_size=None, proxy=None,
-            open_timeout=HANDSHAKE_TIMEOUT, close_timeout=_CLOSE, additional_headers=endpoint.headers()))
+            open_timeout=HANDSHAKE_TIMEOUT, close_timeout=_CLOSE, additional_headers=endpoint.headers(), logger=_quiet))
     except (WebSocketException, OSError) as error:  # TimeoutError and TLS too
         raise ConnectionLost(_explained(error)) from error
 
