@@ -1,5 +1,6 @@
 """Sessions that move between hosts: two servers behind their gateways, mutual TLS, one store that the first host keeps."""
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, strategies as st
 
 from benchmarks.fleet_robots import FleetFiles, Host, Robot
 from worldmodel_ros.cache.stores.files import FileStore
@@ -20,7 +22,7 @@ from worldmodel_ros.serving.client.link import Unavailable, open_link
 from worldmodel_ros.serving.fleet.hosts import HostLink, RemoteStore, ask
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 from worldmodel_ros.serving.gateway.accounts import Accounts, digest
-from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport import messages, peers
 from worldmodel_ros.serving.transport.codec import MessageError
 
 pytestmark = pytest.mark.slow
@@ -267,3 +269,21 @@ def test_an_account_of_a_fleet_needs_a_certificate(tmp_path):
         {'name': 'fleet', 'sha256': digest(STRANGER), 'fleet': True}]}))
     with pytest.raises(ValueError, match='known by a certificate'):
         Accounts.read(Path(tmp_path / 'accounts.yaml'))
+
+
+@given(st.binary(max_size=80) | st.builds(
+    lambda sizes, rest: len(head := json.dumps({'sizes': sizes}).encode()).to_bytes(4, 'little')
+    + head + rest,
+    st.lists(st.integers(-2, 5) | st.booleans() | st.none(), max_size=4) | st.text(max_size=3), st.binary(max_size=9)))
+def test_bytes_that_are_no_request_are_refused_and_nothing_else(data):
+    try:
+        about, blobs = peers.unwrap(data)
+    except MessageError:
+        return
+    assert isinstance(about, dict) and peers.unwrap(peers.wrap(about, blobs))[1] == blobs
+
+
+@given(st.lists(st.binary(max_size=9), max_size=4))
+def test_a_request_comes_as_it_was_sent(blobs):
+    about, came = peers.unwrap(peers.wrap({'what': 'put', 'keys': ['a/b']}, blobs))
+    assert about == {'what': 'put', 'keys': ['a/b']} and [bytes(blob) for blob in came] == blobs
