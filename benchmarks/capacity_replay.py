@@ -5,9 +5,10 @@
 
 In real time no two rows of benchmarks/capacity.py meet the same minute of a machine that others use. Here they do: a real
 ``Scheduler`` plays robots with cameras against the times that the units of one model took, one after the other, while other
-programs ran. ``--slower`` multiplies them. Images after an answer, and frames that were refused, are computed in idle time, as
-the service does. Rows are as those of capacity.py; ``promised_late`` and ``attempted_late`` are shares of what was promised and
-attempted.
+programs ran. ``--slower`` multiplies them; ``--busy`` in its place, by so much that two steps for every tick would keep the
+device busy for that share of the time, and ``busy`` of a row is what ticks took of it. Images after an answer, and frames that
+were refused, are computed in idle time, as the service does. Rows are as those of capacity.py; ``promised_late`` and
+``attempted_late`` are shares of what was promised and attempted.
 """
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ import numpy as np
 from result_file import provenance, write_result
 
 from worldmodel_ros.engine import load
+from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.network_calls import Boundary, Work, run_unit
 from worldmodel_ros.inputs.ticks import NS, FramePacer, FrameSettings, Pace
 from worldmodel_ros.realtime import apply
@@ -50,6 +52,7 @@ class RecordedDevice:
         batches = [(int(index), float(begin), float(ms)) for index, begin, ms in map(str.split, record['batches'])]
         times = {name: [ms / 1e3 for index, _, ms in batches if names[index] == name] for name in names}
         self.typical = {name: slower * float(np.median(values)) for name, values in times.items()}
+        self.mean = {name: slower * float(np.mean(values)) for name, values in times.items()}
         self._begins = [begin for _, begin, _ in batches]
         self._slowness = [slower * ms / 1e3 / self.typical[names[index]] for index, _, ms in batches]
         self._length = batches[-1][1] + batches[-1][2] / 1e3
@@ -93,7 +96,7 @@ class _Fleet:
         self._phases = self._rng.uniform(0.0, PERIOD, robots)
         self._pacers = [FramePacer(PERIOD) for _ in range(robots)]
         self._ticks: dict[int, _Tick] = {}
-        self._now, self._number, self.offers = 0.0, 0, 0
+        self._now, self._number, self.offers, self.busy = 0.0, 0, 0, 0.0
 
     def play(self, settle: float, seconds: float) -> list[_Tick]:
         """The ticks of ``seconds`` s, after ``settle`` s."""
@@ -115,6 +118,8 @@ class _Fleet:
             self._settle()
             if not batch and (batch := self._scheduler.next(self._now)):
                 free = self._now + sum(self._device.took(batch.network, self._now) for _ in batch.entries)
+                if batch.kind is Kind.TICK and counted <= self._now < end:
+                    self.busy += free - self._now
             self._settle()
         return [tick for tick in self._ticks.values() if tick.counted]
 
@@ -165,13 +170,14 @@ def play(device: RecordedDevice, robots: int, way: str, seed: int = 0, settle: f
     late = {f'{kind}_late': round(sum(not tick.met for tick in some) / max(1, len(some)), 4) for kind, some in kinds.items()}
     return {'two_steps': round(sum(tick.completion.tier is Tier.TWO_STEP for tick in met) / due, 4),
             'in_time': round(len(met) / due, 4), 'attempted': round(len(kinds['attempted']) / due, 4), **late,
-            'refused': round(sum(not tick.admission.admitted for tick in ticks) / due, 4), 'offers': fleet.offers}
+            'refused': round(sum(not tick.admission.admitted for tick in ticks) / due, 4), 'offers': fleet.offers,
+            'busy': round(fleet.busy / seconds, 4)}
 
 
-def record(seconds: float, priority: int, model: str, backend: str) -> dict:
+def record(seconds: float, priority: int, model: str, backend: str, random_weights: bool = False) -> dict:
     """Times of the units of ticks, one tick each 17 ms, as a busy service has them."""
     apply(logging.getLogger(__name__), priority)
-    engine = load(model, backend, sessions=1)
+    engine = (load_random if random_weights else load)(model, backend, sessions=1)
     session, spec = engine.open_session(), engine.spec
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
 
@@ -201,22 +207,29 @@ def main() -> int:
     parser.add_argument('--record', type=Path, help='write one, of this machine, and end')
     parser.add_argument('--model', default='tiny')
     parser.add_argument('--backend', default='onnx-int8')
+    parser.add_argument('--random-weights', action='store_true', help='--model is a preset\'s name')
     parser.add_argument('--priority', type=int, default=20, help='under SCHED_FIFO, of what is recorded')
     parser.add_argument('--robots', type=int, nargs='+', default=[2, 3, 4, 5, 6])
     parser.add_argument('--slower', type=float, nargs='+', default=[1.0, 1.6, 2.2])
+    parser.add_argument('--busy', type=float, help='in place of --slower')
     parser.add_argument('--seeds', type=int, default=3, help='draws of phases (default: 3)')
     parser.add_argument('--seconds', type=float, default=20.0)
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if options.record:
-        write_result(record(options.seconds, options.priority, options.model, options.backend), options.record)
+        write_result(record(options.seconds, options.priority, options.model, options.backend, options.random_weights),
+                     options.record)
         return 0
     result = {**provenance(), 'seeds': options.seeds, 'rows': []}
-    for times, slower in itertools.product(options.times, options.slower):
-        device = RecordedDevice(json.loads(times.read_text()), slower)
-        for robots, way in itertools.product(options.robots, WAYS):
+    for times, slower, robots in itertools.product(options.times, [0.0] if options.busy else options.slower, options.robots):
+        known = json.loads(times.read_text())
+        if options.busy:
+            mean = RecordedDevice(known).mean
+            slower = options.busy * PERIOD / robots / sum(mean[unit.network] for unit in ROUTES[Tier.TWO_STEP])
+        device = RecordedDevice(known, slower)
+        for way in WAYS:
             rows = [play(device, robots, way, seed, seconds=options.seconds) for seed in range(options.seeds)]
-            result['rows'].append({'times': times.name, 'slower': slower, 'robots': robots, 'way': way, **{
+            result['rows'].append({'times': times.name, 'slower': round(slower, 3), 'robots': robots, 'way': way, **{
                 name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}})
             print(result['rows'][-1], file=sys.stderr, flush=True)
             write_result(result, options.json)

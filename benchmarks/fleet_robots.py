@@ -6,15 +6,20 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.serving.client.link import Link, Unavailable, ask_status, open_link
-from worldmodel_ros.serving.transport import messages, pictures
+from worldmodel_ros.serving.client.network import Endpoint, server_address
+from worldmodel_ros.serving.gateway.accounts import digest, new_token
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 GOAL = 'red'
@@ -61,6 +66,70 @@ class ServerProcess:
         return code
 
 
+class FleetFiles:
+    """Certificates, a token and accounts of a fleet's hosts, in a folder. ``files``: as ``Endpoint.files``."""
+
+    def __init__(self, folder: Path, accounts: Sequence[dict[str, Any]] = ()) -> None:
+        """``accounts``: besides the fleet's own."""
+        import trustme
+        self.folder, self._authority = folder, trustme.CA()
+        self._authority.cert_pem.write_to_path(folder / 'ca.pem')
+        token = new_token()
+        (folder / 'token').write_text(token)
+        own = {'name': 'fleet', 'sha256': digest(token), 'certificate': 'fleet', 'fleet': True, 'sessions': 64, 'messages': 0,
+               'megabytes': 0, 'openings': 0}
+        (folder / 'accounts.yaml').write_text(yaml.safe_dump({'accounts': [own, *accounts]}))
+        issued = self._authority.issue_cert(common_name='fleet')
+        issued.private_key_and_cert_chain_pem.write_to_path(folder / 'fleet.pem')
+        self.files = str(folder / 'token'), str(folder / 'ca.pem'), str(folder / 'fleet.pem')
+
+    def issue(self, address: str, name: str) -> tuple[Path, Path]:
+        """A host's certificate and key."""
+        issued = self._authority.issue_cert(address)
+        issued.cert_chain_pems[0].write_to_path(self.folder / f'{name}.pem')
+        issued.private_key_pem.write_to_path(self.folder / f'{name}.key')
+        return self.folder / f'{name}.pem', self.folder / f'{name}.key'
+
+
+class Host:
+    """A server and the gateway before it, as two processes; ``url``: of the gateway, at ``address``."""
+
+    def __init__(self, fleet: FleetFiles, name: str, address: str, store: str = '', sessions: int = 8,
+                 options: tuple[str, ...] = (), priority: int = 0) -> None:
+        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway alone. Raises RuntimeError."""
+        folder, self.files = fleet.folder, fleet.files
+        self.folder, self.address = folder, address
+        certificate, key = fleet.issue(address, name)
+        self._log = open(folder / f'{name}.gateway.log', 'w+')
+        self._gateway = subprocess.Popen(
+            [sys.executable, '-m', 'worldmodel_ros.cli', 'gateway', '--host', address, '--port', '0', '--socket',
+             str(folder / f'{name}.sock'), '--accounts', str(folder / 'accounts.yaml'), '--certificate', str(certificate),
+             '--key', str(key), '--client-ca', str(folder / 'ca.pem'), '--connects', '0',
+             *(() if store else ('--store', str(folder / 'store')))], stderr=self._log, env=dict(os.environ))
+        self.port = self._port()
+        self.url = f'wss://{address}:{self.port}'
+        self.endpoint = Endpoint(self.url, *self.files)
+        self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', sessions, (
+            '--host-address', self.url, '--host-token', self.files[0], '--host-ca', self.files[1], '--host-certificate',
+            self.files[2], *options), priority)
+
+    def stop(self) -> tuple[int, int]:
+        """End both; return their exit codes."""
+        code = self.server.stop()
+        self._gateway.terminate()
+        gateway = self._gateway.wait(30)
+        self._log.close()
+        return code, gateway
+
+    def _port(self) -> int:
+        end, log = time.monotonic() + 60.0, Path(self._log.name)
+        while time.monotonic() < end and self._gateway.poll() is None:
+            if ' wss://' in (said := log.read_text()):
+                return int(said.partition(' wss://')[2].split()[0].rpartition(':')[2])
+            time.sleep(0.05)
+        raise RuntimeError(f'the gateway at {self.address} has not come up: {log.read_text()}')
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """``seconds`` from the frame to its answer; ``moves`` that came between."""
@@ -70,7 +139,7 @@ class Answer:
     plan: np.ndarray | None
     reason: str
     seconds: float
-    server: Path
+    server: Path | Endpoint
     generation: int
     moves: int
     actions: np.ndarray | None = None  # of the pictures, if these were waited for
@@ -81,7 +150,10 @@ class Answer:
 class Robot:
     """A robot that ticks. ``twin``: a session of a local engine that sees the same, and is never moved."""
 
-    def __init__(self, seed: int, server: Path, twin: Engine | None = None, session: str = '') -> None:
+    def __init__(self, seed: int, server: Path | Endpoint, twin: Engine | None = None, session: str = '',
+                 files: tuple[str, str, str] = ('', '', '')) -> None:
+        """``files``: as ``Endpoint.files``, for a session that moves to another host."""
+        self._files = files
         self._rng = np.random.default_rng(seed)
         self.session = session or uuid.uuid4().hex
         self.twin = twin.open_session() if twin else None
@@ -91,10 +163,10 @@ class Robot:
         self.generation = 0
         self.connect(server)
 
-    def connect(self, server: Path, patience: float = 10.0) -> Link:
+    def connect(self, server: Path | Endpoint, patience: float = 10.0) -> Link:
         """Open the session at a server."""
         self.close()
-        self.link = open_link(server, f'/{self.session}', None, self.session, self.generation, patience)
+        self.link = open_link(server, f'/{self.session}', None, self.session, self.generation, patience, files=self._files)
         self.server, self.generation = server, self.link.generation
         return self.link
 
@@ -133,11 +205,10 @@ class Robot:
         found, before = None, self._moves
         end = time.monotonic() + patience
         while time.monotonic() < end:
-            received = self.link.connection.receive(max(0.0, end - time.monotonic()))
+            received = self.link.receive(max(0.0, end - time.monotonic()))
             if received is None:
                 break
-            message, descriptor = received
-            frames = None if descriptor is None else pictures.take(descriptor)
+            message, frames = received
             if isinstance(message, messages.Moved):
                 self._follow(message, resend=found is None)
                 if found:
@@ -161,12 +232,10 @@ class Robot:
         """Let time pass; follow the session where it moves meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            received = self.link.connection.receive(left)
+            received = self.link.receive(left)
             if received is None:
                 return
-            message, descriptor = received
-            if descriptor is not None:
-                pictures.take(descriptor)
+            message, _ = received
             if isinstance(message, messages.Moved):
                 self._follow(message, resend=False)
 
@@ -174,7 +243,7 @@ class Robot:
         if moved.generation <= self.generation:
             raise RuntimeError(f'it was sent to generation {moved.generation}, and has been at {self.generation}')
         self.generation = moved.generation
-        self.connect(Path(moved.address))
+        self.connect(server_address(moved.address, *self._files))
         self._moves += 1
         if resend:
             self._send()

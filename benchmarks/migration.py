@@ -3,7 +3,8 @@ Moves sessions between two servers while their robots drive, a thousand times, a
 
     python benchmarks/migration.py --moves 1000 --robots 4 --period 0.1 --json FILE
 
-Two processes of ``worldmodel serve`` with one store; robots that tick with real frames over the real protocol. Each robot has
+Two processes of ``worldmodel serve`` with one store; with ``--hosts`` each behind a gateway of its own, at two addresses of the
+loopback device, by mutual TLS, and the store is the first one's. Robots tick with real frames over the real protocol. Each has
 a twin in this process: a session of the same model that sees the same frames and is never moved. What a robot is answered
 must be what its twin would do, bit for bit. Every ``--abort``-th move goes to a server that is not there, and must leave the
 session where it is.
@@ -17,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.fleet_robots import Robot, ServerProcess
+from benchmarks.fleet_robots import FleetFiles, Host, Robot, ServerProcess
 from benchmarks.result_file import provenance, write_result
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.control.ladder import Tier
@@ -45,9 +47,10 @@ def quantiles(values: list[float], scale: float = 1e3) -> dict[str, float]:
 class Driver(threading.Thread):
     """A robot that ticks every ``period`` s, and what became of its ticks."""
 
-    def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event) -> None:
+    def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event,
+                 files: tuple[str, str, str]) -> None:
         super().__init__(daemon=True)
-        self.robot = Robot(number, server, engine)
+        self.robot = Robot(number, server, engine, files=files)
         self._period, self._over = period, stop
         self.answered: list[float] = []   # s, of ticks that the session did not move in
         self.moved: list[float] = []      # s, of those that it did
@@ -106,6 +109,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=3600.0, help='after which no further session is moved')
     parser.add_argument('--abort', type=int, default=20, help='each so many moves go to nobody; 0: none')
     parser.add_argument('--priority', type=int, default=20, help='of the servers\' threads, as of worldmodel serve; 0: none')
+    parser.add_argument('--hosts', action='store_true', help='move between two hosts, over TLS')
     parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
@@ -113,15 +117,21 @@ def main() -> int:
     engine = load('tiny', 'onnx', sessions=options.robots + 1)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(dir=options.store or '/dev/shm') as folder:
-        servers = [ServerProcess(Path(folder) / f'{name}.sock', Path(folder) / 'store', options.robots + 1,
-                                 ('--backend', 'onnx'), options.priority) for name in 'ab']
+        hosts = two_hosts(options, Path(folder)) if options.hosts else []
+        servers = [host.server for host in hosts] or [
+            ServerProcess(Path(folder) / f'{name}.sock', Path(folder) / 'store', options.robots + 1, ('--backend', 'onnx'),
+                          options.priority) for name in 'ab']
+        places = [Place(server, host.url if host else str(server.path))
+                  for server, host in zip(servers, hosts or (None, None), strict=True)]
         try:
             paths = [server.wait().path for server in servers]
-            drivers = [Driver(number, paths[number % 2], options.period, engine, stop) for number in range(options.robots)]
+            files = hosts[0].files if hosts else ('', '', '')
+            drivers = [Driver(number, paths[number % 2], options.period, engine, stop, files)
+                       for number in range(options.robots)]
             for driver in drivers:
                 driver.start()
             time.sleep(2.0)
-            result = play(options, servers, drivers, folder)
+            result = play(options, places, drivers, folder)
             stop.set()
             for driver in drivers:
                 driver.join(90)
@@ -132,9 +142,10 @@ def main() -> int:
             result['held_longer_than_a_tick'] = sum(seconds > TICK for seconds in held_times(servers, 'held for '))
         finally:
             stop.set()
-            for server in servers:
-                server.stop()
-    result = {**provenance(), 'what': 'sessions of tiny, moved between two processes of worldmodel serve while robots drive',
+            for part in hosts or servers:
+                part.stop()
+    result = {**provenance(), 'what': 'sessions of tiny, moved between two processes of worldmodel serve while robots drive' + (
+                  ', each behind its gateway: mutual TLS between two addresses of one machine' if options.hosts else ''),
               'load_average_before': round(load_before, 2), 'load_average_after': round(os.getloadavg()[0], 2), **result}
     write_result(result, options.json, show=True)
     failed = result['robots_lost'] or result['chunks_that_differ'] or result['moves'] < options.moves or result['owner_gaps'] \
@@ -142,7 +153,26 @@ def main() -> int:
     return int(bool(failed))
 
 
-def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: str) -> dict:
+@dataclass(frozen=True)
+class Place:
+    """A server, and by which address sessions are moved there."""
+
+    server: ServerProcess
+    address: str
+
+    def has(self, robot: Robot) -> bool:
+        """Whether the robot is connected here."""
+        return str(robot.server) in (self.address, str(self.server.path))
+
+
+def two_hosts(options, folder: Path) -> list[Host]:
+    """Two servers behind gateways of their own; the first one keeps the store."""
+    fleet, arguments = FleetFiles(folder), (options.robots + 1, ('--backend', 'onnx'), options.priority)
+    first = Host(fleet, 'a', '127.0.0.1', '', *arguments)
+    return [first, Host(fleet, 'b', '127.0.0.2', first.url, *arguments)]
+
+
+def play(options, places: list[Place], drivers: list[Driver], folder: str) -> dict:
     """Move the sessions in turn, until enough have been."""
     took, counts, reasons = [], Counter(), Counter()
     start, turn = time.monotonic(), 0
@@ -150,18 +180,17 @@ def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: s
             and time.monotonic() - start < options.seconds:
         driver = drivers[turn % len(drivers)]
         turn += 1
-        here = driver.robot.server
-        other = next(server.path for server in servers if server.path != here)
+        here, other = sorted(places, key=lambda place: not place.has(driver.robot))
         if options.abort and turn % options.abort == 0:
             try:
-                ask_move(here, driver.robot.session, Path(folder) / 'nobody.sock')
+                ask_move(here.server.path, driver.robot.session, Path(folder) / 'nobody.sock')
             except MoveError:
                 counts['aborts'] += 1
-                counts['aborts_that_lost_the_session'] += driver.robot.server != here
+                counts['aborts_that_lost_the_session'] += not here.has(driver.robot)
             continue
         began = time.monotonic()
         try:
-            ask_move(here, driver.robot.session, other)
+            ask_move(here.server.path, driver.robot.session, other.address)
         except MoveError as error:
             counts['moves_refused'] += 1
             reasons[str(error)[:120]] += 1
@@ -172,7 +201,7 @@ def play(options, servers: list[ServerProcess], drivers: list[Driver], folder: s
         if counts['moves'] % 20 == 0:
             print(f'{counts["moves"]} moves in {time.monotonic() - start:.0f} s', dict(counts), file=sys.stderr, flush=True)
         end = time.monotonic() + 60.0
-        while driver.robot.server != other and not driver.error and time.monotonic() < end:
+        while not other.has(driver.robot) and not driver.error and time.monotonic() < end:
             time.sleep(0.002)
     return {'moves': counts['moves'], 'moves_refused': counts['moves_refused'], 'reasons': dict(reasons),
             'aborts': counts['aborts'], 'aborts_that_lost_the_session': counts['aborts_that_lost_the_session'],

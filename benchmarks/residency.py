@@ -27,10 +27,11 @@ import numpy as np
 from benchmarks.result_file import provenance, write_result
 from worldmodel_ros import realtime
 from worldmodel_ros.cache.stores.files import FileStore
-from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.host import HostStore, pinned
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import SlabStore
 from worldmodel_ros.engine import load
+from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
 from worldmodel_ros.serving.scheduler import Tier
 from worldmodel_ros.serving.service.messages import Picture, Reply, Tick
@@ -113,8 +114,9 @@ def times_of(kind: str, robots: int, period: float, step: float, seconds: float,
 
 def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
     """One way of ticking, with one store."""
-    engine = load(options.model, options.backend, sessions=options.places + 1)
-    twins = load(options.model, options.backend, sessions=options.robots // options.twin + 1)
+    make = load_random if options.random_weights else load
+    engine = make(options.model, options.backend, sessions=options.places + 1)
+    twins = make(options.model, options.backend, sessions=options.robots // options.twin + 1)
     spec = engine.spec
     service = Service(engine, settings=ServiceSettings(sessions=options.robots, pictures=False, priority=options.priority))
     service.start()
@@ -184,6 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
     parser.add_argument('--model', default='tiny')
     parser.add_argument('--backend', default='onnx')
+    parser.add_argument('--random-weights', action='store_true', help='--model is the name of a preset')
     parser.add_argument('--robots', type=int, default=20)
     parser.add_argument('--places', type=int, default=4, help='sessions that have pages at a time')
     parser.add_argument('--period', type=float, default=2.0, help='s between the ticks of a robot that ticks seldom')
@@ -191,7 +194,8 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=40.0, help='of each kind with each store')
     parser.add_argument('--twin', type=int, default=5, help='each so many robots have a twin')
     parser.add_argument('--kinds', nargs='+', default=['seldom', 'bursts'], choices=['seldom', 'bursts'])
-    parser.add_argument('--stores', nargs='+', default=['host', 'nvme', 'objects'], choices=['host', 'nvme', 'objects'])
+    parser.add_argument('--stores', nargs='+', default=['host', 'nvme', 'objects'],
+                        choices=['host', 'pinned', 'nvme', 'objects'])
     parser.add_argument('--priority', type=int, default=20, help='of the threads, under SCHED_FIFO; 0: none')
     parser.add_argument('--disk', default='.', help='folder on the disk (default: here)')
     parser.add_argument('--seed', type=int, default=0)
@@ -205,7 +209,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         disk = Path(disk).resolve()
         (disk / 'bucket').mkdir()
-        stores = {'host': HostStore, 'nvme': lambda: FileStore(disk / 'nvme'),
+        stores = {'host': HostStore, 'pinned': lambda: HostStore(pinned), 'nvme': lambda: FileStore(disk / 'nvme'),
                   'objects': lambda: ObjectStore((disk / 'bucket').as_uri())}
         for name in options.stores:
             for kind in options.kinds:

@@ -219,7 +219,7 @@ def test_however_a_move_ends_exactly_one_server_owns_the_session(served, monkeyp
     for each in (robot, twin):
         each.tick()
         each.tick()
-    monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda path: Asked(there, fails))
+    monkeypatch.setattr('worldmodel_ros.serving.fleet.move.Peer', lambda address, files: Asked(there, fails))
     moving = Moving()
     stays = owner[1] == '/here'
     if stays:

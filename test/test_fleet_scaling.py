@@ -40,6 +40,13 @@ def test_it_starts_one_after_no_server_had_slack_for_a_while_and_waits_for_it():
     assert play(scaler, {0: 0, 1: 0, 2: 0}, {0: 8, 1: 8, 2: 8}, {0, 1, 2}, 200.0, 9) == []  # no more than these
 
 
+def test_servers_that_the_fleet_begins_with_are_waited_for_too():
+    scaler = Scaler(FLEET)
+    assert play(scaler, {}, {}, {0}, 0.0, 50) == []
+    assert play(scaler, {0: 0}, {0: 8}, {0}, 50.0, 3) == [(0, ('start', 1))]  # there was no slack all the while
+    assert play(Scaler(FLEET), {}, {}, {0}, 0.0, 70) == [(60, ('start', 1))]  # one that does not come
+
+
 def test_it_empties_the_one_with_the_fewest_robots_where_the_others_have_slack_and_no_sooner():
     scaler = Scaler(FLEET)
     assert play(scaler, {0: 4, 1: 6}, {0: 4, 1: 2}, {0, 1}, 0.0, 30) == []  # 2 robots would leave slack for 2, and 3 are asked

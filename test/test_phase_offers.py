@@ -242,3 +242,43 @@ def test_a_node_comes_earlier_as_the_server_offers_and_tells_it(tmp_path, over_n
         robot.tick(spacing=pacer.spacing, moved=pacer.moved)
     assert pacer.moved == pytest.approx(1 / 30, rel=0.01)
     assert (service.ticks[-1].spacing, service.ticks[-1].moved) == (pacer.spacing, pacer.moved)
+
+
+def test_where_ticks_are_late_and_one_move_mends_nothing_two_are_offered():
+    """Four robots with 7.1 ms a unit, 85 % of the device's time: from these phases no move of one alone saves a tick."""
+    period, unit, spacing = 0.1, 0.0071, 0.1 / 3
+    phases = dict(enumerate(np.random.default_rng(0).uniform(0.0, period, 4)))
+    route, advice, rng = ('observe', 'denoise', 'denoise'), PhaseAdvice(period), np.random.default_rng(1)
+
+    def cost():
+        rhythms = {robot: Rhythm(phase, 0.035, spacing) for robot, phase in phases.items()}
+        return waiting_cost(rhythms, period, route, lambda network, size: size * unit, 1)
+    assert cost() > 10.0  # a tick is late
+    offered = []
+    for number in range(1, 120):
+        for robot in sorted(phases, key=phases.get):
+            now = number * period + phases[robot] + 0.0005 * rng.uniform(-1.0, 1.0)
+            advice.ticked(robot, now, 0.035, spacing)
+            earlier = advice.earlier(robot, now, route, lambda network, size: size * unit, 1)
+            if earlier:
+                offered.append(robot)
+                phases[robot] = (phases[robot] - earlier) % period
+    assert len(offered) >= 2 and cost() < 4.0, (offered, cost())
+
+
+def test_of_a_pair_the_second_is_not_moved_before_the_first_and_is_forgotten_with_its_session():
+    period, unit, spacing = 0.1, 0.0071, 0.1 / 3
+    phases = np.random.default_rng(0).uniform(0.0, period, 4)
+    route, advice, offered = ('observe', 'denoise', 'denoise'), PhaseAdvice(period), []
+    for number in range(1, 400):
+        for robot in sorted(range(4), key=lambda robot: phases[robot]):
+            now, second = number * period + phases[robot], advice._second
+            advice.ticked(robot, now, 0.035, spacing)
+            if advice.earlier(robot, now, route, lambda network, size: size * unit, 1):
+                assert not second or robot != second.partner or offered[-1][0] < now - SETTLE  # a pair of its own
+                offered.append((now, robot))
+                if advice._second and len(offered) > 3:
+                    advice.forget(advice._second.partner)
+                    assert advice._second is None
+                    return
+    raise AssertionError(f'no pair was offered: {offered}')

@@ -12,14 +12,14 @@ import pytest
 
 from worldmodel_ros.cache.stores.blob import Corrupt, decode, encode
 from worldmodel_ros.cache.stores.files import FileStore
-from worldmodel_ros.cache.stores.host import HostStore
+from worldmodel_ros.cache.stores.host import HostStore, pinned
 from worldmodel_ros.cache.stores.measured import FEWEST, MeasuredStore
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError, check_key
 from worldmodel_ros.cache.stores.tiered import TieredStore
 
 MAKERS = {
-    'host': lambda path: HostStore(),
+    'host': lambda path: HostStore(), 'pinned': lambda path: HostStore(pinned),
     'files': FileStore,
     'memory files': lambda path: FileStore(path, durable=False),
     'objects': lambda path: ObjectStore(path.as_uri()),
@@ -176,6 +176,24 @@ def test_the_session_that_is_expected_last_leaves_memory_first_and_is_still_on_t
 
 
 # --- time ---
+
+def test_what_is_read_lies_in_the_memory_that_it_was_given_and_stays_while_it_is_in_use(tmp_path):
+    """As pages do that a GPU copies from page-locked memory while their session leaves the host's memory."""
+    given = []
+
+    def allocate(nbytes):
+        given.append(np.zeros(nbytes, np.uint8))
+        return memoryview(given[-1])
+    store = TieredStore([FileStore(tmp_path, durable=False)], 10, allocate)
+    store.put([('a/x', (b'0123', b'4567'))]).result()
+    blob, = store.get(['a/x']).result()
+    assert blob.readonly and np.shares_memory(np.frombuffer(blob, np.uint8), given[0])
+    store.put([('b/x', (b'abcdefgh',))]).result()  # there is no room for both
+    assert store.host_nbytes == 8 and bytes(blob) == b'01234567'
+    again, = store.get(['a/x']).result()  # from the disk, and into other memory
+    assert bytes(again) == b'01234567' == bytes(blob)
+    store.close()
+
 
 def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):
     store = MeasuredStore(FileStore(tmp_path))

@@ -64,6 +64,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--linger', type=float, metavar='S',
                         help='a named session waits so long for its client to come back [s] (default: 30)')
     parser.add_argument('--audit', metavar='FILE', help='who did what, as lines of JSON, without payloads')
+    parser.add_argument('--store', metavar='FOLDER', help='of sessions, which this host keeps for its fleet\'s '
+                        'servers; needs --client-ca, and accounts with fleet: true')
     parser.add_argument('--world', metavar='PATH', help='socket of worldmodel serve with an open world model, which answers '
                         'the camera dialect in the engine\'s place')
     parser.add_argument('--new-token', default='', metavar='NAME', help='print a token and its entry, and end')

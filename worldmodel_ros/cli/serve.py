@@ -81,13 +81,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f'saved sessions at most (default: {MAX_FILES})')
     parser.add_argument('--session-disk-mb', type=float, default=MAX_MB, metavar='MB',
                         help=f'MB of all saved sessions at most (default: {MAX_MB})')
-    parser.add_argument('--store', default='', metavar='WHERE', help='folder, or URL of an object store, in which sessions are '
-                        'kept while they tick: robots that reconnect go on in them, and they move from server to server '
-                        '(default: none)')
+    parser.add_argument('--store', default='', metavar='WHERE', help='folder, URL of an object store, or wss:// of another '
+                        'host\'s gateway, in which sessions are kept while they tick: robots that reconnect go on in them, and '
+                        'they move from server to server (default: none)')
     parser.add_argument('--store-memory-mb', type=float, default=256.0, metavar='MB', help='MB of them that are in the '
                         'server\'s memory, too (default: 256)')
     parser.add_argument('--resident', type=int, default=0, metavar='N', help='of the sessions, how many have pages at a time: '
                         'the others are in the store until they are expected to tick (default: 0, all of them)')
+    parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway before this server, '
+                        'by which sessions of other hosts come here (default: none)')
+    parser.add_argument('--host-token', default='', metavar='FILE', help='token with which it reaches the gateways of other '
+                        'hosts (default: none)')
+    parser.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
+                        'system\'s)')
+    parser.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
+                        '(default: none)')
     parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
     parser.set_defaults(run=_run)
 
@@ -115,7 +123,8 @@ def _run(chosen: argparse.Namespace) -> int:
                                    chosen.gpus, chosen.parallel, chosen.realtime_priority, chosen.ticks,
                                    chosen.questions, chosen.share, chosen.shortest_due, chosen.idle,
                                    chosen.session_directory, chosen.session_files_max, chosen.session_disk_mb,
-                                   chosen.store, chosen.store_memory_mb, chosen.resident))
+                                   chosen.store, chosen.store_memory_mb, chosen.host_address, chosen.host_token,
+                                   chosen.host_ca, chosen.host_certificate, chosen.resident))
     except (ModelError, ValueError) as error:
         return _refused(error)
     except (AddressError, Unavailable) as error:

@@ -11,12 +11,27 @@ from .protocol import AlreadyStored, Blob, NotStored, check_key
 Result = TypeVar('Result')
 
 
+def pinned(nbytes: int) -> memoryview:
+    """
+    Return page-locked memory of the host, which a GPU copies from and to by itself; where the driver has none left, ordinary
+    memory. PyTorch keeps what is given back for the next one of that size, rounded up to a power of two.
+    """
+    import torch
+    try:
+        return memoryview(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy())
+    except RuntimeError:
+        return memoryview(bytearray(nbytes))
+
+
 class HostStore:
     """A ``SlabStore`` that is as fast as a copy, and ends with the process. A put copies in the calling thread; a get
     copies nothing: what it gives is the store's own, and read-only."""
 
-    def __init__(self) -> None:
-        self._blobs: dict[str, bytes] = {}
+    def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
+        """``allocate``: gives memory for a blob of so many bytes, which it takes back when nothing refers to it, such as
+        ``pinned``; None: the interpreter's."""
+        self._allocate = allocate
+        self._blobs: dict[str, memoryview] = {}
         self._lock = threading.Lock()
 
     @property
@@ -28,7 +43,7 @@ class HostStore:
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
         for key, _ in items:
             check_key(key)
-        blobs = {key: b''.join(parts) for key, parts in items}
+        blobs = {key: self._copied(parts) for key, parts in items}
 
         def keep() -> None:
             there = next((key for key in blobs if key in self._blobs), None)
@@ -42,7 +57,7 @@ class HostStore:
             missing = next((key for key in keys if key not in self._blobs), None)
             if missing:
                 raise NotStored(f'{missing} is not there')
-            return [memoryview(self._blobs[key]) for key in keys]
+            return [self._blobs[key] for key in keys]
         return self._done(find)
 
     def delete(self, keys: Sequence[str]) -> Promise[None]:
@@ -60,6 +75,15 @@ class HostStore:
 
     def close(self) -> None:
         pass
+
+    def _copied(self, parts: Sequence[Blob]) -> memoryview:
+        if self._allocate is None:
+            return memoryview(b''.join(parts))
+        memory, at = self._allocate(sum(map(len, parts))), 0
+        for part in parts:
+            memory[at:at + len(part)] = part
+            at += len(part)
+        return memory.toreadonly()
 
     def _done(self, function: Callable[[], Result]) -> Promise[Result]:
         promise: Promise[Result] = Promise()

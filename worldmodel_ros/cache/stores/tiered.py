@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 from typing import Any, TypeVar
 
@@ -23,10 +23,11 @@ class TieredStore:
     store, which others may share.
     """
 
-    def __init__(self, lower: Sequence[SlabStore], capacity: int):
+    def __init__(self, lower: Sequence[SlabStore], capacity: int, allocate: Callable[[int], memoryview] | None = None):
+        """``allocate``: as for ``HostStore``."""
         if not lower or capacity < 0:
             raise ValueError('at least one store must be below the host\'s memory, which has a capacity of 0 or more')
-        self._host, self._lower, self._capacity = HostStore(), tuple(lower), capacity
+        self._host, self._lower, self._capacity = HostStore(allocate), tuple(lower), capacity
         self._lock = threading.Lock()
         self._sizes: dict[str, dict[str, int]] = {}  # of what is in the host's memory: session -> key -> bytes
         self._used = 0

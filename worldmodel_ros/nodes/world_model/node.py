@@ -624,10 +624,10 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
         else:
             logger.info(text)
 
-    server = server_address(*(settings[name] for name in (
-        'server', 'server_token_file', 'server_ca_file', 'server_certificate_file')))
+    files = tuple(settings[name] for name in ('server_token_file', 'server_ca_file', 'server_certificate_file'))
+    server = server_address(settings['server'], *files)
     worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed.mean, responder,
-                            listener, say, listener.intake.frames.come_earlier)
+                            listener, say, listener.intake.frames.come_earlier, files)
     return worker
 
 

@@ -42,11 +42,12 @@ class FailoverWorker:
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Worker, spec: Preset,
                  executed: Callable[[int | None, int], np.ndarray], responder: Responder, listener: Listener,
-                 say: Callable[[str], None], earlier: Callable[[float], None] = lambda seconds: None) -> None:
-        """``spec``: of the own model. ``say`` is told, in words, of each change of what drives and why; ``earlier`` as for
-        RemoteWorker."""
+                 say: Callable[[str], None], earlier: Callable[[float], None] = lambda seconds: None,
+                 files: tuple[str, str, str] = ('', '', '')) -> None:
+        """``spec``: of the own model. ``say`` is told, in words, of each change of what drives and why; ``earlier`` and
+        ``files`` as for RemoteWorker."""
         self._own, self._spec, self._say, self._path = own, spec, say, path
-        self._remote = RemoteWorker(path, robot, spec, executed, responder, listener, self, earlier)
+        self._remote = RemoteWorker(path, robot, spec, executed, responder, listener, self, earlier, files)
         self._lock = threading.RLock()
         self._link: Link | None = None
         self._driving = False  # the server is

@@ -15,7 +15,8 @@ from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import FrameSlots
-from .network import Endpoint, EndpointError, NetworkConnection, NetworkSlots
+from .network import HANDSHAKE_TIMEOUT as NETWORK_TIMEOUT, Endpoint, EndpointError, NetworkConnection, NetworkSlots
+from .network import server_address
 from .network import connect as connect_over_network
 
 HANDSHAKE_TIMEOUT = 0.5  # s
@@ -53,12 +54,13 @@ class Link:
         return message, None if descriptor is None else pictures.take(descriptor)
 
 def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: str = '', generation: int = 0,
-              patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0) -> Link:
+              patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0, files: tuple[str, str, str] = ('', '', '')) -> Link:
     """
     Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
     ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
     ``session``; one whose generation of it is below ``generation`` is not believed. Any server keeps the session for
-    ``linger`` s when the connection is lost, for who comes back with its name.
+    ``linger`` s when the connection is lost, for who comes back with its name. ``files``: as ``Endpoint.files``, for where it
+    is sent on to another host.
 
     Raises Unavailable.
     """
@@ -66,7 +68,10 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
         found = _open(server, robot, own, messages.Hello(robot, session, generation, linger), patience)
         if isinstance(found, Link):
             return found
-        server = Path(found.address)
+        try:
+            server = server_address(found.address, *files)
+        except (AddressError, EndpointError) as error:
+            raise Unavailable(f'it was sent to {found.address}: {error}') from error
     raise Unavailable(f'it was sent from one server to the next {_REDIRECTS} times, last to {server}')
 
 
@@ -76,8 +81,9 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
     connection = None
     try:
         if isinstance(server, Endpoint):
-            connection, welcome = connect_over_network(server, robot)
-            return Link(connection, connection.slots, _preset(welcome, own), welcome.backend)
+            connection, welcome = connect_over_network(server, hello, max(patience, NETWORK_TIMEOUT))
+            return _believed(Link(connection, connection.slots, _preset(welcome, own), welcome.backend, welcome.generation,
+                                  welcome.frames, welcome.number, welcome.answered, welcome.note), hello)
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
         received = _said(connection, hello, patience)
         if received is None:
@@ -85,15 +91,19 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
         if isinstance(received[0], messages.Moved):
             connection.close()
             return received[0]
-        link = _agree(connection, *received, own)
-        if link.generation < hello.generation:
-            raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
-                              'owned by another server')
-        return link
+        return _believed(_agree(connection, *received, own), hello)
     except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
         raise Unavailable(str(error)) from error
+
+
+def _believed(link: Link, hello: messages.Hello) -> Link:
+    """The link, if its session is not of an older generation than the robot has been told. Raises Unavailable."""
+    if link.generation < hello.generation:
+        raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
+                          'owned by another server')
+    return link
 
 
 def ask_status(server: Path) -> dict:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import ssl
 import threading
@@ -24,6 +25,8 @@ from worldmodel_ros.serving.transport.network import PATH, RemoteClock, Stamps, 
 
 HANDSHAKE_TIMEOUT = 2.0  # s, for TLS, the account and a session
 _EXCHANGES = 8           # to know the other clock before the first observation
+_quiet = logging.getLogger('worldmodel_ros.client.websockets')
+_quiet.setLevel(logging.CRITICAL)  # it has a traceback where a connection is ended by both sides at once
 _CLOSE = 0.2             # s for the other side to agree that the connection ends
 _OF_TIMES = {messages.Planned: ('predicted', 'finish'), messages.Refused: ('predicted',)}
 
@@ -59,6 +62,11 @@ class Endpoint:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        """Token, authorities and certificate, as another gateway of the same fleet is asked with them."""
+        return self.token, self.ca, self.certificate
 
     def context(self) -> ssl.SSLContext | None:
         """Return the settings of TLS. Raises EndpointError."""
@@ -115,10 +123,8 @@ class NetworkConnection:
     ``send`` never waits: a thread of its own has the socket, since the caller may be the executor of a node.
     """
 
-    def __init__(self, dialed: AbstractContextManager) -> None:
-        """``dialed``: gives the socket, and closes it. Raises what it raises."""
-        self._dialed = dialed
-        self._socket = dialed.__enter__()
+    def __init__(self, dialed: Dialed) -> None:
+        self._dialed, self._socket = dialed, dialed.socket
         self.clock = RemoteClock()
         self.slots: NetworkSlots | None = None
         self._heard = Stamps(0.0)  # of the newest frame: when it was sent, and received here
@@ -179,15 +185,12 @@ class NetworkConnection:
             self._outgoing.put_nowait(None)
         except queue.Full:
             pass  # the sender sees the end by itself
-        try:
-            self._socket.socket.shutdown(2)  # at once: nobody waits for the other side to agree
-        except OSError:
-            pass  # it has ended already
+        self._dialed.shutdown()
 
     def close(self) -> None:
         """Close the socket, from the thread that receives."""
         self.shutdown()
-        self._dialed.__exit__(None, None, None)
+        self._dialed.close()
 
     def _send(self) -> None:
         from websockets.exceptions import WebSocketException
@@ -213,28 +216,55 @@ class NetworkConnection:
         return replace(message, **{name: self.clock.here(getattr(message, name)) for name in names}) if names else message
 
 
-def connect(endpoint: Endpoint, robot: str) -> tuple[NetworkConnection, messages.Welcome]:
-    """
-    Open a session for the node of a name; return the connection and what the server says of itself.
+class Dialed:
+    """A WebSocket to a gateway. ``socket``: of ``websockets.sync``."""
 
-    Raises EndpointError, ConnectionLost, MessageError.
-    """
+    def __init__(self, opening: AbstractContextManager) -> None:
+        """``opening``: gives the socket, and closes it. Raises what it raises."""
+        self._opening = opening
+        self.socket = opening.__enter__()
+
+    def shutdown(self) -> None:
+        """End it for both sides at once: the other side need not agree."""
+        try:
+            self.socket.socket.shutdown(2)
+        except OSError:
+            pass  # it has ended already
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._opening.__exit__(None, None, None)
+
+
+def dial(endpoint: Endpoint, path: str) -> Dialed:
+    """Return a WebSocket to a path of a gateway. Raises EndpointError, ConnectionLost."""
     try:
         from websockets.exceptions import WebSocketException
-        from websockets.sync.client import connect as dial
+        from websockets.sync.client import connect as open_socket
     except ImportError as error:
         raise EndpointError(f'{error.name} is not installed: pip install "worldmodel-ros[net]"') from error
     try:
-        connection = NetworkConnection(dial(
-            endpoint.url.rstrip('/') + PATH, ssl=endpoint.context(), compression=None, max_size=None, proxy=None,
-            open_timeout=HANDSHAKE_TIMEOUT, close_timeout=_CLOSE, additional_headers=endpoint.headers()))
+        return Dialed(open_socket(
+            endpoint.url.rstrip('/') + path, ssl=endpoint.context(), compression=None, max_size=None, proxy=None,
+            open_timeout=HANDSHAKE_TIMEOUT, close_timeout=_CLOSE, additional_headers=endpoint.headers(), logger=_quiet))
     except (WebSocketException, OSError) as error:  # TimeoutError and TLS too
         raise ConnectionLost(_explained(error)) from error
+
+
+def connect(endpoint: Endpoint, hello: messages.Hello, patience: float = HANDSHAKE_TIMEOUT
+            ) -> tuple[NetworkConnection, messages.Welcome]:
+    """
+    Open a session for the node that ``hello`` names, which may take ``patience`` s; return the connection and what the server
+    says of itself.
+
+    Raises EndpointError, ConnectionLost, MessageError.
+    """
+    connection = NetworkConnection(dial(endpoint, PATH))
     try:
-        connection.send(messages.Hello(robot))
-        received = connection.receive(HANDSHAKE_TIMEOUT)
+        connection.send(hello)
+        received = connection.receive(patience)
         if received is None:
-            raise ConnectionLost(f'it did not answer within {HANDSHAKE_TIMEOUT:g} s')
+            raise ConnectionLost(f'it did not answer within {patience:g} s')
         welcome, _ = received
         if not isinstance(welcome, messages.Welcome):
             raise ConnectionLost(getattr(welcome, 'reason', '') or f'it answered with {type(welcome).__name__}')

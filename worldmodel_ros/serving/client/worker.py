@@ -19,10 +19,11 @@ from worldmodel_ros.engine.session_folder import SessionFileError, check_name
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.transport import messages
+from worldmodel_ros.serving.transport.address import AddressError
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 from .link import Link, Unavailable, open_link
-from .network import Endpoint
+from .network import Endpoint, EndpointError, server_address
 from .requests import RemoteRequests, to_future
 
 PATIENCE = 0.15     # s for any answer to a tick, after which the server hangs: less than a plan has actions for
@@ -60,7 +61,7 @@ class _Moved(Exception):
 
     def __init__(self, moved: messages.Moved) -> None:
         super().__init__(f'it has moved to {moved.address}')
-        self.path, self.generation = Path(moved.address), moved.generation
+        self.address, self.generation = moved.address, moved.generation
 
 
 class _Idle(_Away):
@@ -86,9 +87,10 @@ class RemoteWorker:
 
     def __init__(self, path: Path | Endpoint, robot: str, own: Preset, executed: Callable[[int | None, int], np.ndarray],
                  responder: Responder, listener: Listener, chooser: Chooser,
-                 earlier: Callable[[float], None] = lambda seconds: None) -> None:
-        """``earlier``: is told by how much earlier ticks should come, for all robots of the server to fit better [s]."""
-        self._earlier = earlier
+                 earlier: Callable[[float], None] = lambda seconds: None, files: tuple[str, str, str] = ('', '', '')) -> None:
+        """``earlier``: is told by how much earlier ticks should come, for all robots of the server to fit better [s].
+        ``files``: as ``Endpoint.files``, for a session that moves to another host."""
+        self._earlier, self._files = earlier, files
         self._home = self._path = path  # where the session was moved to, while it is there
         self._robot, self._own, self._executed = robot, own, executed
         self._responder, self._listener, self._chooser = responder, listener, chooser
@@ -204,7 +206,7 @@ class RemoteWorker:
         pause = _RETRY[0]
         while not self._stopping.is_set():
             try:
-                link = open_link(self._path, self._robot, self._own, self._session, self._generation)
+                link = open_link(self._path, self._robot, self._own, self._session, self._generation, files=self._files)
             except Exception as error:  # whatever a server says, this thread is to try again
                 known = isinstance(error, Unavailable)
                 self._path = self._home
@@ -236,11 +238,12 @@ class RemoteWorker:
     def _follow(self, link: Link, moved: _Moved) -> Link:
         """Go on at the server that has the session now, with what is not answered. Raises _Away."""
         try:
-            new = open_link(moved.path, self._robot, self._own, self._session, moved.generation)
-        except Unavailable as error:
+            path = server_address(moved.address, *self._files)
+            new = open_link(path, self._robot, self._own, self._session, moved.generation, files=self._files)
+        except (Unavailable, AddressError, EndpointError) as error:
             raise _Away(f'{moved}, and cannot be reached there: {error}') from error
         with self._lock:
-            self._link, self._path, self._generation = new, moved.path, new.generation
+            self._link, self._path, self._generation = new, path, new.generation
             self._free = list(range(len(new.slots)))
             pending = list(self._pending.values())
             for sent in pending:

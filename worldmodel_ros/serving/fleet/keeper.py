@@ -46,7 +46,7 @@ class KeeperSettings:
     by measurement, reading it would take longer. ``longest_gap`` [s]: and where it has not ticked for so long, since the
     robot is somewhere else. ``groups``: layer groups, each a blob of its own. ``history``: keep what has left the window.
     ``places``: sessions that have pages at a time, where the service takes more; the others are in the store until they are
-    expected to tick (``Residency``). 0: all have.
+    expected to tick (``Residency``). 0: all have. ``files``: as ``Endpoint.files``, for servers on other hosts.
     """
 
     period: float = 0.5
@@ -56,6 +56,7 @@ class KeeperSettings:
     groups: int = 1
     history: bool = False
     places: int = 0
+    files: tuple[str, str, str] = ('', '', '')
 
 
 @dataclass(eq=False)

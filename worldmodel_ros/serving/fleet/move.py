@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, StoreError
+from worldmodel_ros.serving.client.network import Endpoint, EndpointError, server_address
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AddressError, connect
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from .hosts import HostLink, ask
 from .keeper import Keeper, Kept
 
 _log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def move(keeper: Keeper, kept: Kept, robot: Moving, target: str) -> Moved:
         raise MoveError(kept.fenced or 'the session has ended')
     peer = None
     try:
-        peer = Peer(Path(target))
+        peer = Peer(target, keeper.settings.files)
         manifest, rounds, new = keeper.checkpoint(kept), 0, 2
         while new > 1 and rounds < _ROUNDS:
             peer.ask(messages.Prepare, PREPARE, kept.name)
@@ -111,23 +113,21 @@ def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Excepti
 
 
 class Peer:
-    """Another server, as this one asks it for things."""
+    """Another server, as this one asks it for things: on this host, or on another one behind its gateway."""
 
-    def __init__(self, path: Path) -> None:
-        """Raise AddressError."""
-        self._connection = Connection(connect(path, CONNECT))
+    def __init__(self, address: str, files: tuple[str, str, str] = ('', '', '')) -> None:
+        """``address``: a socket's path, or a gateway's wss:// with ``files`` as ``Endpoint.files``. Raises AddressError,
+        EndpointError."""
+        where = server_address(address, *files)
+        self._link = HostLink(where) if isinstance(where, Endpoint) else Connection(connect(where, CONNECT))
 
     def ask(self, kind: type, patience: float, *values: Any) -> None:
         """Send a message of a kind; wait until it is done. Raises MoveError with what the server says, or does not."""
         number = next(_numbers)
         try:
-            self._connection.send(kind(number, *values))
-            received = self._connection.receive(patience)
-        except (ConnectionLost, MessageError) as error:
+            message = self._said(kind(number, *values), patience)
+        except (ConnectionLost, MessageError, EndpointError) as error:
             raise MoveError(str(error)) from error
-        if received is None:
-            raise MoveError(f'it has not answered for {patience:g} s')
-        message, _ = received
         if not isinstance(message, messages.Done) or message.number != number:
             raise MoveError(getattr(message, 'reason', f'it answered with {type(message).__name__}'))
         if message.refusal:
@@ -135,13 +135,22 @@ class Peer:
 
     def close(self) -> None:
         """End the connection."""
-        self._connection.close()
+        self._link.close()
+
+    def _said(self, message: Any, patience: float) -> Any:
+        if isinstance(self._link, HostLink):
+            return ask(self._link, message, patience)
+        self._link.send(message)
+        received = self._link.receive(patience)
+        if received is None:
+            raise MoveError(f'it has not answered for {patience:g} s')
+        return received[0]
 
 
 def ask_move(server: Path, session: str, target: Path | str, patience: float = 15.0) -> None:
     """Have the server at a socket move a session to another server. Waits; raises MoveError with the reason why not."""
     try:
-        peer = Peer(server)
+        peer = Peer(str(server))
     except AddressError as error:
         raise MoveError(str(error)) from error
     try:

@@ -16,6 +16,7 @@ from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
 _PATIENCE = 10.0  # s for a server to end in good order
 _ATTEMPTS = 3     # to start Ray
+UNHEARD = 'actor'  # how a state begins that is not the server's, but that its actor of Ray does not tell it
 _AGAIN = 1.0      # s before one that has ended is started again
 
 
@@ -152,7 +153,8 @@ class RayPool:
         socket, *rest = arguments
         actor = self._ray.remote(ServerProcess).options(
             num_cpus=self._cpus, max_restarts=-1, max_task_retries=-1, name=f'worldmodel-{os.getpid()}-{number}',
-            scheduling_strategy=self._strategy(self._group, placement_group_bundle_index=number))
+            scheduling_strategy=self._strategy(self._group, placement_group_bundle_index=number),
+            runtime_env={'env_vars': {'RAY_kill_child_processes_on_worker_exit': '0'}})  # servers outlast Ray
         self._actors[number] = actor.remote(rest, socket, str(log))
 
     def look(self) -> dict[int, str]:
@@ -161,9 +163,9 @@ class RayPool:
         states = {}
         for number, answer in asked.items():
             try:
-                states[number] = self._ray.get(answer) if answer in done else 'actor does not answer'
+                states[number] = self._ray.get(answer) if answer in done else f'{UNHEARD} does not answer'
             except self._ray.exceptions.RayError as error:
-                states[number] = f'actor: {type(error).__name__}'
+                states[number] = f'{UNHEARD}: {type(error).__name__}'
         return states
 
     def stop(self, number: int) -> None:

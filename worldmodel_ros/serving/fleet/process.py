@@ -15,7 +15,8 @@ from worldmodel_ros.engine.session_folder import default_folder
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from .dashboard import Dashboard
 from .front import SETTINGS, Front
-from .pools import LocalPool, Pool, PoolError, RayPool
+from .pools import LocalPool, Pool, PoolError
+from .ray_driver import RayDriver
 from .scaling import Scaler, ScalingSettings
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def up(socket: Path, options: Options) -> int:
     try:
         scaling = options.scaling()
         paths = [socket.with_name(f'{socket.stem}-{number}.sock') for number in range(scaling.most)]
-        pool = RayPool(scaling.most, options.ray_address or None) if options.pool == 'ray' else LocalPool()
+        pool = RayDriver(scaling.most, options.ray_address or None) if options.pool == 'ray' else LocalPool()
 
         def start(number: int) -> None:
             path = paths[number]

@@ -42,6 +42,7 @@ class Scaler:
         self._tight_since: float | None = None
         self._calm_since: float | None = None
         self._started: dict[int, float] = {}
+        self._seen: set[int] = set()  # servers that have answered once
         self.emptying: int | None = None  # takes no more robots, and ends when it has none
 
     def decide(self, slack: Mapping[int, int], robots: Mapping[int, int], running: frozenset[int], now: float) -> Step | None:
@@ -50,6 +51,9 @@ class Scaler:
         server is to be started or emptied, if one is.
         """
         settings = self.settings
+        self._seen |= slack.keys()
+        for number in running - self._seen:  # those that the fleet began with, too
+            self._started.setdefault(number, now)
         for number in [number for number in self._started if number in slack or number not in running]:
             del self._started[number]
         awaited = any(now - began < settings.start_up for began in self._started.values())

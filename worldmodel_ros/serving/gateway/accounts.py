@@ -35,7 +35,8 @@ class Account:
     A robot or a person. Known by ``sha256``, the hash of a token in hexadecimal digits, or by ``certificate``, the common
     name of a client certificate, or by both together.
 
-    ``sessions``: at a time; ``openings`` of sessions, ``messages`` and ``megabytes``: a second, 0 for no limit.
+    ``sessions``: at a time; ``openings`` of sessions, ``messages`` and ``megabytes``: a second, 0 for no limit. ``fleet``: a
+    host or robot of this one's fleet, which may open each session by its name on the engine, and have sessions moved here.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Account:
     messages: float = 100.0
     megabytes: float = 50.0
     openings: float = 2.0
+    fleet: bool = False
 
     def __post_init__(self) -> None:
         """Raise AccountError for values without sense."""
@@ -57,6 +59,9 @@ class Account:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise AccountError(f'{self.name}: {name} is {value!r}: it must be a number, 0 or more')
+        if not isinstance(self.fleet, bool) or (self.fleet and not self.certificate):
+            raise AccountError(f'{self.name}: fleet is {self.fleet!r}: it must be true or false, and one of a fleet is known '
+                               'by a certificate')
         if not isinstance(self.sessions, int):
             raise AccountError(f'{self.name}: sessions is {self.sessions!r}: it must be a whole number')
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Link, Unavailable, open_link
+from worldmodel_ros.serving.client.network import Endpoint, server_address
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
@@ -57,7 +58,8 @@ class EngineSession:
         self.spec: Preset = link.spec
         self.backend = link.backend
         self.gone = ''  # why it is of no use any more
-        self.moved: Path | None = None  # where the session is now, if it has gone to another server of a fleet
+        self.moved: Path | Endpoint | None = None  # where the session is now, if it has gone to another server of a fleet,
+        self.generation = link.generation         # and the newest one of it
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._free = list(range(len(link.slots)))
@@ -73,13 +75,14 @@ class EngineSession:
         self._loop.add_reader(link.connection.fileno(), self._read)
 
     @classmethod
-    async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0) -> EngineSession:
+    async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0, generation: int = 0) -> EngineSession:
         """
         Open a session for a robot of a name on the server at a socket; with a ``session``, the one that it knows by this name,
-        which waits there for ``linger`` s whenever its connection is lost. Raises EngineAway.
+        which waits there for ``linger`` s whenever its connection is lost, and is of no older ``generation``. Raises
+        EngineAway.
         """
         def opened() -> Link:  # it may wait, up to half a second, or longer for what is read from a store
-            return open_link(path, name, None, session, patience=_STORE if session else HANDSHAKE_TIMEOUT, linger=linger)
+            return open_link(path, name, None, session, generation, _STORE if session else HANDSHAKE_TIMEOUT, linger)
         try:
             return cls(await asyncio.to_thread(opened))
         except Unavailable as error:
@@ -138,6 +141,11 @@ class EngineSession:
         if not self.gone:
             self._send(messages.Goodbye())
         self.close()
+
+    @property
+    def frames(self) -> int:
+        """How many the session had seen when it was opened."""
+        return self._link.frames
 
     def stay(self) -> None:
         """Say something, so that the session does not end for nothing being said."""
@@ -211,7 +219,7 @@ class EngineSession:
         elif isinstance(message, messages.Status):
             pass  # the answer to ``stay``
         elif isinstance(message, messages.Moved):
-            self.moved = Path(message.address)
+            self.moved, self.generation = server_address(message.address), message.generation
             self.close(f'the session has moved to {message.address}')
         elif isinstance(message, (messages.Rejected, messages.Idle)):
             self._idle = isinstance(message, messages.Idle)

@@ -2,7 +2,8 @@
 A robot's own node on another machine: its messages to an engine's server, as ``serving.transport`` has them, over a WebSocket.
 
 Times in them are of this machine's steady clock, which the node estimates from the exchange (``transport.network``). Sessions
-end with their connection, as on a Unix socket, and are saved to no files.
+end with their connection, as on a Unix socket, and are saved to no files; a robot of the fleet goes on in its own, and is told
+where that has moved.
 """
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 
+from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.frames import SLOTS
 from worldmodel_ros.serving.transport.network import Stamps, unwrap, wrap
-from .engine import EngineAway, NotAnswered
+from .engine import EngineAway, EngineSession, NotAnswered
 from .msgpack import WireError
 from .sessions import Refusal, Session
 
@@ -51,6 +53,7 @@ class Bridge:
         self._tasks: set[asyncio.Task] = set()
         self._showing = False  # pictures are on their way
         self._newest = 0       # tick
+        self._engine: EngineSession | None = None
 
     async def run(self) -> None:
         """Serve the node until its connection ends. Raises WireError, ConnectionClosed, Refusal."""
@@ -60,10 +63,13 @@ class Bridge:
         sessions = self._client.gateway.sessions
         session = sessions.claim(self._client.account, '', NAME, self._client)
         session.label, engine = hello.robot, None
+        if self._client.account.fleet:  # others' sessions end with their connections
+            session.known_as, session.generation = hello.session, hello.generation
         try:
-            engine = await session.engine()
+            self._engine = engine = await session.engine()
             engine.pictured, engine.ended = self._pictured, self._ended
-            await self._send(messages.Welcome(engine.spec.name, engine.backend, json.dumps(engine.spec.to_dict()), SLOTS))
+            await self._send(messages.Welcome(engine.spec.name, engine.backend, json.dumps(engine.spec.to_dict()), SLOTS,
+                                              engine.generation, engine.frames, engine.resumed.number))
             while True:
                 message, pixels = await self._next()
                 if message is None:
@@ -129,7 +135,11 @@ class Bridge:
             self._showing = False
 
     def _ended(self, reason: str, idle: bool) -> None:
-        self._spawn(self._end(messages.Idle(reason) if idle else messages.Rejected(reason)))
+        moved = self._engine.moved
+        if isinstance(moved, Endpoint) and self._client.account.fleet:
+            self._spawn(self._end(messages.Moved(str(moved), self._engine.generation)))
+        else:
+            self._spawn(self._end(messages.Idle(reason) if idle else messages.Rejected(reason)))
 
     async def _end(self, message: Any) -> None:
         await self._send(message)

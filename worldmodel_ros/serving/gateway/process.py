@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldmodel_ros.cache.stores.files import FileStore, in_memory
+from worldmodel_ros.cache.stores.protocol import StoreError
 from worldmodel_ros.serving.transport.address import AUTO, AddressError, is_loopback, socket_path
 from .accounts import AccountError, Accounts
 from .contract import Contract
@@ -45,6 +47,7 @@ class Options:
     idle: float = 300.0         # s
     linger: float = 30.0        # s
     audit: str = ''             # file; empty: none
+    store: str = ''             # folder of sessions that this host keeps for its fleet; empty: none
     world: str = ''             # socket of an open world model's server; empty: the engine answers the camera dialect
 
     def __post_init__(self) -> None:
@@ -60,6 +63,9 @@ class Options:
             raise GatewayError(f'port is {self.port}')
         if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
             raise GatewayError('TLS needs both --certificate and --key, and --client-ca needs them')
+        if self.store and not (self.client_ca and self.accounts):
+            raise GatewayError('--store is for hosts of a fleet, which are known by certificates: give --client-ca and '
+                               '--accounts')
         if is_loopback(self.host):
             return
         if not self.certificate and not self.plaintext:
@@ -90,12 +96,22 @@ def run(options: Options) -> int:
         listening = LimitedSocket(options.host, options.port, options.connects)
     except OSError as error:
         raise AddressError(f'{options.host}:{options.port} cannot be listened at: {error.strerror}') from error
+    store = None
+    if options.store:
+        folder = Path(options.store).expanduser()
+        try:
+            store = FileStore(folder, durable=not in_memory(folder))
+        except StoreError as error:
+            listening.close()
+            raise GatewayError(f'--store {options.store}: {error}') from error
     audit = AuditLog(Path(options.audit) if options.audit else None)
     try:
         asyncio.run(_serve(options, Gateway(
             path, listening, contract, accounts, Limits(int(options.message_mb * (1 << 20)), options.idle, options.linger),
-            tls, tuple(options.origins), audit, world), listening, tls))
+            tls, tuple(options.origins), audit, world, store), listening, tls))
     finally:
+        if store:
+            store.close()
         audit.close()
     return 0
 

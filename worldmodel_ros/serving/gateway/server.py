@@ -23,8 +23,9 @@ from websockets.http11 import Request, Response
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
-from worldmodel_ros.serving.transport import network
-from . import camera, node, open_world, openpi, page, rest
+from worldmodel_ros.cache.stores.protocol import SlabStore
+from worldmodel_ros.serving.transport import network, peers
+from . import camera, fleet, node, open_world, openpi, page, rest
 from .accounts import ANYBODY, Account, Accounts, certificate_name
 from .contract import Contract
 from .engine import EngineAway
@@ -44,7 +45,7 @@ _UNREAD = 2            # messages of a connection that wait here; the rest waits
 _PROTOCOL_ERROR = 1011
 _POLICY = 1008
 
-Dialect = openpi.Dialect | camera.Dialect | node.Dialect | open_world.Dialect
+Dialect = openpi.Dialect | camera.Dialect | node.Dialect | open_world.Dialect | fleet.Dialect
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,14 @@ class Gateway:
 
     def __init__(self, socket: Path, listening: LimitedSocket, contract: Contract = Contract(),
                  accounts: Accounts | None = None, limits: Limits = Limits(), tls: ssl.SSLContext | None = None,
-                 origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: Path | None = None) -> None:
+                 origins: tuple[str, ...] = (), audit: AuditLog | None = None, world: Path | None = None,
+                 store: SlabStore | None = None) -> None:
         """``socket``: the engine's. Without ``accounts`` no client is asked who it is. ``origins``: of browsers' pages.
-        ``world``: socket of the server of an open world model, which answers the camera dialect in the engine's place."""
+        ``world``: socket of the server of an open world model, which answers the camera dialect in the engine's place.
+        ``store``: of sessions, which this host keeps for those of its fleet."""
         self.limits, self.contract = limits, contract
         self._socket, self._listening, self._tls, self._origins = socket, listening, tls, origins
-        self._accounts = accounts
+        self._accounts, self._store = accounts, store
         self._audit = audit or AuditLog(None)
         self.sessions = Sessions(socket, limits.linger, self._audit)
         self._status = rest.EngineStatus(socket)
@@ -130,7 +133,7 @@ class Gateway:
         self._about: tuple[Preset, str] | None = None  # the engine's model and back end
         self._dialects: dict[str, Dialect] = {
             **dict.fromkeys(openpi.PATHS, openpi.Dialect(contract)), camera.PATH: camera.Dialect(contract.mount),
-            network.PATH: node.Dialect()}
+            network.PATH: node.Dialect(), peers.PATH: fleet.Dialect()}
         if world:
             self._dialects[camera.PATH] = open_world.Dialect(world, limits.linger)
 
@@ -204,7 +207,8 @@ class Gateway:
             self.refused('connections')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'{_CONNECTIONS} connections are open\n')
         try:
-            await self._answered_by(self._dialects[path])
+            if path != peers.PATH:  # the store is there without an engine, too
+                await self._answered_by(self._dialects[path])
         except EngineAway as error:
             self.refused('engine')
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f'the engine is away: {error}\n')
@@ -293,7 +297,12 @@ class Gateway:
         self._audit('connected', account=client.account.name, address=client.address, path=connection.request.path[:100])
         reason = 'it has closed'
         try:
-            await (node.Bridge(client).run() if client.dialect.name == node.NAME else self._converse(client))
+            if client.dialect.name == node.NAME:
+                await node.Bridge(client).run()
+            elif client.dialect.name == fleet.NAME:
+                await fleet.Peer(client, self._store, self._socket).run()
+            else:
+                await self._converse(client)
         except ConnectionClosed:
             if client.given_up:
                 reason = 'it was silent, or did not read'

@@ -20,6 +20,7 @@ import numpy as np
 from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.serving.service.quotas import TokenBuckets
+from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport import messages
 from .accounts import Account
 from .engine import Answer, EngineAway, EngineSession, NotAnswered, Resumed
@@ -85,6 +86,7 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
         self.label = name                 # for the engine, which serves fairly by it
+        self.known_as, self.generation = '', 0  # on the engine, where a robot of its fleet says so
         self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
         self.pictures = 0
@@ -105,9 +107,12 @@ class Session:
         if now < self._retry:
             raise Refusal('engine', 'it is away')
         moved = self._engine.moved if self._engine else None
+        if isinstance(moved, Endpoint):
+            raise Refusal('moved', f'the session goes on at {moved}: connect there')
         try:
             engine = await EngineSession.open(moved or self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
-                                              self.key if self.kept else '', self._linger)
+                                              self.key if self.kept else self.known_as, self._linger if self.kept else 0.0,
+                                              self.generation)
             if not engine.resumed.number:
                 if self._engine:  # another engine, or the same after too long a time
                     self.begin_anew()

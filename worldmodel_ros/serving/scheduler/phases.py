@@ -3,7 +3,8 @@ Which robot's ticks should come at another moment, so that more of all ticks fit
 
 A camera gives more images than the model takes, and so a choice of moments, one image apart. What each choice would lead to
 is played through for a few periods with the step times as measured, unit by unit, as the scheduler would run them: where a
-batch of several costs less than its members, ticks that come together are as good as ticks that come apart.
+batch of several costs less than its members, ticks that come together are as good as ticks that come apart. Where ticks are
+late and no session alone can mend that, two of them are moved, one after the other.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ _GAIN = 0.1    # of the cost, that an offer must save
 _SMOOTH = 0.3  # of a tick's own phase in what is believed of its session's
 _TOGETHER = 1e-4  # s, that two ticks are apart at most that come together
 _LATE = 10.0   # cost of a tick that is not in time; one in time costs 1 at most
+_FULL = 0.87   # of the period that ticks take, one by one: above it, what varies undoes what two moves would gain
 _PERIODS = 3   # that are played through; the one in the middle counts
 
 
@@ -28,6 +30,27 @@ class Rhythm:
     phase: float
     lead: float
     spacing: float = 0.0
+
+
+@dataclass(frozen=True)
+class Move:
+    """What it ``saves`` that a session's ticks come ``earlier`` [s], and then those of a ``partner``, if there is one."""
+
+    saves: float = 0.0
+    earlier: float = 0.0
+    partner: Hashable = None
+    partner_earlier: float = 0.0
+
+
+@dataclass(frozen=True)
+class _SecondHalf:
+    """Of a move of two sessions, what is left once ``first`` has come earlier than ``phase`` by ``moved`` [s]."""
+
+    first: Hashable
+    phase: float
+    moved: float
+    partner: Hashable
+    earlier: float
 
 
 Times = Callable[[str, int], float]  # of a batch of so many units of a network [s]
@@ -80,8 +103,9 @@ class PhaseAdvice:
         """``period`` [s] of all sessions' ticks."""
         self._period = period
         self._rhythms: dict[Hashable, Rhythm] = {}
-        self._found: dict[Hashable, tuple[float, float]] = {}  # what a session's best choice saves, and how much earlier it is
-        self._offered = 0.0
+        self._found: dict[Hashable, Move] = {}  # the best one of each session
+        self._second: _SecondHalf | None = None
+        self._offered, self._turn = 0.0, 0
 
     def ticked(self, session: Hashable, now: float, lead: float, spacing: float) -> None:
         """A session ticks ``now`` (steady, s), and has ``lead`` [s] for its answer."""
@@ -97,28 +121,67 @@ class PhaseAdvice:
         """A session has ended."""
         self._rhythms.pop(session, None)
         self._found.pop(session, None)
+        if self._second and session in (self._second.first, self._second.partner):
+            self._second = None
 
     def earlier(self, session: Hashable, now: float, route: Sequence[str], times: Times, largest: int) -> float:
         """Return by how much earlier [s] the ticks of a session that ticks now should come; 0: they are good as they are."""
         waited = now - self._offered
+        if self._second and session == self._second.partner and self._first_has_moved():
+            earlier, self._second, self._offered = self._second.earlier, None, now
+            return earlier
         if waited < SETTLE - _LOOK * self._period:
             return 0.0
-        self._found[session] = saves, earlier = self._best(session, route, times, largest)
-        if waited < SETTLE or not saves or saves < max(saved for saved, _ in self._found.values()):
+        self._found[session] = move = self._best(session, route, times, largest)
+        if waited < SETTLE or not move.saves or move.saves < max(other.saves for other in self._found.values()):
             return 0.0
-        self._offered = now
+        self._offered, self._second = now, None
+        if move.partner is not None:
+            self._second = _SecondHalf(session, self._rhythms[session].phase, move.earlier, move.partner, move.partner_earlier)
         self._found.clear()
-        return earlier
+        return move.earlier
 
-    def _best(self, session: Hashable, route: Sequence[str], times: Times, largest: int) -> tuple[float, float]:
-        """What the best choice of a session saves, and how much earlier it is; 0, 0 where it is as good as it can be."""
-        rhythm, taken = self._rhythms[session], cache(times)
+    def _best(self, session: Hashable, route: Sequence[str], times: Times, largest: int) -> Move:
+        """The best move of a session; one that saves nothing where it is as good as it can be."""
+        taken, best = cache(times), Move()
+
+        def cost(moved: Mapping[Hashable, Rhythm]) -> float:
+            return waiting_cost({**self._rhythms, **moved}, self._period, route, taken, largest)
+        choices = self._choices(session)
+        now = cost({}) if choices else 0.0
+        for earlier, rhythm in choices:
+            saves = now - cost({session: rhythm})
+            if saves > max(_GAIN * now, best.saves):
+                best = Move(saves, earlier)
+        work = len(self._rhythms) * sum(taken(network, 1) for network in route)
+        if not best.saves and now > _LATE and work <= _FULL * self._period:
+            best = self._best_pair(session, choices, now, cost)
+        return best
+
+    def _best_pair(self, session: Hashable, choices: list[tuple[float, Rhythm]], now: float,
+                   cost: Callable[[Mapping[Hashable, Rhythm]], float]) -> Move:
+        """The best move of a session together with another one's, of which each call tries one, in turn; only one after which
+        nothing is late: moving two for less costs answers while they move."""
+        others, best = [each for each in self._rhythms if each != session], Move()
+        if not others:
+            return best
+        self._turn += 1
+        partner = others[self._turn % len(others)]
+        for earlier, rhythm in choices:
+            for partner_earlier, moved in self._choices(partner):
+                saves = now - cost({session: rhythm, partner: moved})
+                if saves > best.saves and now - saves <= len(self._rhythms):
+                    best = Move(saves, earlier, partner, partner_earlier)
+        return best
+
+    def _choices(self, session: Hashable) -> list[tuple[float, Rhythm]]:
+        """By how much earlier a session's ticks could come [s], and when they would then."""
+        rhythm = self._rhythms[session]
         images = range(1, round(self._period / rhythm.spacing)) if rhythm.spacing > 0.0 else ()
-        cost = waiting_cost(self._rhythms, self._period, route, taken, largest) if images else 0.0
-        found = 0.0, 0.0
-        for earlier in (count * rhythm.spacing for count in images):
-            moved = replace(rhythm, phase=(rhythm.phase - earlier) % self._period)
-            saves = cost - waiting_cost({**self._rhythms, session: moved}, self._period, route, taken, largest)
-            if saves > max(_GAIN * cost, found[0]):
-                found = saves, earlier
-        return found
+        return [(count * rhythm.spacing, replace(rhythm, phase=(rhythm.phase - count * rhythm.spacing) % self._period))
+                for count in images]
+
+    def _first_has_moved(self) -> bool:
+        second, rhythm = self._second, self._rhythms[self._second.first]
+        moved = (second.phase - rhythm.phase + 0.5 * rhythm.spacing) % self._period - 0.5 * rhythm.spacing
+        return abs(moved - second.moved) < 0.5 * rhythm.spacing

@@ -50,7 +50,7 @@ class Settings:
     """
 
     reserve: float = 0.001
-    headroom: float = 0.003
+    headroom: float = 0.001
     recovery_ticks: int = 3
     max_batch: Mapping[str, int] = field(default_factory=dict)
     blocking: float = 0.001

@@ -52,6 +52,10 @@ class Options:
     session_disk_mb: float = MAX_MB     # that they may have together
     store: str = ''              # folder or URL in which sessions are kept while they tick; empty: they are not
     store_memory_mb: float = 256.0  # MB of them that are in this process's memory, too; 0: none
+    host_address: str = ''       # wss://host:port of the gateway before this server, by which other hosts' servers reach it;
+    host_token: str = ''         # files with which it reaches theirs: the token,
+    host_ca: str = ''            # the authorities of their certificates,
+    host_certificate: str = ''   # and its own with the key
     resident: int = 0            # of the sessions, those that have pages at a time, the others being in the store; 0: all
 
     def __post_init__(self) -> None:
@@ -61,6 +65,9 @@ class Options:
         if not 0 <= self.resident or (self.resident and not self.store):
             raise ValueError(f'resident is {self.resident}: 0 (all sessions have pages), or how many have; the others are in '
                              f'the store, so that a store must be given: --store')
+        if self.host_address:
+            from worldmodel_ros.serving.client.network import Endpoint
+            Endpoint(self.host_address)
         if not 0.0 <= self.idle < math.inf:
             raise ValueError(f'idle is {self.idle}: it must be a time in s, 0 (never) or more')
         self.folder()
@@ -148,29 +155,37 @@ def _serve(listening, options: Options) -> None:
         service.stop()
 
 
-def _keeper(service: Service, engine: Engine, address: Path, options: Options) -> Keeper | None:
+def _keeper(service: Service, engine: Engine, listening: Path, options: Options) -> Keeper | None:
     from worldmodel_ros.cache.stores.files import FileStore, in_memory
+    from worldmodel_ros.cache.stores.host import pinned
     from worldmodel_ros.cache.stores.objects import ObjectStore
     from worldmodel_ros.cache.stores.protocol import StoreError
     from worldmodel_ros.cache.stores.tiered import TieredStore
+    from worldmodel_ros.serving.client.network import Endpoint, EndpointError
+    from worldmodel_ros.serving.fleet.hosts import RemoteStore
     from worldmodel_ros.serving.fleet.keeper import Keeper, KeeperSettings
 
     if not options.store:
         return None
+    files = options.host_token, options.host_ca, options.host_certificate
+    address = options.host_address or str(listening)
     engine.fingerprint  # noqa: B018  computed now, since it reads all weights
     try:
-        if '://' in options.store:
+        if options.store.startswith('wss://'):
+            store = RemoteStore(Endpoint(options.store, *files))
+        elif '://' in options.store:
             store = ObjectStore(options.store)
         else:
             folder = Path(options.store).expanduser()
             store = FileStore(folder, durable=not in_memory(folder))
-    except StoreError as error:
+    except (StoreError, EndpointError) as error:
         raise ValueError(f'--store {options.store}: {error}') from error
-    settings = KeeperSettings(places=options.resident if options.resident < options.sessions else 0)
+    settings = KeeperSettings(places=options.resident if options.resident < options.sessions else 0, files=files)
     if not options.store_memory_mb:
-        return Keeper(service, engine, store, str(address), settings)
-    tiers = TieredStore([store], int(options.store_memory_mb * 1e6))
-    return Keeper(service, engine, tiers, str(address), settings, tiers.expect)
+        return Keeper(service, engine, store, address, settings)
+    on_gpu = not all(pool.storage.on_host for pool in engine.memory.pools)
+    tiers = TieredStore([store], int(options.store_memory_mb * 1e6), pinned if on_gpu else None)
+    return Keeper(service, engine, tiers, address, settings, tiers.expect)
 
 
 def _interrupt(*_) -> None:

@@ -1,0 +1,164 @@
+"""Another host of a fleet, through its gateway: its store, and its server's part in a move. Extra ``[net]``."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future as Promise
+from typing import Any
+
+from worldmodel_ros.cache.stores.protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check_key
+from worldmodel_ros.serving.client.network import Dialed, Endpoint, EndpointError, dial
+from worldmodel_ros.serving.transport import peers
+from worldmodel_ros.serving.transport.codec import MessageError, pack, unpack
+from worldmodel_ros.serving.transport.connection import ConnectionLost
+
+_PATIENCE = 5.0  # s for a store to answer
+_MORE = 1.0      # s for an answer to come back, besides what the other server may take
+_FRESH = 60.0    # s, after which an unused connection is not trusted: the gateway closes those that are quiet
+_ERRORS = {'not stored': NotStored, 'already stored': AlreadyStored}
+
+
+class HostLink:
+    """Connections to one host's gateway, each for one request at a time; as many as are needed at once. From any thread."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._free: list[tuple[Dialed, float]] = []  # and when they were used
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def request(self, about: dict[str, Any], blobs: Sequence[Blob] = (), patience: float = _PATIENCE, again: bool = False
+                ) -> tuple[dict[str, Any], list[memoryview]]:
+        """
+        Return the answer to a request; ``again``: it may be sent twice, and is where a connection was lost meanwhile.
+
+        Raises ConnectionLost, MessageError, EndpointError.
+        """
+        try:
+            return self._request(about, blobs, patience)
+        except ConnectionLost:
+            if not again:
+                raise
+        return self._request(about, blobs, patience, fresh=True)
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            self._closed, free, self._free = True, self._free, []
+        for connection, _ in free:
+            _end(connection)
+
+    def _request(self, about: dict[str, Any], blobs: Sequence[Blob], patience: float, fresh: bool = False
+                 ) -> tuple[dict[str, Any], list[memoryview]]:
+        from websockets.exceptions import WebSocketException
+        connection = self._take(fresh)
+        try:
+            connection.socket.send(peers.wrap(about, blobs))
+            data = connection.socket.recv(patience, decode=False)
+        except TimeoutError:
+            _end(connection)  # its answer would be taken for that to the next request
+            raise ConnectionLost(f'{self.endpoint} has not answered for {patience:g} s') from None
+        except (WebSocketException, OSError) as error:
+            _end(connection)
+            raise ConnectionLost(f'{self.endpoint} was lost: {error}') from error
+        try:
+            answer = peers.unwrap(data)
+        except MessageError:
+            _end(connection)
+            raise
+        with self._lock:
+            keep = not self._closed
+            if keep:
+                self._free.append((connection, time.monotonic()))
+        if not keep:
+            _end(connection)
+        return answer
+
+    def _take(self, fresh: bool) -> Dialed:
+        stale = []
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ConnectionLost(f'the link to {self.endpoint} is closed')
+                while self._free:
+                    connection, used = self._free.pop()
+                    if not fresh and time.monotonic() - used < _FRESH:
+                        return connection
+                    stale.append(connection)
+        finally:
+            for each in stale:
+                _end(each)
+        return dial(self.endpoint, peers.PATH)
+
+
+class RemoteStore:
+    """A ``SlabStore`` that another host keeps: blobs go there over TLS, each a request of its own."""
+
+    def __init__(self, endpoint: Endpoint, threads: int = 8) -> None:
+        """Does not connect yet. Raises StoreError for files of the endpoint that cannot be used."""
+        try:
+            endpoint.context(), endpoint.headers()
+        except EndpointError as error:
+            raise StoreError(str(error)) from error
+        self._link, self._threads = HostLink(endpoint), Threads('remote store', threads)
+
+    def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
+        for key, _ in items:
+            check_key(key)
+
+        def put(key: str, parts: Sequence[Blob]) -> None:
+            # A claim is never sent twice: it may have been made by what was lost.
+            self._call('put', [key], [b''.join(parts)], again=not create, create=create)
+        return self._threads.each(put, items)
+
+    def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
+        def get(key: str) -> memoryview:
+            check_key(key)
+            _, blobs = self._call('get', [key])
+            if len(blobs) != 1:
+                raise StoreError(f'{key} came as {len(blobs)} blobs')
+            return blobs[0]
+        return self._threads.each(get, [(key,) for key in keys])
+
+    def delete(self, keys: Sequence[str]) -> Promise[None]:
+        return self._threads.submit(self._each, 'delete', keys)
+
+    def list(self, prefix: str) -> Promise[list[str]]:
+        check_key(prefix)
+        return self._threads.submit(self._each, 'list', [prefix])
+
+    def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
+        return self._threads.submit(self._each, 'head', keys)
+
+    def close(self) -> None:
+        self._threads.close()
+        self._link.close()
+
+    def _each(self, what: str, keys: Sequence[str]) -> Any:
+        for key in keys:
+            check_key(key)
+        return self._call(what, list(keys))[0].get('result') if keys else []
+
+    def _call(self, what: str, keys: Sequence[str], blobs: Sequence[Blob] = (), again: bool = True, **options: Any
+              ) -> tuple[dict[str, Any], list[memoryview]]:
+        try:
+            about, answer = self._link.request({'what': what, 'keys': keys, **options}, blobs, again=again)
+        except (ConnectionLost, MessageError, EndpointError) as error:
+            raise StoreError(f'{keys[0]}: {error}') from error
+        if 'error' in about:
+            raise _ERRORS.get(about.get('kind'), StoreError)(str(about['error']))
+        return about, answer
+
+
+def ask(link: HostLink, message: Any, patience: float) -> Any:
+    """Return the answer of a host's server to a message. Raises ConnectionLost, MessageError, EndpointError."""
+    about, blobs = link.request({'what': 'ask', 'patience': patience}, [pack(message)], patience + _MORE)
+    if 'error' in about or not blobs:
+        raise MessageError(str(about.get('error', 'an answer without a message')))
+    return unpack(blobs[0])
+
+
+def _end(connection: Dialed) -> None:
+    connection.shutdown()
+    connection.close()
