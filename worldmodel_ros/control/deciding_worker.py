@@ -71,12 +71,13 @@ class DecidingWorker(Worker):
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
-                 command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+                 command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic, rounds: int = 2) -> None:
         """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
-        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]."""
+        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]; ``rounds``: of candidates,
+        at most."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
-        self._base_delay = command_delay
+        self._base_delay, self._most_rounds = command_delay, rounds
         self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
         self.measures_odometry = False  # whether the newest frame had a reading
         self._pilot = self._new_pilot()
@@ -102,6 +103,8 @@ class DecidingWorker(Worker):
         if decision and decision.tier is Tier.TWO_STEP and self._committed is None:
             # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
+        if decision and decision.tier is Tier.TWO_STEP and self._most_rounds == 1:
+            decision = decision._replace(tier=Tier.ONE_STEP, reason='candidate_rounds is 1')
         executed = self._executed(self._committed, observation.stamp)
         self._feel(observation, executed)
         # The forecast was trained with the command in force, the world model with the mean over the period.

@@ -612,7 +612,7 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
     """
     if deciding:
         return DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
-                              deciding.odometry.readings.at, settings['command_delay_s'])
+                              deciding.odometry.readings.at, settings['command_delay_s'], rounds=settings['candidate_rounds'])
     own = Worker(engine, executed.mean, responder, listener)
     if not settings['server']:
         return own
