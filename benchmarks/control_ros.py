@@ -2,19 +2,20 @@
 
     python benchmarks/control_ros.py --task intercept --seeds A:B --pieces pieces.jsonl --most 2 --json control_ros.json
 
-The robot, the model and the gate are processes of their own. A piece is ``--rooms`` rooms of one rung; what is in ``--pieces`` is
-not driven again, so that a busy machine can be left between two calls.
+The robot, the model and the gate are processes of their own. A piece is ``--rooms`` rooms of one rung; what is in ``--pieces``
+is not driven again, so that a busy machine can be left between two calls.
 """
 import argparse
 import json
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
+import torch
 from result_file import provenance, write_result
 
 from worldmodel_ros.cli.evaluate_control_ros import judged, listen, summary
@@ -29,12 +30,13 @@ PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
 
 def product_ms(times: int = 200) -> float:
     """Median time of a product of 384x384 float32 matrices by one thread."""
-    matrix, spent = np.random.default_rng(0).random((384, 384), np.float32), []
+    matrix, spent = torch.rand((384, 384)), []
+    torch.set_num_threads(1)
     for _ in range(times):
         begun = time.perf_counter()
         _ = matrix @ matrix
         spent.append(time.perf_counter() - begun)
-    return float(np.median(spent)) * 1e3
+    return statistics.median(spent) * 1e3
 
 
 def drive(task: str, rung: str, seeds: range, extra: dict[str, str], log: Path) -> dict:

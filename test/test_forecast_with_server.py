@@ -1,0 +1,89 @@
+"""A robot that decides on a forecast, with its world model in another process: ``worldmodel serve``, paused and killed."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+from small_model import small_checkpoint
+from test_world_model_node_deciding import forecasts
+from world_model_rig import MOTION, active, stamp_of, wait_for
+
+from worldmodel_ros.srv import WhatIf
+
+pytestmark = [pytest.mark.ros, pytest.mark.waiting]
+TIMEOUT = 120.0  # s, for a model to load on a busy machine
+
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp('run') / 'engine.sock'
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+    return small_checkpoint(tmp_path_factory.mktemp('model'))
+
+
+def serve(path, model):
+    command = [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path), '--model', str(model)]
+    process = subprocess.Popen([*command, '--backend', 'torch', '--realtime-priority', '0'], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + TIMEOUT
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < end, process.stderr.read()
+        time.sleep(0.05)
+    return process
+
+
+def size(frames):
+    return cv2.imdecode(np.frombuffer(frames[0].data, np.uint8), cv2.IMREAD_COLOR).shape[:2]
+
+
+def test_every_command_comes_while_the_server_imagines_hangs_dies_and_comes_back(path, model):
+    process = serve(path, model)
+    try:
+        with active(load_forecast=forecasts, forecast='some forecast', server=str(path), deadline_s=0.3,
+                    camera_timeout_s=60.0) as node:
+            def backend():
+                return node.subject._activation.worker.backend
+
+            def film(seconds):
+                """Return the commands to the images of so long."""
+                before = len(node.messages())
+                node.film(seconds)
+                wait_for(lambda: len(node.messages()) >= before + round(10 * seconds), 'an answer to each image')
+                return node.messages()[before:]
+
+            def images():
+                return [message for message in node.messages('predicted_future') if message.decision.chosen]
+
+            wait_for(lambda: backend() == 'torch-cpu of the server', 'the session')
+            commands = {stamp_of(each): list(each.values) for each in film(2.0)}
+            shown = wait_for(images, 'images of the server')[-1]
+            assert list(shown.actions.values) == commands[stamp_of(shown)]
+            # Of the own model they would be as large as its own ones.
+            assert size(shown.frames) == (32, 32)
+            answer = node.call(WhatIf, 'what_if', WhatIf.Request(names=['left'], horizon=0.3))
+            assert answer.success and len(answer.branches[0].terms), answer.message
+            assert size(answer.branches[0].frames) == (32, 32)
+            all_commands = film(0.5)
+            os.kill(process.pid, signal.SIGSTOP)
+            all_commands += film(1.0)
+            assert backend() == 'fake'
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            all_commands += film(0.5)
+            assert size(images()[-1].frames) == (64, 64)
+            process = serve(path, model)
+            wait_for(lambda: film(0.2) and backend() == 'torch-cpu of the server', 'the server to be used again', TIMEOUT)
+            seen = len(images())
+            all_commands += film(1.0)
+            wait_for(lambda: len(images()) > seen and size(images()[-1].frames) == (32, 32), 'its images')
+            assert {command.tier for command in all_commands} <= set(MOTION)
+            assert not node.engine.failing and node.subject.refusals.values() == {}
+    finally:
+        process.kill()
+        process.wait()
