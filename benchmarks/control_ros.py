@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from result_file import provenance, write_result
 
@@ -24,7 +25,8 @@ from worldmodel_ros.evaluate.control.summary import DEFINITIONS, p_values, table
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
 from worldmodel_ros.nodes.judging.listener import Heard
 
-RUNGS = {'one_step': '1', 'two_step': '2'}  # rounds of candidates
+RUNGS = {'head': '0', 'one_step': '1', 'two_step': '2'}  # rounds of candidates
+PROCESSES = ('world_model_node', 'engine_server', 'sim_robot', 'command_gate')
 PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
 
 
@@ -39,13 +41,33 @@ def product_ms(times: int = 200) -> float:
     return statistics.median(spent) * 1e3
 
 
+def cpu_seconds(name: str) -> float:
+    """Processor time so far of the processes below this one whose command has a name in it."""
+    found, parents = {}, {}
+    for entry in Path('/proc').glob('[0-9]*'):
+        try:
+            fields = (entry / 'stat').read_text().rpartition(')')[2].split()
+            parents[int(entry.name)] = int(fields[1])
+            if name in (entry / 'cmdline').read_text():
+                found[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+        except OSError:
+            pass  # it has ended
+    def is_mine(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and is_mine(parents[pid]))
+    return sum(seconds for pid, seconds in found.items() if is_mine(pid))
+
+
 def drive(task: str, rung: str, seeds: range, extra: dict[str, str], log: Path) -> dict:
     """Drive a piece; return what was heard, as JSON values."""
     bringup = {'model': 'tiny', 'forecast': 'tiny', 'candidate_rounds': RUNGS[rung], **extra}
-    before, load = product_ms(), os.getloadavg()[0]
-    heard = listen(task, seeds, bringup, log, lambda share: None)
+    before, load, spent = product_ms(), os.getloadavg()[0], []
+    # From the end of the first room on: what loading the models takes is not in it.
+    heard = listen(task, seeds, bringup, log, lambda share: spent.append((time.monotonic(), *map(cpu_seconds, PROCESSES))))
+    first, *_, last = np.array(spent)
+    shares = ((last - first)[1:] / (last - first)[0]).round(4).tolist() if len(spent) > 1 else []
     return {'rung': rung, 'seeds': [seeds.start, seeds.stop], 'product_ms': [round(before, 3), round(product_ms(), 3)],
-            'load_before': load, 'episodes': [asdict(each) for each in judged(heard, len(seeds))],
+            'load_before': load, 'cores': dict(zip(PROCESSES, shares, strict=False)),
+            'episodes': [asdict(each) for each in judged(heard, len(seeds))],
             'heard': {'tiers': heard.tiers, 'chosen': heard.chosen, 'latencies': heard.latencies, 'vetoed': heard.vetoed,
                       'compared': heard.compared}}
 
@@ -53,7 +75,7 @@ def drive(task: str, rung: str, seeds: range, extra: dict[str, str], log: Path) 
 def result(task: str, pieces: list[dict]) -> dict:
     """The numbers of all pieces."""
     episodes: dict[tuple[str, str], list[Episode]] = {}
-    heard = {rung: Heard() for rung in RUNGS}
+    heard = {rung: Heard() for rung in RUNGS if any(piece['rung'] == rung for piece in pieces)}
     for piece in pieces:
         episodes.setdefault((task, piece['rung']), []).extend(Episode(**each) for each in piece['episodes'])
         of, told = heard[piece['rung']], piece['heard']
@@ -66,13 +88,16 @@ def result(task: str, pieces: list[dict]) -> dict:
             'product_of_384x384_float32_ms': sorted(ms for piece in pieces for ms in piece['product_ms']),
             'load_before_pieces': sorted(round(piece['load_before'], 2) for piece in pieces),
             'tasks': table(episodes), 'p_values': p_values(episodes),
-            'served': {rung: summary(heard[rung]) for rung in RUNGS},
-            'rooms': {rung: {each.seed: each.success for each in episodes.get((task, rung), [])} for rung in RUNGS}}
+            'served': {rung: summary(told) for rung, told in heard.items()},
+            'cores': {rung: [piece['cores'] for piece in pieces if piece['rung'] == rung and piece.get('cores')]
+                      for rung in heard},
+            'rooms': {rung: {each.seed: each.success for each in episodes.get((task, rung), [])} for rung in heard}}
 
 
-def pieces_of(seeds: range, rooms: int) -> Iterator[tuple[str, range]]:
+def pieces_of(seeds: range, rooms: int, rungs: list[str]) -> Iterator[tuple[str, range]]:
+    """Each rung and its rooms, in an order that gives no rung the earlier minutes."""
     for number, start in enumerate(range(seeds.start, seeds.stop, rooms)):
-        for rung in list(RUNGS)[::1 if number % 2 == 0 else -1]:
+        for rung in rungs[::1 if number % 2 == 0 else -1]:
             yield rung, range(start, min(start + rooms, seeds.stop))
 
 
@@ -80,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--task', default='intercept')
     parser.add_argument('--seeds', type=parse_seeds, required=True)
+    parser.add_argument('--rungs', nargs='+', default=['one_step', 'two_step'], choices=RUNGS)
     parser.add_argument('--rooms', type=int, default=10, help='of a piece')
     parser.add_argument('--most', type=int, default=1000, help='pieces to drive now')
     parser.add_argument('--pieces', type=Path, required=True, help='file of JSON lines, to go on from')
@@ -89,13 +115,14 @@ def main() -> None:
     chosen = parser.parse_args()
     driven = [json.loads(line) for line in chosen.pieces.read_text().splitlines()] if chosen.pieces.exists() else []
     done = {(piece['rung'], piece['seeds'][0]) for piece in driven}
-    todo = [(rung, seeds) for rung, seeds in pieces_of(chosen.seeds, chosen.rooms) if (rung, seeds.start) not in done]
+    todo = [(rung, seeds) for rung, seeds in pieces_of(chosen.seeds, chosen.rooms, chosen.rungs) if (rung, seeds.start) not in done]
     for rung, seeds in todo[:chosen.most]:
         driven.append(drive(chosen.task, rung, seeds, dict(each.split(':=', 1) for each in chosen.set), chosen.log))
         with chosen.pieces.open('a') as stream:
             stream.write(json.dumps(driven[-1]) + '\n')
     write_result({**provenance(PACKAGES), 'seeds': f'{chosen.seeds.start}:{chosen.seeds.stop}', 'task': chosen.task,
-                  'rungs': 'one_step: candidate_rounds 1; two_step: 2, for which the ladder decides at each tick',
+                  'rungs': 'head, one_step, two_step: candidate_rounds 0, 1, 2, with which the ladder decides at each tick',
+                  'set': chosen.set,
                   **result(chosen.task, driven)}, chosen.json, show=True)
 
 

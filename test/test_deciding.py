@@ -257,6 +257,11 @@ def test_a_second_round_that_is_not_wanted_is_left_out():
     for _ in range(3):
         answer = rig.tick(task=TOUCH)
     assert (answer.tier, answer.reason, rig.decisions[-1][0].passes) == (Tier.ONE_STEP, 'candidate_rounds is 1', 1)
+    rig = Rig(rounds=0)
+    for _ in range(3):
+        answer = rig.tick(task=TOUCH)
+    assert answer.tier is Tier.PLAN_ONLY and answer.reason.startswith('candidate_rounds is 0')
+    assert rig.decisions[-1][0].choice.scores == {}
 
 
 class FakeShared:

@@ -180,8 +180,6 @@ class DecidingWorker(Worker):
         if decision and decision.tier is Tier.TWO_STEP and self._newest is None:
             # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
-        if decision and decision.tier is Tier.TWO_STEP and self._most_rounds == 1:
-            decision = decision._replace(tier=Tier.ONE_STEP, reason='candidate_rounds is 1')
         executed = self._executed(self._newest, observation.stamp)
         self._feel(observation, executed)
         # The forecast was trained with the command in force, the world model with the mean over the period.
@@ -261,9 +259,13 @@ class DecidingWorker(Worker):
         the last plan goes on where it does not after all."""
         if decision.tier is Tier.STOP:
             return decision
+        if self._most_rounds == 0:
+            return decision._replace(tier=Tier.PLAN_ONLY, reason=decision.reason or 'candidate_rounds is 0')
         if self.times.typical(comparing(FEWEST)) > left:
             return decision._replace(tier=Tier.PLAN_ONLY, headroom=False,
                                      reason=decision.reason or 'the forecast left no time to compare candidates')
+        if decision.tier is Tier.TWO_STEP and self._most_rounds == 1:
+            return decision._replace(tier=Tier.ONE_STEP, reason='candidate_rounds is 1')
         if decision.tier is Tier.TWO_STEP and self.times.typical(comparing(FEWEST, rounds)) > left:
             return decision._replace(tier=Tier.ONE_STEP, headroom=False,
                                      reason='the forecast left no time for a second round of candidates')
