@@ -115,7 +115,8 @@ def main() -> None:
     chosen = parser.parse_args()
     driven = [json.loads(line) for line in chosen.pieces.read_text().splitlines()] if chosen.pieces.exists() else []
     done = {(piece['rung'], piece['seeds'][0]) for piece in driven}
-    todo = [(rung, seeds) for rung, seeds in pieces_of(chosen.seeds, chosen.rooms, chosen.rungs) if (rung, seeds.start) not in done]
+    todo = [(rung, seeds) for rung, seeds in pieces_of(chosen.seeds, chosen.rooms, chosen.rungs)
+            if (rung, seeds.start) not in done]
     for rung, seeds in todo[:chosen.most]:
         driven.append(drive(chosen.task, rung, seeds, dict(each.split(':=', 1) for each in chosen.set), chosen.log))
         with chosen.pieces.open('a') as stream:
