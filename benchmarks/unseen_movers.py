@@ -11,17 +11,17 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.control.pilot import DECIDING, Forecast
-from worldmodel_ros.control.scene_view import OutOfView, Seen
 from worldmodel_ros.evaluate.control.episode import drive
 from worldmodel_ros.evaluate.control.forecast import TrueFuture
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-from worldmodel_ros.motion import to_base
+from worldmodel_ros.motion import PERIOD, to_base
 
 BINS = (0.0, 0.05, 0.75, 1.25, 2.0, 3.0, 5.0, 8.0)  # s out of view
 NEAR = 1.5    # m from the robot: what is farther off touches nothing soon
 SAME = 1.5    # m, within which a forecast is of a shuttle
 LIKELY = 0.5
+IN_VIEW = np.radians(42.0)  # to either side
 
 
 class Compared:
@@ -30,13 +30,15 @@ class Compared:
 
     def __init__(self, stream: Forecast, rows: list) -> None:
         self._stream, self._rows, self.times = stream, rows, stream.times
-        self._world, self._future, self._watch = second_pass._forecast()[1], TrueFuture(), OutOfView()
+        self._world, self._future = second_pass._forecast()[1], TrueFuture()
+        self._unseen = np.zeros(len(second_pass.SLOTS))  # s since the place of each slot was in view
         self._in_view: dict[str, int] = {}
         self._tick = 0
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int) -> second_pass.Told:
-        presence, places, walls = told = self._stream.observe(image, executed, measured, passes)
-        unseen = self._watch.look(Seen(presence, places, walls, self.times)).unseen
+        presence, places, _ = told = self._stream.observe(image, executed, measured, passes)
+        x, y = places[0].T
+        unseen = self._unseen = np.where(np.abs(np.arctan2(y, x)) < IN_VIEW, 0.0, self._unseen + PERIOD)
         self._tick += 1
         pose, paths = np.array(self._world.pose), self._future.paths(self._world, self.times[[0, 3]])
         true = {mover.name: np.array([to_base(place, pose) for place in paths[mover.name]])
@@ -54,7 +56,7 @@ class Compared:
                 number = slots.get(name)
                 error = None if number is None else places[[0, 3], number] - path
                 self._rows.append((self._in_view.get(name) and (float(unseen[number]) if number is not None else
-                                                                (self._tick - self._in_view[name]) * 0.1), error))
+                                                                (self._tick - self._in_view[name]) * PERIOD), error))
         return told
 
 

@@ -150,8 +150,9 @@ class Store:
 @dataclass
 class Truth:
     """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: ``known`` (B, T, SLOTS), whether
-    the clip has shown a thing so far; ``unseen`` (B, T, SLOTS), frames since it last did; ``now`` (B, T, SLOTS, 2); ``ahead`` (B, T, J, SLOTS, 2) and ``counts``, its mask;
-    ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image tells."""
+    the clip has shown a thing so far; ``unseen`` (B, T, SLOTS), frames since it last did; ``now`` (B, T, SLOTS, 2); ``ahead``
+    (B, T, J, SLOTS, 2) and ``counts``, its mask; ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image
+    tells."""
 
     known: Tensor
     unseen: Tensor

@@ -75,13 +75,15 @@ def ordered(target: Truth, out: Present) -> Truth:
     best = orders[cost[..., torch.arange(orders.shape[1], device=cost.device), orders].sum(-1).argmin(-1)]
     order = torch.cat([torch.arange(SHUTTLES, device=cost.device).expand(*best.shape[:-1], -1), SHUTTLES + best], -1)
     ahead = order[..., None, :].expand(*target.counts.shape)
-    return Truth(target.known.gather(-1, order), target.unseen.gather(-1, order), target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
+    return Truth(target.known.gather(-1, order), target.unseen.gather(-1, order),
+                 target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
                  target.ahead.gather(-2, ahead[..., None].expand(*ahead.shape, 2)), target.counts.gather(-1, ahead),
                  target.walls)
 
 
 def _at(target: Truth, frames: Tensor) -> Truth:
-    return Truth(*(part[:, frames] for part in (target.known, target.unseen, target.now, target.ahead, target.counts, target.walls)))
+    return Truth(*(part[:, frames] for part in (target.known, target.unseen, target.now, target.ahead, target.counts,
+                                                target.walls)))
 
 
 def _presence(out: Present, target: Truth) -> Tensor:
@@ -123,7 +125,7 @@ class Clips:
 
 def clips(store: Store, count: int, episodes: range, generator: torch.Generator, varied: bool = False, frames: int = CLIP
           ) -> Clips:
-    """Clips of so many frames of episodes, half of them with left and right exchanged; ``varied``: each in a light of its own."""
+    """Clips of so many frames of episodes, half with left and right exchanged; ``varied``: each in a light of its own."""
     device = store.arrays['frames'].device
     episode = torch.randint(episodes.start, episodes.stop, (count,), device=device, generator=generator)
     start = torch.randint(0, FRAMES - frames + 1, (count,), device=device, generator=generator)
