@@ -263,6 +263,8 @@ def _feed(store: Store, seeds: range, workers: int, seconds: float) -> None:
                 chunk = []
             if time.monotonic() > end:
                 break
+        if chunk:
+            store.add(chunk)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -294,6 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SceneForecast.from_world_model(checkpoint.load(model_folder(options.model), device))
     while store.count < min(options.begin, options.episodes) and feeder.is_alive():
         time.sleep(0.5)
+    if store.count < 2:
+        print(f'{store.count} episodes were simulated in {options.simulate:g} s, and one to train on and one to judge by are '
+              'needed: allow more time by --simulate', file=sys.stderr)
+        return 1
     held_back = min(HELD_BACK, store.count // 2)
     training, log, start = Training(forecast, store, options.rate, options.compile, clip=options.clip), [], time.monotonic()
     saved = 0.0
@@ -306,7 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if elapsed > saved + _SAVE:
             checkpoint.save(training.averaged(), options.out, {'scene_forecast': log[-1]}, torch.float16)
             saved = elapsed
-    result = {'steps': training.steps, 'batch': options.batch, 'clip': options.clip, 'episodes': store.added, 'first_seed': options.first_seed,
+    result = {'steps': training.steps, 'batch': options.batch, 'clip': options.clip, 'episodes': store.added,
+              'first_seed': options.first_seed,
               'seconds': round(time.monotonic() - start, 1), 'model': options.model,
               'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     finished = training.finish()
