@@ -19,7 +19,7 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.control.deliberation import CANDIDATES, Candidate, Compared, Deliberation, Question
 from worldmodel_ros.control.pilot import DECIDING, SLOTS, Forecast
-from worldmodel_ros.control.terms import Clearance, Outcome, utilities
+from worldmodel_ros.control.terms import Outcome, utilities
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.control.episode import drive, rung_seconds
 from worldmodel_ros.evaluate.control.forecast import TrueFuture
@@ -40,7 +40,15 @@ PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
 Told = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class Around(Deliberation):
+class Certain(Deliberation):
+    """As the robot decided before what is out of view was in doubt: what is forecast counts as sure."""
+
+    def choose(self, terms, view, *rest, **named):
+        things = {name: replace(thing, unseen=None) for name, thing in view.things.items()}
+        return super().choose(terms, replace(view, things=things), *rest, **named)
+
+
+class Around(Certain):
     """A second round of candidates around the four best of the first, whatever the task."""
 
     def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
@@ -48,7 +56,7 @@ class Around(Deliberation):
         return first.joined(super().compare(question, first.around_best()))
 
 
-class Sampled(Deliberation):
+class Sampled(Certain):
     """Candidates are scored on samples of the future, by the measured error of the forecast, not on its mean."""
 
     COUNT = 6
@@ -67,60 +75,6 @@ class Sampled(Deliberation):
                       for number, (name, thing) in enumerate(question.view.things.items())}
             worth.append(utilities(question.terms, Outcome(question.times, found.poses, things, question.view.walls)))
         return replace(found, worth=np.mean(worth, 0))
-
-
-class Watched:
-    """A forecast; ``unseen`` (S,): s since the place of each slot was in view."""
-
-    def __init__(self, stream: Forecast) -> None:
-        self._stream, self.times, self.unseen = stream, stream.times, np.zeros(len(SLOTS))
-        self.places = np.zeros((len(SLOTS), 2))
-
-    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int) -> Told:
-        told = self._stream.observe(image, executed, measured, passes)
-        seen = np.array([_in_view(place) for place in told[1][0]])
-        self.unseen = np.where(seen, 0.0, self.unseen + PERIOD)
-        self.places = np.where(told[0][:, None] > _LIKELY, told[1][0], np.inf)
-        return told
-
-
-class Doubting(Deliberation):
-    """A mover's place has a standard deviation, which grows for as long as it is out of view, by the errors of
-    unseen_movers.json; along a candidate that turns to it, it ends. Clearance is what is to be expected of it."""
-
-    UNSEEN = (0.0, 0.5, 1.0, 1.6, 2.5, 4.0, 6.0)        # s
-    DOUBT = (0.02, 0.035, 0.055, 0.1, 0.2, 0.35, 0.5)   # m, along each axis
-    AHEAD, FAR = 0.04, 3.0  # m a second of forecast; m, up to which a thing is seen
-    watched: Watched
-
-    def compare(self, question: Question, candidates: Sequence[Candidate]) -> Compared:
-        found, view, times = super().compare(question, candidates), question.view, question.times
-        outcome, worth = Outcome(times, found.poses, view.things, view.walls), found.worth.copy()
-        for number, term in enumerate(question.terms):
-            if isinstance(term, Clearance):
-                doubtful = {name: thing.path for name, thing in view.things.items()
-                            if thing.moves and thing.solid and name not in term.but}
-                cost = [-replace(term, but=(*term.but, *doubtful)).utility(outcome)]
-                cost += [self._expected(outcome.gap(name), self._doubt(path, found.poses, times, view.pose),
-                                        term.margin).max(1) for name, path in doubtful.items()]
-                worth[number] = -term.weight * np.max(cost, 0)
-        return replace(found, worth=worth)
-
-    def _doubt(self, path: np.ndarray, poses: np.ndarray, times: np.ndarray, pose: np.ndarray) -> np.ndarray:
-        """Standard deviation in m (C, T) of the place of a thing along ``path`` (T, 2), for robots at ``poses`` (C, T, 3)."""
-        slot = int(np.hypot(*(self.watched.places - to_base(path[0], pose)).T).argmin())
-        x, y = path[:, 0] - poses[..., 0], path[:, 1] - poses[..., 1]
-        cos, sin = np.cos(poses[..., 2]), np.sin(poses[..., 2])
-        ahead, side = cos * x + sin * y, np.abs(cos * y - sin * x)
-        seen = (side < np.tan(_EDGE) * ahead) & (np.hypot(x, y) < self.FAR)
-        unseen = times - np.maximum.accumulate(np.where(seen, times, -self.watched.unseen[slot]), 1)
-        return np.hypot(np.interp(unseen, self.UNSEEN, self.DOUBT), self.AHEAD * times)
-
-    def _expected(self, gap: np.ndarray, doubt: np.ndarray, margin: float) -> np.ndarray:
-        """Mean of the share of the margin that is missing, and 1 for a contact, for normally distributed gaps."""
-        def below(least: float) -> np.ndarray:  # by the logistic function, which is off by 0.01 at most (Camilli 1994)
-            return 1.0 / (1.0 + np.exp(np.clip(1.702 * (gap - least) / doubt, -40.0, 40.0)))
-        return np.mean([below(margin * quarter / 4.0) for quarter in range(5)], 0) + below(0.0)
 
 
 class Passes:
@@ -231,9 +185,6 @@ class Corrected:
         return presence, places, walls
 
 
-_EDGE = np.radians(42.0)  # to either side: what is beyond, the camera sees partly at most
-
-
 def _in_view(place: np.ndarray, degrees: float = 42.0) -> bool:
     return abs(np.arctan2(place[1], place[0])) < np.radians(degrees)
 
@@ -282,25 +233,25 @@ MORE = (*(Candidate(f'lead {lead:.1f} s', lead) for lead in np.arange(0.0, 2.0, 
 
 # What decides: a stream, and a deliberation.
 WAYS: Mapping[str, tuple] = {
-    'one_pass': (lambda open_: open_(), Deliberation, DECIDING),
-    'doubt': (lambda open_: Watched(open_()), Doubting, DECIDING),
-    'network': (lambda open_: Passes(open_(), 2), Deliberation, DECIDING),
-    'more_candidates': (lambda open_: open_(), Deliberation, replace(DECIDING, candidates=MORE)),
+    'one_pass': (lambda open_: open_(), Certain, DECIDING),
+    'doubt': (lambda open_: open_(), Deliberation, DECIDING),
+    'network': (lambda open_: Passes(open_(), 2), Certain, DECIDING),
+    'more_candidates': (lambda open_: open_(), Certain, replace(DECIDING, candidates=MORE)),
     'around_best': (lambda open_: open_(), Around, DECIDING),
     'more_around_best': (lambda open_: open_(), Around, replace(DECIDING, candidates=MORE)),
-    'longer': (lambda open_: open_(), Deliberation, replace(DECIDING, horizon=3.0)),
+    'longer': (lambda open_: open_(), Certain, replace(DECIDING, horizon=3.0)),
     'samples': (lambda open_: open_(), Sampled, DECIDING),
-    'mirrored': (lambda open_: Mirrored(open_(), open_()), Deliberation, DECIDING),
-    'earlier': (lambda open_: Earlier(open_()), Deliberation, DECIDING),
-    'remembered': (lambda open_: Remembered(open_()), Deliberation, DECIDING),
-    'true_place': (lambda open_: Corrected(open_(), 'place'), Deliberation, DECIDING),
-    'true_motion': (lambda open_: Corrected(open_(), 'motion'), Deliberation, DECIDING),
-    'true_both': (lambda open_: Corrected(open_(), 'both'), Deliberation, DECIDING),
-    'true_all': (lambda open_: Corrected(open_(), 'all'), Deliberation, DECIDING),
-    'remembered_half': (lambda open_: Remembered(open_(), 0.5), Deliberation, DECIDING),
-    'earlier_half': (lambda open_: Earlier(open_(), 0.5), Deliberation, DECIDING),
-    'earlier_network': (lambda open_: Earlier(Passes(open_(), 2)), Deliberation, DECIDING),
-    'earlier_mirrored': (lambda open_: Earlier(Mirrored(open_(), open_())), Deliberation, DECIDING),
+    'mirrored': (lambda open_: Mirrored(open_(), open_()), Certain, DECIDING),
+    'earlier': (lambda open_: Earlier(open_()), Certain, DECIDING),
+    'remembered': (lambda open_: Remembered(open_()), Certain, DECIDING),
+    'true_place': (lambda open_: Corrected(open_(), 'place'), Certain, DECIDING),
+    'true_motion': (lambda open_: Corrected(open_(), 'motion'), Certain, DECIDING),
+    'true_both': (lambda open_: Corrected(open_(), 'both'), Certain, DECIDING),
+    'true_all': (lambda open_: Corrected(open_(), 'all'), Certain, DECIDING),
+    'remembered_half': (lambda open_: Remembered(open_(), 0.5), Certain, DECIDING),
+    'earlier_half': (lambda open_: Earlier(open_(), 0.5), Certain, DECIDING),
+    'earlier_network': (lambda open_: Earlier(Passes(open_(), 2)), Certain, DECIDING),
+    'earlier_mirrored': (lambda open_: Earlier(Mirrored(open_(), open_())), Certain, DECIDING),
 }
 
 
@@ -312,11 +263,8 @@ def _forecast():
 def controller(way: str, look: Callable[[World, tuple[int, int]], np.ndarray] = World.render) -> Learned:
     """What decides in a way, for one episode."""
     forecast, _ = _forecast()
-    opened, deliberation, settings = WAYS[way]
-    stream, decides = opened(forecast.open), deliberation(settings)
-    if isinstance(decides, Doubting):
-        decides.watched = stream
-    return Learned(stream, forecast.image_size, 1, look=look, deliberation=decides)
+    stream, deliberation, settings = WAYS[way]
+    return Learned(stream(forecast.open), forecast.image_size, 1, look=look, deliberation=deliberation(settings))
 
 
 def _drive(job: tuple[str, str, str, int, float]) -> dict:

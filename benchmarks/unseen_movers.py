@@ -9,8 +9,8 @@ import numpy as np
 import second_pass
 from result_file import provenance, write_result
 
-from worldmodel_ros.control.deliberation import Deliberation
 from worldmodel_ros.control.pilot import DECIDING, Forecast
+from worldmodel_ros.control.scene_view import OutOfView, Seen
 from worldmodel_ros.evaluate.control.episode import drive
 from worldmodel_ros.evaluate.control.forecast import TrueFuture
 from worldmodel_ros.evaluate.control.tasks import TASKS
@@ -21,7 +21,6 @@ BINS = (0.0, 0.05, 0.75, 1.25, 2.0, 3.0, 5.0, 8.0)  # s out of view
 NEAR = 1.5    # m from the robot: what is farther off touches nothing soon
 SAME = 1.5    # m, within which a forecast is of a shuttle
 LIKELY = 0.5
-IN_VIEW = np.radians(42.0)  # to either side
 
 
 class Compared:
@@ -30,15 +29,13 @@ class Compared:
 
     def __init__(self, stream: Forecast, rows: list) -> None:
         self._stream, self._rows, self.times = stream, rows, stream.times
-        self._world, self._future = second_pass._forecast()[1], TrueFuture()
-        self._unseen = np.zeros(len(second_pass.SLOTS))  # s since the place of each slot was in view
+        self._world, self._future, self._watch = second_pass._forecast()[1], TrueFuture(), OutOfView()
         self._in_view: dict[str, int] = {}
         self._tick = 0
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int) -> second_pass.Told:
-        presence, places, _ = told = self._stream.observe(image, executed, measured, passes)
-        x, y = places[0].T
-        unseen = self._unseen = np.where(np.abs(np.arctan2(y, x)) < IN_VIEW, 0.0, self._unseen + PERIOD)
+        presence, places, walls = told = self._stream.observe(image, executed, measured, passes)
+        unseen = self._watch.look(Seen(presence, places, walls, self.times)).unseen
         self._tick += 1
         pose, paths = np.array(self._world.pose), self._future.paths(self._world, self.times[[0, 3]])
         true = {mover.name: np.array([to_base(place, pose) for place in paths[mover.name]])
@@ -82,7 +79,7 @@ def main() -> None:
     parser.add_argument('--seeds', type=parse_seeds, default=range(3000000, 3000060))
     parser.add_argument('--json', type=Path, help='file for the result')
     chosen, rows = parser.parse_args(), []
-    second_pass.WAYS = {**second_pass.WAYS, 'compared': (lambda open_: Compared(open_(), rows), Deliberation, DECIDING)}
+    second_pass.WAYS = {**second_pass.WAYS, 'compared': (lambda open_: Compared(open_(), rows), second_pass.Certain, DECIDING)}
     for seed in chosen.seeds:
         drive(TASKS['street'].setup(seed), second_pass.controller('compared'), second_pass.delay('one_pass'),
               second_pass._forecast()[1])
