@@ -107,7 +107,7 @@ def main() -> None:
     def keep(name: str, value: object) -> None:
         result[name] = value
         write_result(result, chosen.json)
-    keep('shipped', train(chosen.out / 'judged', 0.0, chosen.slack, 2 * chosen.judging, chosen))
+    keep('shipped', train(chosen.out / 'judged', 0.0, chosen.slack, max(256, 2 * chosen.judging), chosen))
     keep('longer', train(chosen.out / 'longer', chosen.train, chosen.simulate, chosen.episodes, chosen))
     forecasts = {'shipped': SHIPPED, 'longer': str(chosen.out / 'longer')}
     keep('rooms', {'seeds': f'{chosen.seeds.start}:{chosen.seeds.stop}', 'tasks': crossed(chosen.out, forecasts, chosen)})
