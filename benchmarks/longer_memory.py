@@ -43,7 +43,7 @@ def train(out: Path, seconds: float, simulate: float, episodes: int, chosen: arg
     """Go on from the shipped weights for so long; return what the training tells, its errors among it."""
     told = call('-m', 'worldmodel_ros.train.scene.run', '--resume', str(forecast_folder(SHIPPED)), '--out', str(out),
                 '--seconds', str(seconds), '--simulate', str(simulate), '--episodes', str(episodes), '--first-seed', str(FIRST),
-                '--begin', str(min(episodes, chosen.begin) if seconds else chosen.judging), '--clip', str(CLIP), '--batch',
+                '--begin', str(min(episodes, chosen.begin) if seconds else chosen.judging), '--clip', str(CLIP), '--judged', str(chosen.judged), '--batch',
                 str(chosen.batch), '--rate', str(chosen.rate), '--workers', str(chosen.workers),
                 seconds=seconds + simulate + chosen.slack)
     return json.loads(told.splitlines()[-1]) if told else None
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument('--episodes', type=int, default=20_000, help='that are kept, of 1.4 MB each on the device')
     parser.add_argument('--begin', type=int, default=1_000, help='episodes with which the training begins')
     parser.add_argument('--judging', type=int, default=JUDGING, help='episodes that the shipped weights are judged on')
+    parser.add_argument('--judged', type=int, default=1024, help='clips that errors are taken on')
     parser.add_argument('--batch', type=int, default=72, help='clips a step')
     parser.add_argument('--rate', type=float, default=3e-4)
     parser.add_argument('--seeds', type=parse_seeds, default=range(3280000, 3280200), help='rooms to drive in')

@@ -8,10 +8,12 @@ import time
 import cv2
 import numpy as np
 import pytest
+from fake_service import serving
 from small_model import small_checkpoint
-from test_world_model_node_deciding import forecasts
+from test_world_model_node_deciding import forecasts, newest
 from world_model_rig import MOTION, active, stamp_of, wait_for
 
+from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.srv import WhatIf
 
 pytestmark = [pytest.mark.ros, pytest.mark.waiting]
@@ -87,3 +89,32 @@ def test_every_command_comes_while_the_server_imagines_hangs_dies_and_comes_back
     finally:
         process.kill()
         process.wait()
+
+
+def test_with_a_server_the_node_decides_and_the_server_imagines_what_was_decided(tmp_path):
+    path = tmp_path / 'engine.sock'
+    with serving(path) as served, active(load_forecast=forecasts, forecast='some forecast', server=str(path), deadline_s=0.3,
+                                         camera_timeout_s=5.0) as node:
+        wait_for(lambda: served.service.listeners, 'the session')
+        node.film(1.0)
+        chunks = {each.sequence: each for each in node.messages()}
+        future = wait_for(lambda: newest(node.messages('predicted_future'), lambda each: each.sequence in chunks), 'images')
+        assert future.decision.chosen and future.decision.sequence == future.sequence
+        ticks = {tick.stamp: tick for tick in served.service.ticks}
+        np.testing.assert_array_equal(ticks[stamp_of(future)].plan.ravel(), chunks[future.sequence].values)
+        assert not node.engine.sessions[0].observed, 'the own model took frames in, too'
+        level, text, values = node.report()
+        assert (level, values['backend']) == (diagnostics.OK, 'fake of the server'), text
+        served.service.answer = 'refusal'  # it has no time: commands go on
+        before = len(node.messages())
+        node.film(0.5)
+        assert all(chunk.tier in MOTION for chunk in node.messages()[before:]) and len(node.messages()) >= before + 4
+        served.stop()
+        before, images = len(node.messages()), len(node.messages('predicted_future'))
+        node.film(1.0)
+        assert all(chunk.tier in MOTION for chunk in node.messages()[before:]) and len(node.messages()) >= before + 8
+        wait_for(lambda: len(node.messages('predicted_future')) > images, 'images of the own model')
+        assert node.engine.sessions[0].observed
+        level, text, values = node.report()
+        assert level == diagnostics.WARN and values['backend'] == 'fake'
+        assert 'imagining with the own model: the server is not used' in text, text

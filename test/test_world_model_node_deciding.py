@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from nav_msgs.msg import Odometry
 from visualization_msgs.msg import MarkerArray
-from fake_service import serving
 from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import term_in_words, to_goal
-from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
@@ -194,7 +192,7 @@ def test_the_wheels_are_heard_and_it_is_said_where_they_are_not(node):
 
 
 def test_without_a_forecast_tasks_are_refused_with_the_remedy():
-    with active() as subject:
+    with active(namespace='alone') as subject:  # the other node answers by its own name
         answer = subject.call(SetTask, 'set_task', SetTask.Request(task=Task(terms=[Term(kind='reach', target='red')])))
         assert not answer.success and 'parameter forecast' in answer.message
 
@@ -204,32 +202,3 @@ def test_a_forecast_of_another_size_is_refused():
         return SimpleNamespace(name='small', backend=backend, image_size=(32, 32), step_period=0.1, open=Stream)
     with rig(load_forecast=small, forecast='small') as subject:
         assert not subject.change('configure')
-
-
-def test_with_a_server_the_node_decides_and_the_server_imagines_what_was_decided(tmp_path):
-    path = tmp_path / 'engine.sock'
-    with serving(path) as served, active(load_forecast=forecasts, forecast='some forecast', server=str(path), deadline_s=0.3,
-                                         camera_timeout_s=5.0) as node:
-        wait_for(lambda: served.service.listeners, 'the session')
-        node.film(1.0)
-        chunks = {each.sequence: each for each in node.messages()}
-        future = wait_for(lambda: newest(node.messages('predicted_future'), lambda each: each.sequence in chunks), 'images')
-        assert future.decision.chosen and future.decision.sequence == future.sequence
-        ticks = {tick.stamp: tick for tick in served.service.ticks}
-        np.testing.assert_array_equal(ticks[stamp_of(future)].plan.ravel(), chunks[future.sequence].values)
-        assert not node.engine.sessions[0].observed, 'the own model took frames in, too'
-        level, text, values = node.report()
-        assert (level, values['backend']) == (diagnostics.OK, 'fake of the server'), text
-        served.service.answer = 'refusal'  # it has no time: commands go on
-        before = len(node.messages())
-        node.film(0.5)
-        assert all(chunk.tier in MOTION for chunk in node.messages()[before:]) and len(node.messages()) >= before + 4
-        served.stop()
-        before, images = len(node.messages()), len(node.messages('predicted_future'))
-        node.film(1.0)
-        assert all(chunk.tier in MOTION for chunk in node.messages()[before:]) and len(node.messages()) >= before + 8
-        wait_for(lambda: len(node.messages('predicted_future')) > images, 'images of the own model')
-        assert node.engine.sessions[0].observed
-        level, text, values = node.report()
-        assert level == diagnostics.WARN and values['backend'] == 'fake'
-        assert 'imagining with the own model: the server is not used' in text, text

@@ -280,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--begin', type=int, default=1_500, help='episodes with which the training begins')
     parser.add_argument('--batch', type=int, default=128, help='clips a step')
     parser.add_argument('--clip', type=int, default=CLIP, help='frames of a clip: what is to be remembered is in one')
+    parser.add_argument('--judged', type=int, default=1024, help='clips that the errors are taken on')
     parser.add_argument('--rate', type=float, default=8e-4)
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--compile', action='store_true', help='torch.compile: faster after about a minute')
@@ -317,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
               'seconds': round(time.monotonic() - start, 1), 'model': options.model,
               'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     finished = training.finish()
-    result['errors_m'] = training.errors(range(held_back))
+    result['errors_m'] = training.errors(range(held_back), max(1, options.judged // 64), min(64, options.judged))
     checkpoint.save(finished, options.out, {'scene_forecast': result, 'log': log}, torch.float16)
     print(json.dumps(result))
     return 0
