@@ -43,8 +43,9 @@ def train(out: Path, seconds: float, simulate: float, episodes: int, chosen: arg
     """Go on from the shipped weights for so long; return what the training tells, its errors among it."""
     told = call('-m', 'worldmodel_ros.train.scene.run', '--resume', str(forecast_folder(SHIPPED)), '--out', str(out),
                 '--seconds', str(seconds), '--simulate', str(simulate), '--episodes', str(episodes), '--first-seed', str(FIRST),
-                '--begin', str(min(episodes, chosen.begin) if seconds else chosen.judging), '--clip', str(CLIP), '--judged', str(chosen.judged), '--batch',
-                str(chosen.batch), '--rate', str(chosen.rate), '--workers', str(chosen.workers),
+                '--begin', str(min(episodes, chosen.begin) if seconds else chosen.judging), '--clip', str(CLIP),
+                '--judged', str(chosen.judged), '--batch', str(chosen.batch), '--rate', str(chosen.rate),
+                '--workers', str(chosen.workers),
                 seconds=seconds + simulate + chosen.slack)
     return json.loads(told.splitlines()[-1]) if told else None
 
