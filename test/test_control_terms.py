@@ -1,4 +1,6 @@
 """Terms of tasks: what each says about outcomes that can be judged by eye."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,39 @@ def test_clearance_minds_walls_and_leaves_out_what_is_wanted():
     at_ball = outcome(along([(0, 0), (1, 0)]), ball=still(1.0, 0.0))
     assert Clearance(0.1).utility(at_ball) < -1.0
     assert not Clearance(0.1, but=('ball',)).utility(at_ball).any()
+
+
+def test_doubt_about_a_thing_grows_out_of_view_and_goes_where_a_robot_looks():
+    poses = np.zeros((3, len(TIMES), 3))
+    poses[1, 10:, 2] = np.pi / 2   # turns to the left after 1 s
+    poses[2, :, 2] = -np.pi / 2    # has turned away
+    beside = replace(still(0.0, 1.0), moves=True, unseen=0.6)
+    ahead = replace(still(1.0, 0.0), moves=True, unseen=0.0)
+    found = outcome(poses, beside=beside, ahead=ahead)
+    left, right = found.doubt('beside'), found.doubt('ahead')
+    assert (np.diff(left[0]) > 0.0).all() and left[0, 0] < 0.05 and left[0, -1] > 0.2
+    np.testing.assert_array_equal(left[0, :10], left[1, :10])
+    assert left[1, 10] < 0.06 and (left[1, 10:] < 0.1).all()
+    assert right[0, -1] < 0.1 < right[2, -1], 'what is kept in view is known, but for how it goes on'
+    far = outcome(poses, beside=replace(still(0.0, 9.0), moves=True, unseen=0.6))
+    assert far.doubt('beside')[1, -1] > 0.2, 'it is too far to be seen'
+
+
+def test_what_is_in_doubt_is_given_more_room_and_what_is_sure_counts_as_before():
+    poses = along([(0.0, 0.0), (0.0, 0.0)])
+    def penalty(gap, unseen):
+        thing = replace(still(0.0, gap + 0.1 + ROBOT_RADIUS), moves=True, unseen=unseen)
+        value, = Clearance(0.12).utility(outcome(poses, ball=thing))
+        return value
+    for gap in (-0.2, -0.03, 0.03, 0.09, 0.2):
+        assert penalty(gap, None) == pytest.approx(-np.clip((0.12 - gap) / 0.12, 0.0, 1.0) - (gap <= 0.0))
+    assert penalty(0.5, 0.0) == pytest.approx(0.0, abs=0.03) and penalty(-0.5, 0.0) < -1.7
+    by_time = [penalty(0.2, unseen) for unseen in (0.0, 1.0, 3.0)]
+    assert -0.5 > by_time[2] and np.diff(by_time).max() < -0.05 and by_time[0] > -0.4
+    # Twice as far, and in view again: the mean over draws of where it is.
+    draws = 0.3 + np.random.default_rng(0).normal(0.0, 0.15, 200_000)
+    mean = (np.clip((0.12 - draws) / 0.12, 0.0, 1.0) + (draws <= 0.0)).mean()
+    assert -terms._expected_penalty(np.array([[0.3]]), np.array([[0.15]]), 0.12)[0, 0] == pytest.approx(mean, abs=0.02)
 
 
 def test_time_and_region():

@@ -1,5 +1,6 @@
 """Decisions on a forecast of the scene: rungs, vetoes, delay, and that the command leaves before the images are made."""
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,7 +160,7 @@ class Rig:
             new._deliberation.choose = slowly
             return new
 
-    def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0):
+    def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0, rounds=2, shared=None):
         self.clock, self.costs, self.nan = FakeClock(), list(costs), 1.0
         self.engine = FakeEngine(self.clock.sleep, encode=0.002, commit=0.005, denoise=0.006, decode=0.005)
         self.places = {'red': (2.0, 0.0, 0.0, 0.0)}
@@ -174,7 +175,7 @@ class Rig:
                 self.times.record(comparing(count), 0.0)
                 self.times.record(comparing(count, 2), costs[2] - costs[1])
         self.worker = self.Worker(self, self.engine, self.executed, self.responder, self, self.open, self.times,
-                                     lambda stamp: self.reading, delay, self.clock)
+                                     lambda stamp: self.reading, delay, self.clock, rounds, shared)
         self.worker._thread.running = True
         self.sequence = 0
 
@@ -249,6 +250,74 @@ def test_a_second_round_is_for_what_is_to_be_touched_alone():
         assert rig.decisions[-1][0].passes == passes
     assert rig.answers[-1][0].tier is Tier.TWO_STEP  # no more was to be had
     assert rounds_worth(TOUCH.terms, 1) == 1 == rounds_worth(to_goal('red').terms, 2)
+
+
+def test_a_second_round_that_is_not_wanted_is_left_out():
+    rig = Rig(rounds=1)
+    for _ in range(3):
+        answer = rig.tick(task=TOUCH)
+    assert (answer.tier, answer.reason, rig.decisions[-1][0].passes) == (Tier.ONE_STEP, 'candidate_rounds is 1', 1)
+    rig = Rig(rounds=0)
+    for _ in range(3):
+        answer = rig.tick(task=TOUCH)
+    assert answer.tier is Tier.PLAN_ONLY and answer.reason.startswith('candidate_rounds is 0')
+    assert rig.decisions[-1][0].choice.scores == {}
+
+
+class FakeShared:
+    """A world model elsewhere."""
+
+    here, backend, degraded_reason, image_size = True, 'fake of the server', '', (128, 128)
+
+    def __init__(self):
+        self.kept, self.shown, self.asked = [], [], []
+
+    def keep(self, observation):
+        self.kept.append(observation)
+        return observation
+
+    def show(self, observation, plan, decided):
+        self.shown += [(observation, plan, decided)] * self.here
+        return self.here
+
+    def ask(self, question):
+        self.asked.append(question)
+
+
+def test_a_world_model_elsewhere_imagines_what_was_decided_and_the_own_one_steps_in():
+    shared = FakeShared()
+    rig = Rig(shared=shared)
+    session = rig.engine.sessions[0]
+    assert (rig.worker.image_size, rig.worker.backend) == ((128, 128), 'fake of the server')
+    for number in range(1, 4):
+        answer = rig.tick(task=TOUCH)
+        observation, plan, decided = shared.shown[-1]
+        assert observation.sequence == number == len(shared.shown) and decided is rig.decisions[-1][0]
+        np.testing.assert_array_equal(plan, answer.actions)
+    assert not session.observed and not rig.predictions
+    rig.worker.ask('question')
+    assert shared.asked == ['question']
+    shared.here = False
+    tiers = [rig.tick(task=TOUCH).tier for _ in range(3)]
+    assert tiers == [Tier.TWO_STEP] * 3, 'its loss is none to those who decide'
+    assert [mean for mean, _ in session.observed] == [4.0, 5.0, 6.0] and len(rig.predictions) == 3 == len(shared.shown)
+    resets = session.resets
+    shared.here = True
+    for _ in range(2):
+        rig.tick(task=TOUCH)
+    assert (session.resets, len(session.observed), len(shared.shown)) == (resets + 1, 0, 5)
+    shared.here = False
+    rig.tick(task=TOUCH)
+    assert len(session.observed) == 1 and len(rig.streams) == 2, 'what was seen of the scene was forgotten'
+
+
+def test_what_wants_no_answer_is_taken_in_elsewhere_and_nothing_is_imagined_of_it():
+    shared = FakeShared()
+    rig = Rig(shared=shared)
+    rig.tick(task=TOUCH)
+    rig.worker.submit(replace(shared.kept[-1], sequence=9, stale='too old'))
+    rig.run()
+    assert [plan is None for _, plan, _ in shared.shown] == [False, True]
 
 
 def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():

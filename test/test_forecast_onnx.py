@@ -51,7 +51,7 @@ def forecasts(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('WORLDMODEL_CACHE', os.environ['WORLDMODEL_TEST_SHARED'])
         patch.setattr(export, 'export_graph', export_once)
-        return {backend: load_forecast(str(folder), backend) for backend in ('torch', 'onnx', 'onnx-int8')}
+        yield {backend: load_forecast(str(folder), backend) for backend in ('torch', 'onnx', 'onnx-int8')}
 
 
 def drive(forecast, passes):
@@ -71,6 +71,15 @@ def test_onnx_gives_what_torch_does(forecasts, backend, tolerance, passes):
             np.testing.assert_allclose(got, wanted, atol=tolerance)
             largest = max(largest, np.abs(wanted).max())
     assert largest > 0.2  # it is not nothing that agrees
+
+
+def test_the_graph_of_a_second_pass_is_neither_exported_nor_opened_where_none_is_made(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv('WORLDMODEL_CACHE', str(tmp_path))
+    forecast = load_forecast(str(folder), 'onnx')
+    drive(forecast, (0, 1))
+    assert [file.name for file in tmp_path.rglob('*.onnx')] == ['see.onnx']
+    drive(forecast, (1, 2))
+    assert sorted(file.name for file in tmp_path.rglob('*.onnx')) == ['again.onnx', 'see.onnx']
 
 
 def test_streams_of_one_network_do_not_see_each_other(forecasts):

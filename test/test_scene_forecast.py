@@ -20,7 +20,7 @@ from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import task_scene
 from worldmodel_ros.sim.world import World
 from worldmodel_ros.train.scene import run as training
-from worldmodel_ros.train.scene.episodes import FRAMES, SHUTTLES, Store, make, truth
+from worldmodel_ros.train.scene.episodes import FRAMES, SHUTTLES, Glance, Store, make, truth
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 PRESET = replace(PRESETS['tiny'], name='narrow', width=32, depth=2, heads=2, vae_width=8, head_features=8)
@@ -111,6 +111,8 @@ def test_the_truth_is_in_each_frames_base_and_counts_what_the_clip_has_shown(sto
             x, y, yaw = arrays['pose'][t]
             shown = arrays['visible'][int(start[b]):t + 1].any(0)
             assert target.known[b, anchor].tolist() == shown.tolist()
+            back = arrays['visible'][int(start[b]):t + 1][::-1].argmax(0)
+            assert target.unseen[b, anchor][shown].tolist() == back[shown].tolist()
             for slot in np.flatnonzero(shown):
                 now = target.now[b, anchor, slot].numpy()
                 cos, sin = math.cos(yaw), math.sin(yaw)
@@ -118,6 +120,20 @@ def test_the_truth_is_in_each_frames_base_and_counts_what_the_clip_has_shown(sto
                                            arrays['place'][t, slot], atol=1e-4)
             inside = [t + horizon < FRAMES for horizon in HORIZONS]
             assert target.counts[b, anchor].any(-1).tolist() == [each and bool(shown.any()) for each in inside]
+
+
+def test_a_driver_looks_away_from_what_it_has_seen_and_back():
+    world, in_view = World(), []
+    world.load(task_scene('street', 3))
+    driver, name = Glance(np.random.default_rng(2), world.scene), None
+    for _ in range(400):
+        world.step(tuple(driver(world, np.zeros(2)).tolist()), 0.1)
+        if driver._target != name:
+            name, watched = driver._target, []
+            in_view.append(watched)
+        watched.append(world.visible(name))
+    gaps = [len(gap) for watched in in_view for gap in ''.join('.x'[seen] for seen in watched).strip('.').split('x') if gap]
+    assert len(in_view) >= 3 and max(gaps, default=0) >= 10, 'nothing was seen, lost for 1 s and seen again'
 
 
 def test_a_mirrored_clip_has_left_and_right_exchanged(store, episodes):

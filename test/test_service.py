@@ -43,6 +43,20 @@ def test_a_tick_is_answered_with_a_plan_its_outcome_and_later_its_pictures():
     assert picture.seconds == pytest.approx(COSTS['decode'])
 
 
+def test_what_the_robot_has_decided_is_imagined_in_place_of_a_plan():
+    rig = Rig()
+    session, listener = rig.open()
+    decided = np.linspace(-0.2, 0.5, SMALL.chunk_frames * 2).reshape(-1, 2).astype(np.float32)
+    for sequence, plan in ((1, decided), (2, None)):
+        rig.tick(session, sequence, plan=plan)
+        rig.settle()
+    mine, planned = listener.replies
+    np.testing.assert_array_equal(mine.plan, decided)
+    np.testing.assert_array_equal(listener.pictures[0].future.actions, decided)
+    assert not np.array_equal(planned.plan, decided)
+    assert [name for name, _ in rig.backend.batches].count('policy') == 1, 'the decided one was planned, too'
+
+
 def test_ticks_of_many_sessions_share_batches():
     rig = Rig(sizes=(1, 2, 4), pictures=False)
     clients = [rig.open() for _ in range(4)]
@@ -415,7 +429,8 @@ def test_a_session_is_saved_and_loaded_in_idle_time(tmp_path):
 
 @pytest.mark.parametrize('values, match', [
     ({'goal': 'purple'}, 'red, green, blue, yellow'), ({'executed': np.array([np.nan, 0.0])}, 'finite'),
-    ({'prefix': np.zeros((SMALL.chunk_frames, 2))}, 'prefix'), ({'budget': np.inf}, 'due'),
+    ({'prefix': np.zeros((SMALL.chunk_frames, 2))}, 'prefix'), ({'plan': np.zeros((1, 2))}, 'plan'),
+    ({'plan': np.full((SMALL.chunk_frames, 2), np.nan)}, 'plan'), ({'budget': np.inf}, 'due'),
 ])
 def test_a_tick_that_does_not_fit_the_model_is_refused_with_the_reason(values, match):
     rig = Rig()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from worldmodel_ros.control.pilot import SLOTS, Pilot
-from worldmodel_ros.control.scene_view import Seen, StandingThings
+from worldmodel_ros.control.scene_view import OutOfView, Seen, StandingThings
 from worldmodel_ros.control.task import to_goal
 from worldmodel_ros.motion import PERIOD
 
@@ -60,6 +60,16 @@ def test_a_thing_behind_another_is_not_taken_for_gone(hidden):
     for _ in range(40):
         told = memory.remember(seen(**hidden), pose)
     assert told.presence[RED] > 0
+
+
+def test_it_is_counted_how_long_a_place_is_out_of_view():
+    watch, told = OutOfView(), []
+    for bearing in (0.5, 1.0, 1.0, 1.0, -0.5, -1.5, 3.0):
+        told.append(watch.look(seen(RED=(np.cos(bearing), np.sin(bearing)))).unseen[RED])
+    assert told == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.0, 0.1, 0.2])
+    things = watch.look(seen(RED=(0.0, 1.0), BALL=(0.0, 1.0))).view(SLOTS, np.zeros(3), np.zeros(2), TIMES).things
+    assert things['red'].unseen is None, 'what stands is remembered, and in no doubt'
+    assert things['magenta ball'].unseen == pytest.approx(0.1)
 
 
 def test_a_robot_drives_to_a_goal_that_its_forecast_has_forgotten():

@@ -22,7 +22,8 @@ from worldmodel_ros.serving.transport.codec import MAX_MESSAGE, MessageError, Ve
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from worldmodel_ros.serving.transport.frames import SLOTS, FrameSlots, make_memory
 
-TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]), np.ones((2, 2), np.float32))
+TICK = messages.Tick(7, 3, 123_456_789, 2 ** 63, 'red', 12.5, True, np.float32([0.4, -1.0]), np.ones((2, 2), np.float32),
+                     plan=np.full((4, 2), 0.25, np.float32))
 QUESTION = messages.Question(9, 'blue', 1.5, 0, (
     messages.Branch('left', 3, np.float32([[0.3, 1.0]] * 3)), messages.Branch('policy', 8, np.zeros((0, 0)))), 2)
 EXAMPLES = [

@@ -30,17 +30,23 @@ def drive(tasks: tuple[str, ...], seeds: range, bringup: dict[str, str], log: Pa
     served: dict[str, dict] = {}
     shutil.rmtree(log, ignore_errors=True)
     for number, task in enumerate(tasks):
-        heard = _drive(task, seeds, bringup, log / task,
+        heard = listen(task, seeds, bringup, log / task,
                        lambda share, before=number: progress((before + share) / len(tasks)))
-        episodes[task, ROBOT] = [
-            Episode(each['seed'], each['succeeded'], each['contacts'], each['seconds'], each['arrivals'], each['reason'])
-            for each in heard.ended[:len(seeds)]]
-        served[task] = _served(heard)
+        episodes[task, ROBOT] = judged(heard, len(seeds))
+        served[task] = summary(heard)
     return {'seeds': f'{seeds.start}:{seeds.stop}', 'bringup': bringup, 'definitions': DEFINITIONS, 'tasks': table(episodes),
             'served': served}
 
 
-def _drive(task: str, seeds: range, bringup: dict[str, str], log: Path, progress: Callable[[float], None]) -> Heard:
+def judged(heard: Heard, count: int) -> list[Episode]:
+    """Return the first ``count`` rooms that were judged."""
+    return [Episode(each['seed'], each['succeeded'], each['contacts'], each['seconds'], each['arrivals'], each['reason'])
+            for each in heard.ended[:count]]
+
+
+def listen(task: str, seeds: range, bringup: dict[str, str], log: Path, progress: Callable[[float], None]) -> Heard:
+    """Return what was heard of so many rooms of a task, driven by nodes that are started for them. Raises RuntimeError where an
+    episode does not end."""
     description = load()
     nodes = description.resolve('sim', {**bringup, 'task': task, 'seed': seeds.start})
     with Supervisor(description.environment, log) as supervisor:
@@ -60,7 +66,8 @@ def _drive(task: str, seeds: range, bringup: dict[str, str], log: Path, progress
             return listener.heard
 
 
-def _served(heard: Heard) -> dict:
+def summary(heard: Heard) -> dict:
+    """Return by what rungs ticks were answered, after what time, and what was chosen."""
     ticks = sum(count for tier, count in heard.tiers.items() if tier != 'none')
     latencies = np.array(heard.latencies or [np.nan]) * 1e3
     p50, p99, greatest = np.percentile(latencies, (50, 99, 100))

@@ -4,12 +4,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future as Promise
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
+from worldmodel_ros.engine.session_folder import SessionFolder
+from worldmodel_ros.engine.session_transfer import PATIENCE
+from worldmodel_ros.engine.what_if import Question
 from .deliberation import FEWEST, Decision as Choice, rounds_worth
 from .ladder import NS, STEPS, Decision, Tier
 from .pilot import REACTING, Forecast, Known, Pilot, comparing
@@ -51,6 +55,39 @@ class Decided:
     timings: dict[str, float]
 
 
+class Imagines(Protocol):
+    """A world model elsewhere, which takes in what is observed and imagines what was decided, while it is ``here``.
+
+    ``backend``: what runs it; ``degraded_reason``: why it is not here; ``image_size``: of observations, for it and the own one.
+    """
+
+    here: bool
+    backend: str
+    degraded_reason: str
+    image_size: tuple[int, int]
+
+    def start(self) -> None:
+        """Begin to look for it."""
+
+    def stop(self) -> None:
+        """Leave it."""
+
+    def keep(self, observation: Observation) -> Observation:
+        """Take an observation that will be shown; return it as the own model needs it."""
+
+    def show(self, observation: Observation, plan: np.ndarray | None, decided: Decided | None) -> bool:
+        """Have it take in an observation and imagine a plan (T, A), if there is one; False: it is not here."""
+
+    def ask(self, question: Question) -> Promise:
+        """As Worker.ask."""
+
+    def save(self, name: str) -> str:
+        """Have its session written to a file of its own."""
+
+    def load(self, name: str) -> str:
+        """Have its session replaced by one from such a file."""
+
+
 class DecidingListener(Listener, Protocol):
     """Where results go."""
 
@@ -67,16 +104,21 @@ class DecidingWorker(Worker):
     worth it, or one; PLAN_ONLY: the reactive policy on what is there now; LAST_PLAN and STOP as everywhere. After the forecast
     it is decided again what fits: most of a tick's jitter is behind it then, and who does not finish in time is answered for
     with the last plan.
+
+    Where there is a ``shared`` world model, that takes in the frames and imagines, while it is here; it decides nothing.
     """
 
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
-                 command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+                 command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic, rounds: int = 2,
+                 shared: Imagines | None = None) -> None:
         """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
-        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]."""
+        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]; ``rounds``: of candidates,
+        at most."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
-        self._base_delay = command_delay
+        self._base_delay, self._most_rounds, self._shared = command_delay, rounds, shared
+        self._newest: int | None = None  # stamp of the newest observation of the episode, ns; the session may not have seen it
         self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
         self.measures_odometry = False  # whether the newest frame had a reading
         self._pilot = self._new_pilot()
@@ -87,9 +129,45 @@ class DecidingWorker(Worker):
         known = next((known for at, known in list(self._known) if at == stamp), None)
         return known.utilities(task.terms, actions) if known and task.terms else np.zeros(0)
 
+    @property
+    def backend(self) -> str:
+        return (self._shared and self._shared.backend) or super().backend
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self._shared.image_size if self._shared else super().image_size
+
+    @property
+    def degraded_reason(self) -> str:
+        return self._shared.degraded_reason if self._shared else ''
+
+    def start(self) -> None:
+        super().start()
+        if self._shared:
+            self._shared.start()
+
+    def stop(self) -> None:
+        if self._shared:
+            self._shared.stop()
+        super().stop()
+
+    def submit(self, observation: Observation) -> bool:
+        return super().submit(self._shared.keep(observation) if self._shared else observation)
+
+    def ask(self, question: Question) -> Promise:
+        return self._shared.ask(question) if self._shared and self._shared.here else super().ask(question)
+
+    def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        shared = self._shared and self._shared.here
+        return self._shared.save(name) if shared else super().save(folder, name, patience)
+
+    def load(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:
+        shared = self._shared and self._shared.here
+        return self._shared.load(name) if shared else super().load(folder, name, patience)
+
     def _start_over(self) -> None:
         super()._start_over()
-        self._pilot = self._new_pilot()
+        self._pilot, self._newest = self._new_pilot(), None
 
     def _new_pilot(self) -> Pilot:
         return Pilot(self._open(), times=self.times, clock=self._clock)
@@ -99,10 +177,10 @@ class DecidingWorker(Worker):
         begun = self._clock()
         self._begin(observation)
         decision = self._responder.decide(observation, begun, self._expected_time)
-        if decision and decision.tier is Tier.TWO_STEP and self._committed is None:
+        if decision and decision.tier is Tier.TWO_STEP and self._newest is None:
             # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
-        executed = self._executed(self._committed, observation.stamp)
+        executed = self._executed(self._newest, observation.stamp)
         self._feel(observation, executed)
         # The forecast was trained with the command in force, the world model with the mean over the period.
         _, in_force = self._held(observation.stamp - 1, observation.stamp)[-1]
@@ -112,11 +190,25 @@ class DecidingWorker(Worker):
             decided = self._answer(observation, decision, begun)
         self._known.append((observation.stamp, self._pilot.known))
         answered = self._clock()
-        self._session.observe(observation.image, executed)
+        self._newest, before = observation.stamp, self._newest
+        if self._shared and self._imagined_elsewhere(observation, decision, decided):
+            return
+        self._session.observe(observation.image, executed if self._committed == before else
+                              self._executed(self._committed, observation.stamp))
         self._committed = observation.stamp
         if decision is None:
             return
         self._show(observation, decided, decision, begun, answered)
+
+    def _imagined_elsewhere(self, observation: Observation, decision: Decision | None, decided: Decided | None) -> bool:
+        """Whether the shared model has taken the observation; the own session then begins again when it is needed."""
+        plan = self._plan_of(decided.choice if decided else None) if decision else None
+        if not self._shared.show(observation, plan, decided):
+            return False
+        if self._committed is not None:
+            super()._start_over()
+            self._committed = None
+        return True
 
     def _expected_time(self, rounds: int) -> float:
         """Return how long a tick is expected to take [s]: what is given up for a second round that does not fit is one round,
@@ -131,7 +223,7 @@ class DecidingWorker(Worker):
             self._pilot.odometry.measured(*reading)
         else:
             period = self._engine.spec.step_period
-            since = period if self._committed is None else (observation.stamp - self._committed) / NS
+            since = period if self._newest is None else (observation.stamp - self._newest) / NS
             self._pilot.odometry.executed(executed, since)
 
     def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:
@@ -167,9 +259,13 @@ class DecidingWorker(Worker):
         the last plan goes on where it does not after all."""
         if decision.tier is Tier.STOP:
             return decision
+        if self._most_rounds == 0:
+            return decision._replace(tier=Tier.PLAN_ONLY, reason=decision.reason or 'candidate_rounds is 0')
         if self.times.typical(comparing(FEWEST)) > left:
             return decision._replace(tier=Tier.PLAN_ONLY, headroom=False,
                                      reason=decision.reason or 'the forecast left no time to compare candidates')
+        if decision.tier is Tier.TWO_STEP and self._most_rounds == 1:
+            return decision._replace(tier=Tier.ONE_STEP, reason='candidate_rounds is 1')
         if decision.tier is Tier.TWO_STEP and self.times.typical(comparing(FEWEST, rounds)) > left:
             return decision._replace(tier=Tier.ONE_STEP, headroom=False,
                                      reason='the forecast left no time for a second round of candidates')

@@ -19,7 +19,7 @@ from worldmodel_ros.motion import PERIOD, along_arc, move
 from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
 from .responder import require_finite
-from .scene_view import Seen, Slot, StandingThings, View, with_places
+from .scene_view import OutOfView, Seen, Slot, StandingThings, View, with_places
 from .task import to_goal
 from .terms import Outcome, Term, place_thing, sights, utilities
 from .wall_colours import WallColours
@@ -87,6 +87,7 @@ class Pilot:
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
         self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
+        self._out_of_view = OutOfView()
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._wall_colours = WallColours()
         self._terms: Sequence[Term] | None = None
@@ -108,7 +109,7 @@ class Pilot:
             self._localiser.saw(seen.presence, seen.places[0], seen.walls)
             direction, _ = self._localiser.walls()
             self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
-        seen = self._standing.remember(seen, self._localiser.pose)
+        seen = self._out_of_view.look(self._standing.remember(seen, self._localiser.pose))
         self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
 
     def _begin(self, terms: Sequence[Term]) -> None:
@@ -204,4 +205,5 @@ def _full(seen: Seen) -> Seen:
     """With a thing in each slot, all ahead of the robot."""
     count, angles = len(seen.presence), np.linspace(-0.7, 0.7, len(seen.presence))
     places = np.stack([np.cos(angles), np.sin(angles)], 1) * np.linspace(1.0, 2.5, count)[:, None]
-    return Seen(np.ones(count), np.tile(places, (len(seen.times), 1, 1)), np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0]), seen.times)
+    return Seen(np.ones(count), np.tile(places, (len(seen.times), 1, 1)), np.array([1.0, 0.0, 4.0, 4.0, 4.0, 4.0]), seen.times,
+                np.zeros(count))

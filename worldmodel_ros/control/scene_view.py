@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worldmodel_ros.motion import from_base, to_base
+from worldmodel_ros.motion import PERIOD, from_base, to_base
 from .terms import Term, Thing, places
 
 _LIKELY = 0.5  # probability from which on a thing counts as there
 _IN_VIEW = math.radians(36.0)  # to either side: well within the camera's 90 degrees
+_EDGE = math.radians(42.0)  # to either side: what is beyond, the camera sees partly at most
 _NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is seen for sure, unless something is in front of it
 _MISSED = 8  # ticks that a remembered thing may be in view, and not be seen, before it is forgotten
 
@@ -47,12 +48,13 @@ class Slot:
 class Seen:
     """What a forecast tells: the probability that the thing of each slot is there (S,), where it is at ``times`` (T,), s from
     the observation on, as places (T, S, 2) in m in base_link, and the walls (6,): cosine and sine of four times the first
-    one's direction, and metres to each of four."""
+    one's direction, and metres to each of four; ``unseen`` (S,): s since each place was in view, None: nothing is in doubt."""
 
     presence: np.ndarray
     places: np.ndarray
     walls: np.ndarray
     times: np.ndarray
+    unseen: np.ndarray | None = None
 
     def at_present(self) -> Seen:
         """Return the same, as if everything stayed where it is."""
@@ -70,7 +72,9 @@ class Seen:
         for number, slot in meant.items():
             if slot:
                 path = np.stack([np.interp(times, self.times, found[:, number, axis]) for axis in range(2)], 1)
-                things[slot.name] = Thing(path, slot.radius, slot.colour, slot.moves, float(self.presence[number]))
+                unseen = None if self.unseen is None or not slot.moves else float(self.unseen[number])
+                things[slot.name] = Thing(path, slot.radius, slot.colour, slot.moves, float(self.presence[number]),
+                                          unseen=unseen)
         return View(pose, twist, things, planes(self.walls, pose))
 
 
@@ -125,6 +129,20 @@ class StandingThings:
         apart = np.abs(np.arctan2(places[:, 1], places[:, 0]) - bearing)
         hides = likely & (far < away) & (apart < np.arcsin(np.minimum(1.0, self._radii / far)) + self._radii[slot] / away)
         return not hides.any()
+
+
+class OutOfView:
+    """For how long the place of each slot has been out of view. A forecast goes on to tell where a thing is that the camera
+    does not see any more, and is the farther off the longer that lasts. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._seconds: np.ndarray | float = 0.0
+
+    def look(self, seen: Seen) -> Seen:
+        """Take what is told at the next tick; return it with the times."""
+        x, y = seen.places[0].T
+        self._seconds = np.where(np.abs(np.arctan2(y, x)) < _EDGE, 0.0, self._seconds + PERIOD)
+        return replace(seen, unseen=self._seconds)
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:

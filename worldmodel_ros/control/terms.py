@@ -21,13 +21,18 @@ KEPT = 0.3           # m, by which a kept distance may be off
 FACED = math.radians(10.0)  # by which the robot may look past the yaw of a place
 _FACING = 0.3        # m a rad: what the yaw at a place is worth
 _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
+_SIDE, _SIGHT = math.tan(math.radians(42.0)), 3.0  # of what is ahead; m: where a camera of 90 degrees sees a thing
+# Standard deviation in m, along each axis, of a forecast place after so many s out of view, and its growth with each s ahead:
+# errors of the shipped forecast (docs/tasks.md).
+_UNSEEN = (0.0, 0.5, 1.0, 1.6, 2.5, 4.0, 6.0)
+_DOUBT, _AHEAD = (0.02, 0.035, 0.055, 0.1, 0.2, 0.35, 0.5), 0.04
 
 
 @dataclass(frozen=True)
 class Thing:
     """Something forecast: ``path`` (T, 2) in m at the outcome's times, ``radius`` in m; ``colour`` as one would name it;
     ``presence``: probability that it is there; not ``solid``: a place, which can be driven on; ``yaw`` in rad: of a
-    robot that is to stand there, None: any."""
+    robot that is to stand there, None: any; ``unseen``: s since it was in view, None: its path is beyond doubt."""
 
     path: np.ndarray
     radius: float
@@ -36,6 +41,7 @@ class Thing:
     presence: float = 1.0
     solid: bool = True
     yaw: float | None = None
+    unseen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,18 @@ class Outcome:
             x, y = self.poses[..., 0] - thing.path[:, 0], self.poses[..., 1] - thing.path[:, 1]
             self._gaps[name] = np.hypot(x, y) - (thing.radius + ROBOT_RADIUS)
         return self._gaps[name]
+
+    def doubt(self, name: str) -> np.ndarray:
+        """Standard deviation in m (C, T) of where a thing with ``unseen`` is: it grows while the robot does not look there, and
+        a candidate that turns to it has little left from then on."""
+        thing = self.things[name]
+        x, y = thing.path[:, 0] - self.poses[..., 0], thing.path[:, 1] - self.poses[..., 1]
+        cos, sin = np.cos(self.poses[..., 2]), np.sin(self.poses[..., 2])
+        ahead, side = cos * x + sin * y, np.abs(cos * y - sin * x)
+        in_view = (side < _SIDE * ahead) & (np.hypot(x, y) < _SIGHT)
+        elapsed = _elapsed(self)
+        since = elapsed - np.maximum.accumulate(np.where(in_view, elapsed, -thing.unseen), 1)
+        return np.hypot(np.interp(since, _UNSEEN, _DOUBT), _AHEAD * elapsed)
 
     def wall_gap(self) -> np.ndarray:
         """Metres (C, T) to the nearest wall; infinite without walls."""
@@ -182,15 +200,21 @@ class Avoid:
 @dataclass(frozen=True)
 class Clearance:
     """Keep ``margin`` m to everything, walls too, but for the things that other terms want touched or reached: minus the
-    share of the margin that is missing, and minus 1 for a contact."""
+    share of the margin that is missing, and minus 1 for a contact; where a thing is in doubt, what is to be expected of both at
+    the worst moment."""
 
     margin: float = 0.1
     weight: float = 1.0
     but: tuple[str, ...] = ()
 
     def utility(self, outcome: Outcome) -> np.ndarray:
-        gaps = [outcome.gap(name) for name, thing in outcome.things.items() if thing.solid and name not in self.but]
-        return _penalty(np.min([outcome.wall_gap(), *gaps], 0).min(1), self.margin)
+        kept = {name: thing.unseen is not None for name, thing in outcome.things.items()
+                if thing.solid and name not in self.but}
+        gaps = [outcome.gap(name) for name, in_doubt in kept.items() if not in_doubt]
+        sure = _penalty(np.min([outcome.wall_gap(), *gaps], 0).min(1), self.margin)
+        expected = [_expected_penalty(outcome.gap(name), outcome.doubt(name), self.margin).min(1)
+                    for name, in_doubt in kept.items() if in_doubt]
+        return np.min([sure, *expected], 0)
 
 
 @dataclass(frozen=True)
@@ -268,6 +292,15 @@ def utilities(terms: Sequence[Term], outcome: Outcome) -> np.ndarray:
 
 def _elapsed(outcome: Outcome) -> np.ndarray:
     return outcome.times - outcome.times[0]
+
+
+def _expected_penalty(gap: np.ndarray, doubt: np.ndarray, margin: float) -> np.ndarray:
+    """Return the mean of ``_penalty`` for gaps that are normally distributed around ``gap`` with the standard deviation
+    ``doubt``. The mean share of the margin is the mean probability of being within 0, 1, ... 4 quarters of it."""
+    def below(least: float) -> np.ndarray:  # by the logistic function, which is off by 0.01 at most (Camilli 1994)
+        return 1.0 / (1.0 + np.exp(np.clip(1.702 * (gap - least) / doubt, -40.0, 40.0)))
+    contact = below(0.0)
+    return -(contact + sum(below(margin * quarter / 4.0) for quarter in range(1, 5))) / 5.0 - contact
 
 
 def _penalty(gap: np.ndarray, margin: float) -> np.ndarray:

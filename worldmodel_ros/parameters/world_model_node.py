@@ -30,7 +30,8 @@ PARAMETERS = (
           'weights', choices=PARALLEL_KINDS, while_configured=True),
     Param('server', '', 'socket of an engine that robots share (`worldmodel serve`), auto for the default one, '
           'wss://HOST:PORT for one of another machine (`worldmodel gateway`), empty for none; while it is away, the node '
-          'drives with its own model', check=_server_refusal, while_configured=True),
+          'drives with its own model. With forecast the node decides, and the server imagines what was decided',
+          check=_server_refusal, while_configured=True),
     Param('server_token_file', '', 'file with the token that the gateway of a server on another machine asks for',
           while_configured=True),
     Param('server_ca_file', '', 'PEM file of the authorities that its certificate may be of; empty: those of the system',
@@ -41,6 +42,8 @@ PARAMETERS = (
           'lead to, by a goal or by ~/set_task; empty: the policy of the model drives', while_configured=True),
     Param('command_delay_s', 0.0, 'time that the base takes from a command to its effect, with forecast: robot and scene are '
           'rolled forward by it', low=0.0, high=1.0, while_configured=True),
+    Param('candidate_rounds', 2, 'with forecast: rounds of candidates that are compared at most; 1 leaves out the two-step '
+          'rung, 0 the one-step rung, too', low=0, high=2, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('use_camera_info', True, 'warp images to the view of the camera that the model was trained with, as '

@@ -36,7 +36,7 @@ GRAPHS = ('encode', 'block', 'policy', 'outcomes', 'decode')
 def exported(folder: Path, quantised: bool, version: int, graphs: Sequence[str], write: Callable[[Path], None]) -> Path:
     """Folder with ``graphs`` of a checkpoint, which ``write`` exports into a folder now if need be; safe against a second
     process doing the same. ``version`` tells them from older ones."""
-    digest = hashlib.sha256(json.dumps([version, quantised, onnxruntime.__version__]).encode())
+    digest = hashlib.sha256(json.dumps([version, quantised, onnxruntime.__version__, *graphs]).encode())
     for file in (folder / 'model.json', *weight_files(folder)):
         digest.update(file.read_bytes())
     target = cache_folder() / f'{folder.name}-{"int8" if quantised else "fp32"}-{digest.hexdigest()[:16]}'

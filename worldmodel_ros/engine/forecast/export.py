@@ -113,8 +113,8 @@ class _Again(nn.Module):
         return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
 
 
-def export(folder: Path, target: Path, quantised: bool) -> None:
-    """Write the graphs ``see`` and ``again`` of the forecast in ``folder`` into ``target``."""
+def export(folder: Path, target: Path, quantised: bool, which: str) -> None:
+    """Write the graph ``which``, ``see`` or ``again``, of the forecast in ``folder`` into ``target``."""
     net = SceneForecast.load(folder)
     for module in list(net.modules()):
         for name, part in list(module.named_children()):
@@ -138,11 +138,11 @@ def export(folder: Path, target: Path, quantised: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
-        for name, module, inputs in (('see', _See(net), see), ('again', _Again(net), again)):
-            file = target / f'{name}.onnx'
-            export_graph(module, inputs, file, None)
-            if quantised:
-                quantise(file, ('MatMul',))
-            graph = onnx.load(str(file))
-            onnx.helper.set_model_props(graph, {key: json.dumps(value) for key, value in known.items()})
-            onnx.save(graph, str(file))
+        file = target / f'{which}.onnx'
+        module, inputs = {'see': (_See, see), 'again': (_Again, again)}[which]
+        export_graph(module(net), inputs, file, None)
+        if quantised:
+            quantise(file, ('MatMul',))
+        graph = onnx.load(str(file))
+        onnx.helper.set_model_props(graph, {key: json.dumps(value) for key, value in known.items()})
+        onnx.save(graph, str(file))

@@ -8,13 +8,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+from onnxruntime import InferenceSession
 
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
 from worldmodel_ros.motion import along_arc
 
 EXPORT_VERSION = 8  # counts up when the exported graphs change
-GRAPHS = ('see', 'again')
+SEE, AGAIN = 'see', 'again'  # graphs; a second pass is exported and opened where it is asked for
 _UNSEEN = np.float32(-1e4)  # additive mask
 
 
@@ -25,17 +26,22 @@ class OnnxForecast:
     def __init__(self, folder: Path, threads: int, quantised: bool) -> None:
         self.name, self.preset = 'onnx-int8' if quantised else 'onnx-fp32', read_description(folder).preset
 
-        def write(target: Path) -> None:
-            from .export import export
-            export(folder, target, quantised)
-        self._sessions = open_graphs(folder, quantised, EXPORT_VERSION, GRAPHS, write, threads)
+        def opened(graph: str) -> InferenceSession:
+            def write(target: Path) -> None:
+                from .export import export
+                export(folder, target, quantised, graph)
+            return open_graphs(folder, quantised, EXPORT_VERSION, (graph,), write, threads)[graph]
+        self._open_graph = opened
+        self._sessions = {SEE: opened(SEE)}
         known = {key: json.loads(value)
-                 for key, value in self._sessions['see'].get_modelmeta().custom_metadata_map.items()}
+                 for key, value in self._sessions[SEE].get_modelmeta().custom_metadata_map.items()}
         self.horizons, self.rates = tuple(known['horizons']), np.array(known['rates'])
         self.per_frame, self.queries = known['per_frame'], known['queries']
 
     def run(self, graph: str, *arrays: np.ndarray) -> list[np.ndarray]:
         """Return a graph's outputs."""
+        if graph not in self._sessions:
+            self._sessions[graph] = self._open_graph(graph)
         session = self._sessions[graph]
         return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arrays, strict=True)})
 
@@ -70,10 +76,10 @@ class OnnxStream:
         newest = (to_network(image), self._features, np.array([self._seen > 0]),
                   *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
                   self._bias())
-        *found, self._features, slots = (told := self._network.run('see', *newest, *window))[:8]
+        *found, self._features, slots = (told := self._network.run(SEE, *newest, *window))[:8]
         own = told[8:]  # keys, then values, of each layer
         if passes == 2:
-            found = [*found[:3], *self._network.run('again', slots, *where, self._bias_again(), *own, *window)]
+            found = [*found[:3], *self._network.run(AGAIN, slots, *where, self._bias_again(), *own, *window)]
         self.features = slots[0]
         first = self._seen % self._frames * self._own
         for kept, new in zip(window, own, strict=True):

@@ -57,6 +57,7 @@ from worldmodel_ros.nodes.world_model.services import Context, SlowServices
 from worldmodel_ros.parameters.declaration import DIAGNOSTICS_PERIOD
 from worldmodel_ros.serving.client.failover import FailoverWorker
 from worldmodel_ros.serving.client.network import server_address
+from worldmodel_ros.serving.client.shared_model import SharedModel
 from worldmodel_ros.srv import SetTask
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
@@ -609,14 +610,13 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
     """
     Return what observations go to: an engine of the robot's own, with a forecast to decide on if there is one, or a shared
     one, as the parameters ``forecast`` and ``server`` say. ``executed``: the ExecutedActions.
+
+    With both the robot decides, and the shared one imagines what it has decided (docs/decisions.md).
     """
-    if deciding:
-        return DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
-                              deciding.odometry.readings.at, settings['command_delay_s'])
-    own = Worker(engine, executed.mean, responder, listener)
-    if not settings['server']:
-        return own
     logger = node.get_logger()
+    files = tuple(settings[name] for name in ('server_token_file', 'server_ca_file', 'server_certificate_file'))
+    server = settings['server'] and server_address(settings['server'], *files)
+    name = node.get_fully_qualified_name()
 
     def say(text: str) -> None:
         if worker.degraded_reason:
@@ -624,10 +624,16 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
         else:
             logger.info(text)
 
-    files = tuple(settings[name] for name in ('server_token_file', 'server_ca_file', 'server_certificate_file'))
-    server = server_address(settings['server'], *files)
-    worker = FailoverWorker(server, node.get_fully_qualified_name(), own, engine.spec, executed.mean, responder,
-                            listener, say, listener.intake.frames.come_earlier, files)
+    if deciding:
+        shared = SharedModel(server, name, engine.spec, executed.mean, responder, listener, say, files) if server else None
+        worker = DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
+                                deciding.odometry.readings.at, settings['command_delay_s'],
+                                rounds=settings['candidate_rounds'], shared=shared)
+        return worker
+    own = worker = Worker(engine, executed.mean, responder, listener)
+    if server:
+        worker = FailoverWorker(server, name, own, engine.spec, executed.mean, responder, listener, say,
+                                listener.intake.frames.come_earlier, files)
     return worker
 
 

@@ -17,7 +17,7 @@ from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
-from worldmodel_ros.control.deciding_worker import Decided
+from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
 from worldmodel_ros.control.ladder import Counts, Tier
 from worldmodel_ros.control.responder import Answer, Observation, Prediction
 from worldmodel_ros.inputs.ticks import misfit
@@ -309,7 +309,8 @@ def judge(engine: Any, activation: 'Activation') -> tuple[bytes, str]:
     if differences := activation.camera.differences():
         warnings.append(differences)
     if activation.worker.degraded_reason:
-        warnings.append(f'driving with the own model: {activation.worker.degraded_reason}')
+        does = 'imagining' if isinstance(activation.worker, DecidingWorker) else 'driving'
+        warnings.append(f'{does} with the own model: {activation.worker.degraded_reason}')
     if engine.degraded_reason:
         warnings.append(f'the model is being restored: {engine.degraded_reason}')
     if unheard := activation.executed.degraded_reason(time.monotonic()):

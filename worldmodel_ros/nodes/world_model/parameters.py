@@ -39,8 +39,6 @@ def inconsistency(values: Mapping[str, Any]) -> str | None:
     if not values['reserve_s'] < values['deadline_s']:
         return (f'reserve_s ({values["reserve_s"]} s) must be less than deadline_s '
                 f'({values["deadline_s"]} s), or no model could ever answer')
-    if values['forecast'] and values['server']:
-        return 'forecast and server exclude each other: with a forecast the node decides by itself; leave one of them empty'
     return None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from worldmodel_ros.control.deciding_worker import Decided
 from worldmodel_ros.control.ladder import MODEL_TIERS, Tier
 from worldmodel_ros.control.responder import Listener, Observation, Prediction, Responder
 from worldmodel_ros.engine import what_if
@@ -72,8 +73,11 @@ class _Idle(_Away):
 class _Sent:
     observation: Observation
     slot: int
-    trial: bool
     at: float
+    trial: bool = False
+    shown: bool = False       # it was answered already, and is only to be taken in and imagined:
+    plan: np.ndarray | None = None  # this,
+    decided: Decided | None = None  # decided like this
     tick: messages.Tick | None = None
     total: float = 0.0      # s from its receipt to the answer
     predicted: float = 0.0
@@ -129,20 +133,25 @@ class RemoteWorker:
 
         What comes back of a ``trial`` is not used, only judged.
         """
-        with self._lock:
-            link = self._link
-            if link is None or not self._free:
-                self._wanted.set()
-                return False
-            self._number += 1
-            sent = self._pending[self._number] = _Sent(observation, self._free.pop(), trial, time.monotonic())
-            tick = sent.tick = self._tick(link, self._number, sent)
+        link, tick = self._next_tick(observation, trial=trial)
+        if tick is None:
+            return False
         if not trial:
             self._responder.open(observation)
             if not observation.wants_answer:
                 self._responder.pass_over(observation)
         self._send(link, tick)
         return True
+
+    def show(self, observation: Observation, plan: np.ndarray | None, decided: Decided | None) -> bool:
+        """
+        Send an observation that is answered already, to be taken in, and what was decided, ``plan`` (T, A), to be imagined;
+        None: nothing is. Return False where there is no server; one that is busy for longer is left out.
+        """
+        link, tick = self._next_tick(observation, shown=True, plan=plan, decided=decided)
+        if tick:
+            self._send(link, tick)
+        return link is not None
 
     def ask(self, question: what_if.Question) -> Promise:
         """Ask a what-if question; as Worker.ask."""
@@ -177,12 +186,26 @@ class RemoteWorker:
 
     # --- sending ---
 
+    def _next_tick(self, observation: Observation, **more: Any) -> tuple[Link | None, messages.Tick | None]:
+        with self._lock:
+            link = self._link
+            if link is None or not self._free:
+                self._wanted.set()
+                return link, None
+            self._number += 1
+            sent = self._pending[self._number] = _Sent(observation, self._free.pop(), time.monotonic(), **more)
+            sent.tick = self._tick(link, self._number, sent)
+            return link, sent.tick
+
     def _tick(self, link: Link, number: int, sent: _Sent) -> messages.Tick:
         observation = sent.observation
         link.slots.write(sent.slot, number, fit(observation.image, link.spec.image_size))
         episode, before = self._seen or (None, None)
         executed = self._executed(before if episode == observation.episode else None, observation.stamp)
         self._seen = observation.episode, observation.stamp
+        if sent.shown:  # images may take the time until the next ones, and let commands of other robots go first
+            return messages.Tick(number, sent.slot, observation.stamp, observation.episode, observation.goal,
+                                 observation.received + self._own.step_period, sent.plan is not None, executed, plan=sent.plan)
         due = observation.due - self._responder.settings.reserve - _RETURN
         return messages.Tick(number, sent.slot, observation.stamp, observation.episode, observation.goal, due,
                              not observation.stale, executed, spacing=observation.spacing, moved=observation.moved)
@@ -325,14 +348,14 @@ class RemoteWorker:
         if message.tier not in MODEL_TIERS:
             raise MessageError(f'a plan of tier {message.tier}')
         if 0.0 < message.earlier < self._own.step_period and not sent.trial:
-            self._earlier(message.earlier)
+            self._earlier(message.earlier)  # which is offered to those that say how their images are spaced
         sent.total = time.monotonic() - observation.received
         sent.predicted = message.predicted - observation.received
         if sent.trial:
             limit = observation.due - self._responder.settings.reserve
             self._chooser.tried(time.monotonic() <= limit)
             return
-        if observation.wants_answer:
+        if observation.wants_answer and not sent.shown:
             in_time = self._responder.relay(observation, Tier(message.tier), message.predicted, message.reason, plan)
             self._late = 0 if in_time else self._late + 1
             if self._late >= _LATE_IN_A_ROW:
@@ -342,7 +365,7 @@ class RemoteWorker:
             del self._unshown[next(iter(self._unshown))]
 
     def _refused(self, sent: _Sent, message: messages.Refused) -> None:
-        if not sent.observation.wants_answer:
+        if sent.shown or not sent.observation.wants_answer:
             return
         if sent.trial:
             self._chooser.tried(False)
@@ -364,4 +387,4 @@ class RemoteWorker:
         timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
                    'total': sent.total, 'predicted': sent.predicted}
         command_tier = self._responder.served(observation) or Tier.NONE
-        self._listener.predicted(Prediction(observation, Tier(message.tier), command_tier, future, timings))
+        self._listener.predicted(Prediction(observation, Tier(message.tier), command_tier, future, timings, sent.decided))

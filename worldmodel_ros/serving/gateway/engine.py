@@ -90,7 +90,7 @@ class EngineSession:
 
     async def tick(self, number: int, frame: np.ndarray, goal: str, executed: np.ndarray, due: float, stamp: int,
                    episode: int, prefix: np.ndarray | None = None, answer: bool = True, note: str = '',
-                   spacing: float = 0.0, moved: float = 0.0) -> Answer:
+                   spacing: float = 0.0, moved: float = 0.0, plan: np.ndarray | None = None) -> Answer:
         """
         Send an observation, as ``messages.Tick``, with a frame of the model's size; return the answer. ``number`` must rise.
 
@@ -104,7 +104,7 @@ class EngineSession:
         future = self._loop.create_future()
         self._ticks[number] = slot, future
         self._send(messages.Tick(number, slot, stamp, episode, goal, due, answer, executed, prefix, note, spacing,
-                                 moved))
+                                 moved, plan))
         return await self._wait(future, max(0.0, due - time.monotonic()) + _OVERDUE)
 
     async def imagine(self, actions: np.ndarray, due: float, keep: bool, onward: bool) -> np.ndarray:

@@ -102,7 +102,8 @@ class Bridge:
         arrival, prefix = time.monotonic(), tick.prefix if tick.prefix.size else None
         try:
             answer = await engine.tick(tick.number, frame, tick.goal, tick.executed, tick.due, tick.stamp, tick.episode, prefix,
-                                       tick.answer, spacing=tick.spacing, moved=tick.moved)
+                                       tick.answer, spacing=tick.spacing, moved=tick.moved,
+                                       plan=tick.plan if tick.plan.size else None)
         except EngineAway as error:
             if engine.gone:
                 return  # ``_ended`` has said so

@@ -207,7 +207,8 @@ class Robot:
         self._on_note(tick)
         # Copied: the service may look at it later than it answers, and then the slot is the front end's again.
         taken = Tick(self._slots.read(tick.slot, tick.number), tick.executed, tick.due, tick.number, tick.stamp, tick.episode,
-                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer, tick.spacing, tick.moved)
+                     tick.goal, tick.prefix if tick.prefix.size else None, tick.answer, tick.spacing, tick.moved,
+                     tick.plan if tick.plan.size else None)
         with self._holding:
             if self._held is not None:
                 self._held.append(taken)

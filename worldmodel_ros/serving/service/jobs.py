@@ -79,7 +79,7 @@ class FrameJob(Job):
 
 
 class TickJob(FrameJob):
-    """Answers a tick: takes in its frame, plans, and imagines the plan."""
+    """Answers a tick: takes in its frame, plans unless the robot has, and imagines the plan."""
 
     def __init__(self, client: Client, tick: Tick, arrival: float):
         super().__init__(client, tick, client.total)
@@ -101,7 +101,9 @@ class TickJob(FrameJob):
 
     def _observe(self, model: ModelSession) -> Calls[None]:
         yield from super()._observe(model)
-        if self.tick.goal:
+        if self.tick.plan is not None:
+            self.plan = np.asarray(self.tick.plan, np.float32)
+        elif self.tick.goal:
             self.plan = yield from model.session.planning(self.tick.goal, self.tick.prefix)
 
     def frame(self) -> FrameJob:

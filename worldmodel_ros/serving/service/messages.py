@@ -30,7 +30,8 @@ class Tick:
     ``sequence`` increases within an episode; a Tick of another ``episode`` begins a new one. ``stamp`` [ns] of the
     observation is echoed, and is what a question refers to. Without a ``goal`` the future of standing still is imagined.
     ``prefix`` (n, A): actions that will be executed before the answer can take over. Where ``answer`` is False the frame
-    is taken in when there is time, and is replied to with a refusal.
+    is taken in when there is time, and is replied to with a refusal. ``plan`` (K, A): what the robot has decided to do, whose
+    future is imagined; None: the service plans.
     """
 
     image: np.ndarray
@@ -44,6 +45,7 @@ class Tick:
     answer: bool = True
     spacing: float = 0.0  # s, of the camera's images, of which the tick is one; 0: there is no choice
     moved: float = 0.0    # s, by which ticks have come earlier since the session began, as Replies offered
+    plan: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +118,10 @@ def check(tick: Tick, spec: Preset) -> None:
         if given.shape[1:] != (spec.actions,) or len(given) >= spec.chunk_frames or not np.isfinite(given).all():
             raise ValueError(f'prefix must be finite (n, {spec.actions}), n below {spec.chunk_frames}; not '
                              f'{given.shape}')
+    if tick.plan is not None:
+        plan, wanted = np.asarray(tick.plan), (spec.chunk_frames, spec.actions)
+        if plan.shape != wanted or not np.isfinite(plan).all():
+            raise ValueError(f'plan must be finite {wanted}, not {plan.shape}')
     if not np.isfinite(tick.due):
         raise ValueError(f'due must be a steady time in s, not {tick.due}')
 

@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 7.
+What the front end of a robot and the engine's server say to each other, version 8.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -48,6 +48,7 @@ class Tick:
     note: str = text(default='')  # as Note
     spacing: float = f64(default=0.0)  # s, of the camera's images, of which this is one; 0: there is no choice
     moved: float = f64(default=0.0)    # s, by which ticks have come earlier so far, as Planned has offered
+    plan: np.ndarray | None = floats(default=None)  # (T, A), decided by the robot, to be imagined; None: the server plans
 
 
 @dataclass(frozen=True, eq=False)

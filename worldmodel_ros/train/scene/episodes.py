@@ -24,12 +24,12 @@ from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, task_scene
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 
-FRAMES = 80  # of an episode
+FRAMES = 112  # of an episode: a long clip, and what comes after it
 FRAME_SIZE = (64, 64)
 SHUTTLES = len(COLOURS) + len(BALLS)  # first slot of the others
 KINDS: Mapping[str, float] = {'intercept': 0.26, 'street': 0.28, 'second_ball': 0.1, 'follow': 0.1, 'avoid_red': 0.08,
                               'pass_behind': 0.08, 'rooms': 0.1}
-DRIVERS: Mapping[str, float] = {'steps': 0.3, 'smooth': 0.12, 'expert': 0.13, 'chase': 0.45}
+DRIVERS: Mapping[str, float] = {'steps': 0.25, 'smooth': 0.1, 'expert': 0.1, 'chase': 0.35, 'glance': 0.2}
 _STOPS = 0.25  # share of the scenes whose shuttles stop at random
 _STREAM = 41  # keeps the driver's random numbers apart from those of the scene of the same seed
 _LOW, _HIGH = np.array([LIMITS.v_min, -LIMITS.w_max]), np.array([LIMITS.v_max, LIMITS.w_max])
@@ -57,6 +57,32 @@ class Chase:
         return command + rng.standard_normal(2) * (0.05, 0.15)
 
 
+class Glance:
+    """Looks at a thing, a mover more often than not, turns away from it, drives or stands so, and turns back: what was seen is
+    to be known when it is not."""
+
+    def __init__(self, rng: np.random.Generator, scene: Scene) -> None:
+        self._rng, self._names = rng, [mover.name for mover in scene.movers] * 3 + list(COLOURS)
+        self._parts: list[tuple[int, np.ndarray | None]] = []
+
+    def __call__(self, world: World, expert: np.ndarray) -> np.ndarray:
+        rng = self._rng
+        if not self._parts:
+            self._target = self._names[int(rng.integers(len(self._names)))]
+            turn, rate = rng.choice((-1.0, 1.0)), rng.uniform(0.6, 1.0) * LIMITS.w_max
+            quarters = math.radians(rng.uniform(60.0, 180.0)) / rate / PERIOD  # periods that the turn takes
+            away = rng.uniform(-0.2, LIMITS.v_max), rng.uniform(-0.3, 0.3)
+            self._parts = [(int(rng.integers(6, 16)), None), (round(quarters), np.array([0.0, turn * rate])),
+                           (int(rng.integers(3, 36)), np.array(away) * (rng.random() < 0.7)),
+                           (round(quarters), np.array([0.0, -turn * rate]))]
+        (left, command), *rest = self._parts
+        self._parts = [(left - 1, command), *rest] if left > 1 else rest
+        if command is not None:
+            return command
+        turn = np.clip(2.5 * world.goal_bearing(self._target), -LIMITS.w_max, LIMITS.w_max)
+        return np.array([0.2, turn]) + rng.standard_normal(2) * (0.05, 0.1)
+
+
 def shapes(size: tuple[int, int] = FRAME_SIZE) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of each array of an episode of T frames.
 
@@ -76,8 +102,9 @@ def make(seed: int, world: World) -> dict[str, np.ndarray]:
     kind, name = (str(rng.choice(list(mix), p=list(mix.values()))) for mix in (KINDS, DRIVERS))
     scene = task_scene(kind, seed, Variant(stops=bool(rng.random() < _STOPS)))
     world.load(scene)
-    makers: dict[str, Callable[[], Callable]] = {'steps': lambda: Steps(rng), 'smooth': lambda: Smooth(rng),
-                                                 'expert': lambda: Expert(rng), 'chase': lambda: Chase(rng, scene)}
+    makers: dict[str, Callable[[], Callable]] = {
+        'steps': lambda: Steps(rng), 'smooth': lambda: Smooth(rng), 'expert': lambda: Expert(rng),
+        'chase': lambda: Chase(rng, scene), 'glance': lambda: Glance(rng, scene)}
     driver, odometry, limiter = makers[name](), WheelOdometry(world), TwistLimiter(LIMITS)
     executed, names = (0.0, 0.0), slots(scene)
     episode = {key: np.zeros(shape, kind) for key, (shape, kind) in shapes(world.image_size).items()}
@@ -123,10 +150,12 @@ class Store:
 @dataclass
 class Truth:
     """What is to be forecast from each of T frames of B clips, in base_link at that frame, m: ``known`` (B, T, SLOTS), whether
-    the clip has shown a thing so far; ``now`` (B, T, SLOTS, 2); ``ahead`` (B, T, J, SLOTS, 2) and ``counts``, its mask;
-    ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image tells."""
+    the clip has shown a thing so far; ``unseen`` (B, T, SLOTS), frames since it last did; ``now`` (B, T, SLOTS, 2); ``ahead``
+    (B, T, J, SLOTS, 2) and ``counts``, its mask; ``walls`` (B, T, 6). The shuttles come in the scene's order, which no image
+    tells."""
 
     known: Tensor
+    unseen: Tensor
     now: Tensor
     ahead: Tensor
     counts: Tensor
@@ -141,7 +170,9 @@ def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, frames: 
     row = episode[:, None]
     later = t[..., None] + torch.tensor(HORIZONS, device=device)
     inside, later = later < FRAMES, later.clamp(max=FRAMES - 1)
-    known = arrays['visible'][row, t].cummax(1).values
+    visible = arrays['visible'][row, t]
+    known, frame = visible.cummax(1).values, torch.arange(frames, device=device)[:, None]
+    unseen = frame - torch.where(visible, frame, 0).cummax(1).values
     pose = arrays['pose'][row, t]
     now = _in_base(arrays['place'][row, t], pose[:, :, None]).nan_to_num(0.0)
     ahead = _in_base(arrays['place'][row[..., None], later], pose[:, :, None, None]).nan_to_num(0.0)
@@ -152,7 +183,7 @@ def truth(arrays: Mapping[str, Tensor], episode: Tensor, start: Tensor, frames: 
         ahead = torch.where(mirrored[:, None, None, None, None], ahead * other_side, ahead)
         walls = torch.where(mirrored[:, None, None], walls[..., [0, 1, 2, 5, 4, 3]] * torch.tensor(
             [1.0, -1.0, 1.0, 1.0, 1.0, 1.0], device=device), walls)
-    return Truth(known, now, ahead, known[:, :, None] & inside[..., None], walls)
+    return Truth(known, unseen, now, ahead, known[:, :, None] & inside[..., None], walls)
 
 
 def _in_base(places: Tensor, pose: Tensor) -> Tensor:

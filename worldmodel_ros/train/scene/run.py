@@ -32,13 +32,14 @@ from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
 from .episodes import FRAMES, SHUTTLES, Store, Truth, make, truth
 
-CLIP = 40  # frames of a clip
+CLIP = 40  # frames of a clip, unless told otherwise
 ANCHORS = 8  # frames of a clip from which a second pass is trained, other ones in each step
 HELD_BACK = 192  # episodes, the first ones
 GROUPS = {'objects': slice(0, len(COLOURS)), 'balls': slice(len(COLOURS), SHUTTLES), 'shuttles': slice(SHUTTLES, SLOTS)}
 _BEGIN = 0.25  # share of the clips that begin with their episode, as a task does
 _MOVERS = 2.0  # weight of a mover's error, against 1 of an object's
 _GAIN, _TINT, _OFFSET, _NOISE = 0.2, 0.08, 0.06, 0.04  # largest ones, of images in [-1, 1]
+UNSEEN = {'in view': (0, 1), '0.1 to 1 s': (1, 11), '1 to 2 s': (11, 21), '2 to 4 s': (21, 41), '4 to 8 s': (41, 81)}  # frames
 _SAVE = 240.0  # s, between two copies of what was reached so far
 _CHUNK = 16  # episodes that are handed over at a time
 _ORDERS = tuple(permutations(range(SLOTS - SHUTTLES)))
@@ -74,13 +75,15 @@ def ordered(target: Truth, out: Present) -> Truth:
     best = orders[cost[..., torch.arange(orders.shape[1], device=cost.device), orders].sum(-1).argmin(-1)]
     order = torch.cat([torch.arange(SHUTTLES, device=cost.device).expand(*best.shape[:-1], -1), SHUTTLES + best], -1)
     ahead = order[..., None, :].expand(*target.counts.shape)
-    return Truth(target.known.gather(-1, order), target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
+    return Truth(target.known.gather(-1, order), target.unseen.gather(-1, order),
+                 target.now.gather(-2, order[..., None].expand(*order.shape, 2)),
                  target.ahead.gather(-2, ahead[..., None].expand(*ahead.shape, 2)), target.counts.gather(-1, ahead),
                  target.walls)
 
 
 def _at(target: Truth, frames: Tensor) -> Truth:
-    return Truth(*(part[:, frames] for part in (target.known, target.now, target.ahead, target.counts, target.walls)))
+    return Truth(*(part[:, frames] for part in (target.known, target.unseen, target.now, target.ahead, target.counts,
+                                                target.walls)))
 
 
 def _presence(out: Present, target: Truth) -> Tensor:
@@ -112,7 +115,7 @@ def _laplace(out: Tensor, target: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass
 class Clips:
-    """Images (B, CLIP, 3, H, W) in [-1, 1], executed and measured (B, CLIP, 2), and what is to be forecast."""
+    """Images (B, T, 3, H, W) in [-1, 1], executed and measured (B, T, 2), and what is to be forecast."""
 
     images: Tensor
     executed: Tensor
@@ -120,14 +123,15 @@ class Clips:
     target: Truth
 
 
-def clips(store: Store, count: int, episodes: range, generator: torch.Generator, varied: bool = False) -> Clips:
-    """Clips of episodes, half of them with left and right exchanged; ``varied``: each in a light of its own."""
+def clips(store: Store, count: int, episodes: range, generator: torch.Generator, varied: bool = False, frames: int = CLIP
+          ) -> Clips:
+    """Clips of so many frames of episodes, half with left and right exchanged; ``varied``: each in a light of its own."""
     device = store.arrays['frames'].device
     episode = torch.randint(episodes.start, episodes.stop, (count,), device=device, generator=generator)
-    start = torch.randint(0, FRAMES - CLIP + 1, (count,), device=device, generator=generator)
+    start = torch.randint(0, FRAMES - frames + 1, (count,), device=device, generator=generator)
     chance = torch.rand((2, count), device=device, generator=generator)
     start, mirrored = torch.where(chance[0] < _BEGIN, 0, start), chance[1] < 0.5
-    rows = episode[:, None], start[:, None] + torch.arange(CLIP, device=device)
+    rows = episode[:, None], start[:, None] + torch.arange(frames, device=device)
     images = store.arrays['frames'][rows]
     images = torch.where(mirrored[:, None, None, None, None], images.flip(3), images)
     images = images.permute(0, 1, 4, 2, 3).float().div_(127.5).sub_(1.0)
@@ -135,7 +139,7 @@ def clips(store: Store, count: int, episodes: range, generator: torch.Generator,
         images = _in_other_light(images, generator)
     turned = torch.where(mirrored[:, None, None], torch.tensor([1.0, -1.0], device=device), 1.0)
     return Clips(images, store.arrays['executed'][rows] * turned, store.arrays['measured'][rows] * turned,
-                 truth(store.arrays, episode, start, CLIP, mirrored))
+                 truth(store.arrays, episode, start, frames, mirrored))
 
 
 def _in_other_light(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -152,9 +156,10 @@ class Training:
     """One run: the network, its average, and the optimisers: Muon (Jordan et al. 2024) for the layers' matrices, AdamW for
     the rest."""
 
-    def __init__(self, forecast: SceneForecast, store: Store, rate: float, compiled: bool = False, seed: int = 0) -> None:
+    def __init__(self, forecast: SceneForecast, store: Store, rate: float, compiled: bool = False, seed: int = 0,
+                 clip: int = CLIP) -> None:
         self.forecast, self._store = forecast.train().to(memory_format=torch.channels_last), store
-        self._device = store.arrays['frames'].device
+        self._device, self._clip = store.arrays['frames'].device, clip
         if compiled:  # piece by piece: the layers share one piece of code
             for part in (*forecast.layers, forecast.encoder.down):
                 part.compile(dynamic=False)
@@ -216,6 +221,10 @@ class Training:
                         ((out.presence[..., slots] > 0) != known).float().mean()[None])
                     found.setdefault(f'{rung}, {group}, now', []).append(
                         _metres(out.now, truly.now)[..., slots][known])
+                    for name, (low, high) in UNSEEN.items() if group == 'shuttles' else ():
+                        told = known & (truly.unseen[..., slots] >= low) & (truly.unseen[..., slots] < high)
+                        found.setdefault(f'{rung}, {group}, now, {name}', []).append(
+                            _metres(out.now, truly.now)[..., slots][told])
                     for j, frames in enumerate(HORIZONS if isinstance(out, Ahead) else ()):
                         found.setdefault(f'{rung}, {group}, {frames / 10:.1f} s', []).append(
                             _metres(out.paths, truly.ahead)[:, :, j, slots][truly.counts[:, :, j, slots]])
@@ -224,8 +233,8 @@ class Training:
 
     def _forecasts(self, count: int, episodes: range, varied: bool = False
                    ) -> tuple[tuple[Present, Ahead, Ahead], Truth, Tensor]:
-        drawn = clips(self._store, count, episodes, self._generator, varied)
-        anchors = torch.randperm(CLIP, device=self._device, generator=self._generator)[:ANCHORS].sort().values
+        drawn = clips(self._store, count, episodes, self._generator, varied, self._clip)
+        anchors = torch.randperm(self._clip, device=self._device, generator=self._generator)[:ANCHORS].sort().values
         mixed = torch.autocast('cuda', torch.bfloat16) if drawn.images.is_cuda else nullcontext()
         with mixed:
             outputs = self.forecast(drawn.images, drawn.executed, drawn.measured, anchors)
@@ -254,6 +263,8 @@ def _feed(store: Store, seeds: range, workers: int, seconds: float) -> None:
                 chunk = []
             if time.monotonic() > end:
                 break
+        if chunk:
+            store.add(chunk)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -268,10 +279,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--first-seed', type=int, default=0, help='seeds below 1000000 are for training')
     parser.add_argument('--begin', type=int, default=1_500, help='episodes with which the training begins')
     parser.add_argument('--batch', type=int, default=128, help='clips a step')
+    parser.add_argument('--clip', type=int, default=CLIP, help='frames of a clip: what is to be remembered is in one')
+    parser.add_argument('--judged', type=int, default=1024, help='clips that the errors are taken on')
     parser.add_argument('--rate', type=float, default=8e-4)
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--compile', action='store_true', help='torch.compile: faster after about a minute')
     options = parser.parse_args(arguments)
+    if not ANCHORS <= options.clip <= FRAMES:
+        parser.error(f'--clip must be from {ANCHORS} to {FRAMES}, not {options.clip}')
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     store = Store(options.episodes, device, HELD_BACK)
@@ -282,8 +297,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SceneForecast.from_world_model(checkpoint.load(model_folder(options.model), device))
     while store.count < min(options.begin, options.episodes) and feeder.is_alive():
         time.sleep(0.5)
+    if store.count < 2:
+        print(f'{store.count} episodes were simulated in {options.simulate:g} s, and one to train on and one to judge by are '
+              'needed: allow more time by --simulate', file=sys.stderr)
+        return 1
     held_back = min(HELD_BACK, store.count // 2)
-    training, log, start = Training(forecast, store, options.rate, options.compile), [], time.monotonic()
+    training, log, start = Training(forecast, store, options.rate, options.compile, clip=options.clip), [], time.monotonic()
     saved = 0.0
     while (elapsed := time.monotonic() - start) < options.seconds:
         parts = training.step(options.batch, elapsed / options.seconds, held_back)
@@ -294,11 +313,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if elapsed > saved + _SAVE:
             checkpoint.save(training.averaged(), options.out, {'scene_forecast': log[-1]}, torch.float16)
             saved = elapsed
-    result = {'steps': training.steps, 'batch': options.batch, 'episodes': store.added, 'first_seed': options.first_seed,
+    result = {'steps': training.steps, 'batch': options.batch, 'clip': options.clip, 'episodes': store.added,
+              'first_seed': options.first_seed,
               'seconds': round(time.monotonic() - start, 1), 'model': options.model,
               'device': torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}
     finished = training.finish()
-    result['errors_m'] = training.errors(range(held_back))
+    result['errors_m'] = training.errors(range(held_back), max(1, options.judged // 64), min(64, options.judged))
     checkpoint.save(finished, options.out, {'scene_forecast': result, 'log': log}, torch.float16)
     print(json.dumps(result))
     return 0
