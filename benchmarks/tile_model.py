@@ -303,7 +303,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
     new = keys[..., -k * preset.tokens:, :].clone()
     sinks = preset.sink_slabs * preset.tile[0] * preset.tokens
     mask = clips.noisy_mask(preset, times, starts, device)
-    rotary = clips.rotary(preset, f + np.arange(k), device)
+    rotary = clips.rotary(preset, f + np.arange(k), torch.zeros(1, k, device=device))
     tau = [torch.full((1, k), level, device=device) for level in (0.0, 0.5)]
     row = torch.full((1, k), HALF, dtype=torch.long, device=device)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.sequence import SequenceCache
+from ..model.rotary import heading_after
 from .backends.protocol import Backend
 from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
@@ -220,6 +221,8 @@ class Session:
             latents, actions = zip(*self._sinks)
             state |= {'sink_latents': np.stack([self._backend.host(latent) for latent in latents]),
                       'sink_actions': np.stack(actions)}
+        if self.spec.heading_pairs:
+            state['heading'] = np.array([self._cache.heading], np.float32)
         return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
     def restore(self, loaded: Loaded) -> None:
@@ -229,6 +232,7 @@ class Session:
         self._cache.adopt(cache)
         cache.close()
         self._time = int(state['time'][0])
+        self._cache.heading = float(state['heading'][0]) if self.spec.heading_pairs else 0.0
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
@@ -270,6 +274,8 @@ class Session:
             places = staged.places(int(times[0]), len(times), observed)
             features = yield Call('commit', (latents, actions, window, places))
         self._memory.roll(cache, int(times[-1]))
+        if self.spec.heading_pairs:
+            cache.heading = heading_after(self.spec, cache.heading, actions)
         return features
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:
