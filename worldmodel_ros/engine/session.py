@@ -11,6 +11,7 @@ import numpy as np
 
 from ..cache.sequence import SequenceCache
 from ..model.rotary import heading_after
+from ..model.sampling import Steps
 from .backends.protocol import Backend
 from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
@@ -186,12 +187,13 @@ class Session:
         self._require_observation()
         return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
 
-    def branching(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
+    def branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps = 2, moment: Moment | None = None) -> Calls[Future]:
         """``what_if`` from now or from a moment, in units; forks before the first one."""
         chunks, _ = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
-    def extending(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[tuple[Future, Moment]]:
+    def extending(self, actions: np.ndarray, steps: int | Steps = 2, moment: Moment | None = None
+                  ) -> Calls[tuple[Future, Moment]]:
         """``branching`` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
         Sinks stay the observed frames, and whoever keeps the moment keeps the pages of its window."""
         if len(actions) % self.spec.chunk_frames:
@@ -199,7 +201,7 @@ class Session:
         chunks, end = yield from self._branching(actions, steps, moment or self.moment(), keep=True)
         return joined(self._sampler, chunks, len(actions), self._backend.host), end
 
-    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None, keep: bool = False
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps, moment: Moment | None = None, keep: bool = False
                    ) -> Calls[tuple[list[Chunk], Moment]]:
         """The branch's chunks, and the moment at its end. A plan is the first unit."""
         self._require_observation()
