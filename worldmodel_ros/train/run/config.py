@@ -154,6 +154,7 @@ class TrainConfig:
     compare: bool = True  # near predictions before and after each stage
     checkpoint_minutes: float = 10.0
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
+    weight_bits: int = 16  # of the layers' matrices in the finished model's files: 8 or 16
     data: DataConfig = DataConfig()
     vae: VaeStage | None = None
     teacher: TeacherStage | None = None
@@ -169,6 +170,8 @@ class TrainConfig:
         if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
             raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
                              'set them to null')
+        if self.weight_bits not in (8, 16):
+            raise ValueError(f'weight_bits is {self.weight_bits}: choose 8 or 16')
         if self.vae is None and self.init is None and self.autoencoder is None:
             raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder '
                              'from')
