@@ -11,6 +11,7 @@ import torch
 
 from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
 from worldmodel_ros.motion import maneuver
+from ...model.presets import VideoPreset
 from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
 from .horizons import context_of
@@ -26,15 +27,16 @@ _BINS = 6                              # a channel, of the histogram of colours
 _TURN = 0.3                            # rad/s, at least, for a turn that moves the image by more than the shift's error
 
 
-def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
+def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive: Drive | None = None
+                 ) -> tuple[dict, np.ndarray]:
     """How the end of a long rollout compares with its beginning, and the same of the true episode.
 
     ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Returns with it a strip of images, uint8
-    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
+    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES. ``drive``: the true episode, if it is there already.
     """
     spec, context = model.spec, context_of(model.spec)
-    steps = round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
-    drive = record_drive(seed, context + steps, spec.image_size, MIX)
+    steps = drift_steps(spec, seconds)
+    drive = drive or record_drive(seed, context + steps, spec.image_size, MIX)
     truth, dream = _Observer(steps, drive.actions[context:]), _Observer(steps, drive.actions[context:])
     shown = [min(steps, round(at / spec.step_period)) for at in PICTURES if at <= seconds]
     between_forks = max(1, round(ENDS * steps / _FORKS / spec.chunk_frames)) * spec.chunk_frames
@@ -55,6 +57,11 @@ def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tup
                 strip[begin + i + 1] = true, imagined
     record = {'seed': seed, 'seconds': steps * spec.step_period, 'imagined': dream.compare(), 'true': truth.compare()}
     return record, np.stack([strip[step] for step in shown], 1)
+
+
+def drift_steps(spec: VideoPreset, seconds: float) -> int:
+    """Frames of a long rollout, whole chunks."""
+    return round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
 
 
 def _imagined_fork(model: Imagination, memory: Memory) -> float:
