@@ -261,6 +261,9 @@ NO_SINKS = {'sink_frames': 0, 'sink_statistics': 0.0, 'sink_statistics_after': 0
 
 SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, **NO_SINKS)
 
+# The same with the autoencoder of tiny: what small_tiles is compared with after the same minutes of training.
+SMALL_NARROW = replace(SMALL, name='small_narrow', vae_width=32)
+
 # No weights of this size are shipped: it serves to measure speed, with random ones.
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
                head_features=32, **NO_SINKS)
@@ -280,4 +283,4 @@ SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, 
 # The same network over a quarter of the tokens: 4,096 a chunk.
 ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)
 
-PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}
+PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_NARROW, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}

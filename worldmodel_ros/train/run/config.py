@@ -119,11 +119,13 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class Memory:
     """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
-    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without."""
+    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without;
+    ``heading``: whether attention knows how far the robot has turned."""
 
     window_frames: int | None = None
     sink_slabs: int | None = None
     temporal: bool = True
+    heading: bool = True
 
     def of(self, preset: Preset) -> Preset:
         """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
@@ -131,6 +133,8 @@ class Memory:
             raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
         changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs')
                                    if getattr(self, name) is not None}
+        if not self.heading:
+            changed['heading_pairs'] = 0
         if not self.temporal:
             changed['patterns'] = tuple(pattern for pattern in preset.patterns if pattern[0])
         if changed.get('window_frames', 1) < 1 or changed.get('sink_slabs', 0) < 0:
