@@ -13,10 +13,11 @@ def recall_moments(headings: np.ndarray, frames: int) -> np.ndarray:
     """Frames (T,), bool, at which a chunk of ``frames`` may begin that turns to a direction which was in view before and no
     longer is; ``headings`` (T,) [rad] of the robot, whose way from place to place is left out."""
     total = len(headings)
+    # The LONGEST_AGO headings before each frame; those before the first one are no numbers, and no comparison holds for them.
+    before = np.lib.stride_tricks.sliding_window_view(np.concatenate([np.full(LONGEST_AGO, np.nan), headings]), LONGEST_AGO)[:total]
+    ahead = headings[np.minimum(np.arange(total) + frames - 1, total - 1)]
     found = np.zeros(total, bool)
-    for t in range(RECENT + 1, total - frames + 1):
-        before = headings[max(0, t - LONGEST_AGO):t]
-        for edge in (-EDGE, EDGE):
-            apart = np.abs((before - headings[t + frames - 1] - edge + np.pi) % (2 * np.pi) - np.pi)
-            found[t] |= bool((apart[-RECENT:] > OUTSIDE).all() and (apart[:-RECENT] < EDGE).any())
-    return found
+    for edge in (-EDGE, EDGE):
+        apart = np.abs((before - (ahead + edge)[:, None] + np.pi) % (2 * np.pi) - np.pi)
+        found |= (apart[:, -RECENT:] > OUTSIDE).all(1) & (apart[:, :-RECENT] < EDGE).any(1)
+    return found & (np.arange(total) <= total - frames)

@@ -39,7 +39,9 @@ class BatchedMuon(torch.optim.Muon):
         updates = torch._foreach_lerp(gradients, buffers, group['momentum']) if group['nesterov'] else buffers
         moved = orthogonalised(torch.stack(updates), group['ns_coefficients'], group['ns_steps'], group['eps'])
         torch._foreach_mul_(parameters, 1.0 - group['lr'] * group['weight_decay'])
-        torch._foreach_add_(parameters, list(moved.to(parameters[0].dtype).unbind()),
+        # As the parameters lie in memory: else each is a launch of its own.
+        moved = moved.to(parameters[0].dtype, memory_format=torch.contiguous_format)
+        torch._foreach_add_(parameters, list(moved.unbind()),
                             alpha=-group['lr'] * _scale(group['adjust_lr_fn'], shape))
 
 
