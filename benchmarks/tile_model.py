@@ -4,7 +4,8 @@ imagination, precision by age, the time of a chunk, and one process against two.
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
 Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``prediction``, ``memory``, ``ten_minutes``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
+soon as it is done: ``prediction``, ``memory``, ``ten_minutes``, ``precision``, ``chunk_time``, ``sharded`` with the preset's
+name.
 """
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away f
 
 @dataclass(frozen=True)
 class Sight:
-    """One episode in which an object is turned away from: frames (T, H, W, 3), what odometry measured before each (T, 2), the frame
-    ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
+    """One episode in which an object is turned away from: frames (T, H, W, 3), what odometry measured before each (T, 2), the
+    frame ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
 
     seed: int
     hidden: float
@@ -236,7 +237,8 @@ class Watched(TiledImagination):
                     and (slabs[:preset.sink_slabs] == np.arange(preset.sink_slabs)).all() for newest, slabs, *_ in late)
         return {'pages_first_and_last': [late[0][2], late[-1][2]], 'most_pages': max(row[2] for row in late),
                 'bytes_first_and_last': [late[0][3], late[-1][3]], 'most_slabs': max(len(row[1]) for row in late),
-                'slabs_evicted': int(late[-1][1][preset.sink_slabs]) - preset.sink_slabs, 'only_whole_slabs_evicted': bool(whole)}
+                'slabs_evicted': int(late[-1][1][preset.sink_slabs]) - preset.sink_slabs,
+                'only_whole_slabs_evicted': bool(whole)}
 
 
 def _bytes_held() -> int:
@@ -259,7 +261,8 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
     start = time.perf_counter()
     record, _ = drift.drift_record(seed, watched, seconds, drive)
     took = time.perf_counter() - start
-    around = np.tile(np.array([[0.0, TURN_RATE]], np.float32), (-(-AROUND // spec.chunk_frames) * spec.chunk_frames, 1))
+    frames = -(-AROUND // spec.chunk_frames) * spec.chunk_frames
+    around = np.tile(np.array([[0.0, TURN_RATE]], np.float32), (frames, 1))
     latents = watched.roll(watched.last, around[None], TWO_STEP, keep=False)[0][0]
     images = watched.decode(latents, torch.cat([watched.last.latent, latents[:-1]]))
     truth = drive_branch(drive, len(drive.frames) - 1, around, spec.step_period).frames
@@ -509,8 +512,10 @@ def main() -> int:
     options = parser.parse_args()
     parts, model = options.parts.split(','), model_folder(options.model)
     size = read_description(model).preset.image_size[0]
-    episodes, sights = ({}, {}) if set(parts) <= {'ten_minutes', 'sharded'} else simulated(options, size, 'memory' in parts or options.episodes is not None)
-    print(f'{len(episodes.get("frames", ()))} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
+    episodes, sights = {'frames': ()}, {}
+    if not set(parts) <= {'ten_minutes', 'sharded'}:
+        episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
+    print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
     name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
     on_gpu = torch.cuda.is_available()

@@ -1,5 +1,5 @@
-"""What a step of training over tiles asks of the host: calls of PyTorch's operators, by part, with matrices orthogonalised one by
-one and in batches.
+"""What a step of training over tiles asks of the host: calls of PyTorch's operators, by part, with matrices orthogonalised
+one by one and in batches.
 
     python benchmarks/train_step_calls.py --out benchmarks/results/train_step_calls.json
 

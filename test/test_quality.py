@@ -319,8 +319,8 @@ def test_a_model_with_tiles_imagines_what_its_sessions_do(tmp_path):
             pictures = batch.decode(latents[stream, [3, 7]], latents[stream, [2, 6]])
             assert np.abs(pictures.astype(int) - future.frames[[3, 7]]).max() <= 1
             session.close()
-    branches, _ = batch.roll(memory.branches(2), np.concatenate([actions[:1, :4], actions[1:, 4:], actions[1:, :4], actions[1:, 4:]]),
-                             TWO_STEP)
+    commands = np.stack([actions[0, :4], actions[1, 4:], actions[1, :4], actions[1, 4:]])
+    branches, _ = batch.roll(memory.branches(2), commands, TWO_STEP)
     torch.testing.assert_close(branches[[0, 2]], batch.roll(memory, actions[:, :4], TWO_STEP, keep=False)[0])
     cut = batch.roll(memory, actions[:, :4], TRUNCATED, keep=False)[0]  # other steps than a session's two
     assert not torch.allclose(cut, branches[[0, 2]])

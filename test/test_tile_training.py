@@ -81,7 +81,8 @@ def test_a_pass_of_training_gives_what_a_session_on_pages_gives_over_twenty_chun
         sampler = ChunkSampler(model, Chunks(latents, actions, starts, noise, actions[:, index]))
         found = sampler.euler(noise, torch.zeros(noise.shape[:2]), 1.0, HALF, 2)[0].unflatten(0, (-1, k)).numpy()
         ones, times = torch.ones(1, len(images)), np.arange(len(images))
-        of_frames = model.dit(latents, ones, ones.long() * FLOW, actions, clips.rotary(TILED, times, clips.headings(TILED, actions)),
+        phases = clips.rotary(TILED, times, clips.headings(TILED, actions))
+        of_frames = model.dit(latents, ones, ones.long() * FLOW, actions, phases,
                               clips.committed_mask(TILED, times, ones.device))[1][0].numpy()
     for ours, pages in ((found, chunks), (of_frames, features)):
         error = np.sqrt(np.mean((ours - pages) ** 2, tuple(range(1, ours.ndim))) / np.mean(pages ** 2))
@@ -128,7 +129,8 @@ def test_clips_of_a_batch_turn_back_at_the_same_frame_and_chunks_begin_there(mod
     episodes = looking_away()
     recalls = episodes.recalls(TILED)
     options = TeacherOptions(batch=3, clip_frames=64, chunks=10, recall_share=0.6, context_noise=0.0)
-    objective, rng, generator = TeacherObjective(model, episodes, options), np.random.default_rng(0), torch.Generator().manual_seed(0)
+    objective = TeacherObjective(model, episodes, options)
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     displaced = 0
     for _ in range(60):
         batch = objective.draw(rng, generator)

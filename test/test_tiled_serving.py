@@ -1,5 +1,5 @@
-"""A model over tiles where robots use it: the node with its services, ``worldmodel serve``, and pages that two robots of one room
-share."""
+"""A model over tiles where robots use it: the node with its services, ``worldmodel serve``, and pages that two robots of one
+room share."""
 import json
 import subprocess
 import sys
@@ -67,8 +67,8 @@ def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tm
 def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(folder, tmp_path):
     path, session = tmp_path / 'engine.sock', load(str(folder), 'torch', sessions=1).open_session()
     command = [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path)]
-    with subprocess.Popen([*command, '--model', str(folder), '--backend', 'torch', '--sessions', '2', '--realtime-priority', '0'],
-                          stderr=subprocess.PIPE, text=True) as process:
+    options = ['--model', str(folder), '--backend', 'torch', '--sessions', '2', '--realtime-priority', '0']
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         try:
             end = time.monotonic() + TIMEOUT
             while not path.exists():
@@ -77,7 +77,8 @@ def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(fold
             link = open_link(path, '/robot', PRESET)
             for number, frame in enumerate(images(20), 1):  # beyond the window, so that slabs are evicted
                 link.slots.write(0, number, frame)
-                link.connection.send(messages.Tick(number, 0, number, 1, PRESET.goals[0], time.monotonic() + 20.0, True, EXECUTED))
+                deadline = time.monotonic() + 20.0
+                link.connection.send(messages.Tick(number, 0, number, 1, PRESET.goals[0], deadline, True, EXECUTED))
                 while not isinstance(message := receive(link), messages.Planned):
                     assert isinstance(message, messages.Imagined), message
                 session.observe(frame, EXECUTED)

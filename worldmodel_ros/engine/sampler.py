@@ -29,7 +29,7 @@ class Sampler:
 
     def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int | Steps) -> Calls[tuple]:
         """The chunk after frame ``newest`` under ``actions`` (chunk_frames, A): its latents, and its outcomes as the
-        network gives them, logits of contact and progress. A unit for each step; a number of them stands for ``Steps.of`` it."""
+        network gives them, logits of contact and progress. A unit for each step; a number stands for ``Steps.of`` it."""
         way = steps if isinstance(steps, Steps) else Steps.of(steps)
         steps, row, count = way.count, way.row, self.spec.chunk_frames
         if steps < 1:

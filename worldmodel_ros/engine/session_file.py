@@ -107,8 +107,8 @@ class Loaded(Incoming):
     take it over.
 
     ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading (1,)
-    in rad.
+    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
+    (1,) in rad.
     """
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):

@@ -34,7 +34,7 @@ class PassPages:
 
 @dataclass(frozen=True, eq=False)
 class TileWindow:
-    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and its robot's heading [rad] before."""
+    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and the heading [rad] before it."""
 
     preset: VideoPreset
     table: Table

@@ -87,8 +87,8 @@ class VideoPreset(SequencePreset):
     def _check_tiles(self) -> None:
         if self.tile is None:
             if self.patterns or self.sink_slabs or self.heading_pairs:
-                raise ValueError(f'preset {self.name}: patterns, sink_slabs and heading_pairs are for layers that attend to tiles: '
-                                 f'give a tile')
+                raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles, and heading_pairs are for '
+                                 f'layers that attend to them: give a tile')
             if self.sink_frames and (not 0 < self.sink_frames < self.window_frames
                                      or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
                 raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '

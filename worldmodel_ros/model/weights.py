@@ -94,8 +94,8 @@ class StoredWeights:
             return tensor
         rows = scale.get_tensor(name + SCALE)
         if tensor.dtype != torch.int8 or rows.shape != shape[:1]:
-            raise ModelError(f'weights in {self._folder}: {name} is {tensor.dtype} with {tuple(rows.shape)} scales, and should be '
-                             f'int8 with {shape[0]}')
+            raise ModelError(f'weights in {self._folder}: {name} is {tensor.dtype} with {tuple(rows.shape)} scales, and should '
+                             f'be int8 with {shape[0]}')
         return dequantised(tensor, rows if part is None or part.axis else part.of(rows))
 
 

@@ -132,9 +132,10 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
     place = moment - int(index[-1]) + length - 1
     starts = clips.draw_starts(preset, length, options.chunks, rng, options.full_windows, preset.sink_slabs * size + 1)
     near = round(options.recall_share * options.chunks)
-    starts[:near] = np.clip(place + rng.integers(-2, RECALL_LASTS, near), preset.sink_slabs * size + 1, length - preset.chunk_frames)
-    return _after_sinks(episodes, preset, options, clips.indices(episode, episodes.actions.device)[:, None], index, times, starts,
-                        rng, generator)
+    starts[:near] = (place + rng.integers(-2, RECALL_LASTS, near)).clip(preset.sink_slabs * size + 1,
+                                                                        length - preset.chunk_frames)
+    chosen = clips.indices(episode, episodes.actions.device)[:, None]
+    return _after_sinks(episodes, preset, options, chosen, index, times, starts, rng, generator)
 
 
 def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, episode: Tensor, index: np.ndarray,

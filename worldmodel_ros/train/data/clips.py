@@ -112,9 +112,9 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def rotary(preset: Preset, times: np.ndarray, headings: Tensor) -> Tensor:
-    """Phases of frames at ``times`` (T,), whole numbers, of B clips whose robots then head for ``headings`` (B, T) [rad]: float32
-    (2, B, T, P, d / 2), or (2, T, P, d / 2) for a preset without pairs for these. Only numbers of frames go to the device:
-    copying the phases themselves with every pass would make the host wait for it."""
+    """Phases of frames at ``times`` (T,), whole numbers, of B clips whose robots then head for ``headings`` (B, T) [rad]:
+    float32 (2, B, T, P, d / 2), or (2, T, P, d / 2) for a preset without pairs for these. Only numbers of frames go to the
+    device: copying the phases themselves with every pass would make the host wait for it."""
     device, length = headings.device, 1 << int(max(times)).bit_length()
     time, space = _rotary_tables(preset, length, device)
     time = time[:, indices(times, device)]
@@ -133,8 +133,8 @@ def indices(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def headings(preset: Preset, actions: Tensor) -> Tensor:
-    """Heading [rad] (..., T) after each of the actions (..., T, A) that a session's robot executes; zeros for a preset that does
-    not ask for it."""
+    """Heading [rad] (..., T) after each of the actions (..., T, A) that a session's robot executes; zeros for a preset that
+    does not ask for it."""
     if not preset.heading_pairs:
         return torch.zeros(actions.shape[:-1], device=actions.device)
     return (actions[..., preset.turn] * preset.step_period).cumsum(-1)

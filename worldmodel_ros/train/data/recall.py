@@ -14,7 +14,8 @@ def recall_moments(headings: np.ndarray, frames: int) -> np.ndarray:
     longer is; ``headings`` (T,) [rad] of the robot, whose way from place to place is left out."""
     total = len(headings)
     # The LONGEST_AGO headings before each frame; those before the first one are no numbers, and no comparison holds for them.
-    before = np.lib.stride_tricks.sliding_window_view(np.concatenate([np.full(LONGEST_AGO, np.nan), headings]), LONGEST_AGO)[:total]
+    padded = np.concatenate([np.full(LONGEST_AGO, np.nan), headings])
+    before = np.lib.stride_tricks.sliding_window_view(padded, LONGEST_AGO)[:total]
     ahead = headings[np.minimum(np.arange(total) + frames - 1, total - 1)]
     found = np.zeros(total, bool)
     for edge in (-EDGE, EDGE):

@@ -33,10 +33,11 @@ class WorldObjective(Objective):
         if options.clip_frames // options.pieces <= self.preset.chunk_frames:
             raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
                              f'chunk ({self.preset.chunk_frames} frames)')
-        least = self.preset.tile and RECALL_AFTER + self.preset.chunk_frames + self.preset.tile[0] * (self.preset.sink_slabs + 1)
+        preset, tile = self.preset, self.preset.tile
+        least = tile and RECALL_AFTER + preset.chunk_frames + tile[0] * (preset.sink_slabs + 1)
         if options.recall_share and (least is None or options.clip_frames < least):
-            raise ValueError(f'recall_share is for presets with tiles, and clips of {least or "more"} frames or more; not for preset '
-                             f'{self.preset.name!r} and {options.clip_frames} frames: set it to 0')
+            raise ValueError(f'recall_share is for presets with tiles, and clips of {least or "more"} frames or more; not for '
+                             f'preset {preset.name!r} and {options.clip_frames} frames: set it to 0')
         self.contacts = None
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()

@@ -52,7 +52,8 @@ class TeacherOptions:
 
     def __post_init__(self):
         if not 0.0 <= self.recall_share <= 1.0 or not 0.0 <= self.own_halfway <= 1.0:
-            raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to 1')
+            raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to '
+                             '1')
         if not 0.0 <= self.served_share <= 1.0 or not 0.0 <= self.pieces_until <= 1.0:
             raise ValueError(f'served_share is {self.served_share} and pieces_until {self.pieces_until}: they must be from 0 '
                              'to 1')
