@@ -186,7 +186,8 @@ class DiT(nn.Module):
 
         latents (B, T, h, w, Z); tau (B, T), 0 is noise and 1 is clean; step (B, T) rows of the step embedding;
         action (B, T, A) in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2), or
-        (2, B, T, P, d / 2); mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for each cache layer;
+        (2, B, T, P, d / 2); mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for
+        each cache layer;
         window_k and window_v (L, B, H, W * P, d) or None.
 
         Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
