@@ -1,10 +1,11 @@
-"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, precision by
-age, the time of a chunk, and one process against two.
+"""What a trained model on the 3-D paged cache is worth: near predictions, memory of what was turned away from, ten minutes of
+imagination, precision by age, the time of a chunk, and one process against two.
 
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
 Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``prediction``, ``memory``, ``precision``, ``chunk_time``, ``sharded`` with the preset's name.
+soon as it is done: ``prediction``, ``memory``, ``ten_minutes``, ``precision``, ``chunk_time``, ``sharded`` with the preset's
+name.
 """
 from __future__ import annotations
 
@@ -34,10 +35,12 @@ from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
 from worldmodel_ros.evaluate.quality.objects import find_objects
+from worldmodel_ros.evaluate.quality.tiled_imagination import SessionMemory, TiledImagination
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
-from worldmodel_ros.model.sampling import HALF
+from worldmodel_ros.model.sampling import HALF, TWO_STEP, Steps
+from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
@@ -49,13 +52,14 @@ AHEAD = 12  # frames that are predicted, whole chunks
 HIDDEN = (3.0, 6.0, 12.0)  # s that an object is out of view
 TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns away, and back by the same angle
 CLOSE = math.radians(5.0)
+AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a turn all around
 MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One episode in which an object is turned away from: frames (T, H, W, 3), the action that led to each (T, 2), the frame
-    ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
+    """One episode in which an object is turned away from: frames (T, H, W, 3), what odometry measured before each (T, 2), the
+    frame ``start`` after which the robot turns back, the object's colour and its bearing [rad] at the end."""
 
     seed: int
     hidden: float
@@ -69,17 +73,19 @@ class Sight:
 
 def turned_away(job: tuple[int, float, int]) -> Sight | None:
     """Look at an object, turn away, stay, and turn back; None where no object is in sight, or it is not in the end."""
+    from worldmodel_ros.sim.odometry import WheelOdometry
     from worldmodel_ros.sim.scene import COLOURS
     from worldmodel_ros.sim.world import World
     seed, hidden, size = job
     world = World(image_size=(size, size))
     world.reset(seed)
-    frames, actions = [world.render()], [(0.0, 0.0)]
+    frames, actions, odometry = [world.render()], [(0.0, 0.0)], WheelOdometry(world)
 
     def drive(command: tuple[float, float]) -> None:
         world.step(np.array(command), PERIOD)
+        odometry.update(world)
         frames.append(world.render())
-        actions.append(command)
+        actions.append(odometry.twist)
 
     def centred() -> list[str]:
         return [colour for colour in COLOURS if world.visible(colour) and abs(world.goal_bearing(colour)) < 0.35
@@ -207,6 +213,73 @@ def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
             for hidden, values in rows.items()}
 
 
+class Watched(TiledImagination):
+    """As its base; and notes of each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
+
+    def __init__(self, model: WorldModel, folder: Path) -> None:
+        super().__init__(model, folder, 1)
+        self.held: list[tuple[int, np.ndarray, int, int]] = []
+        self.last: SessionMemory | None = None
+
+    def roll(self, memory: SessionMemory, actions: np.ndarray, steps: Steps, keep: bool = True
+             ) -> tuple[Tensor, SessionMemory | None]:
+        latents, after = super().roll(memory, actions, steps, keep)
+        if keep:
+            self.last = after
+            pages = sum(pool.allocator.usage().used for pool in self._engine.memory.pools)
+            self.held.append((after.newest, after.moments[0].cache.table.slabs.copy(), pages, _bytes_held()))
+        return latents, after
+
+    def report(self) -> dict:
+        """What is held after a tenth of the way and at the end, and whether only whole slabs left, the oldest but for sinks."""
+        preset, late = self.spec, self.held[len(self.held) // 10:]
+        whole = all((slabs[preset.sink_slabs:] == np.arange(slabs[preset.sink_slabs], newest // preset.tile[0] + 1)).all()
+                    and (slabs[:preset.sink_slabs] == np.arange(preset.sink_slabs)).all() for newest, slabs, *_ in late)
+        return {'pages_first_and_last': [late[0][2], late[-1][2]], 'most_pages': max(row[2] for row in late),
+                'bytes_first_and_last': [late[0][3], late[-1][3]], 'most_slabs': max(len(row[1]) for row in late),
+                'slabs_evicted': int(late[-1][1][preset.sink_slabs]) - preset.sink_slabs,
+                'only_whole_slabs_evicted': bool(whole)}
+
+
+def _bytes_held() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated()
+    return int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
+def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
+    """A record of ``evaluate.quality.drift``; and of the same rollout what it held, and which of the objects that a robot sees
+    when it turns all around at the end are in the imagined images of that turn."""
+    from worldmodel_ros.evaluate.quality import drift
+    from worldmodel_ros.evaluate.quality.drives import drive_branch, record_drive
+    from worldmodel_ros.evaluate.quality.horizons import context_of
+    folder, seed, seconds = job
+    torch.set_num_threads(1)
+    watched = Watched(checkpoint.load(folder, 'cuda' if torch.cuda.is_available() else 'cpu'), folder)
+    spec = watched.spec
+    drive = record_drive(seed, context_of(spec) + drift.drift_steps(spec, seconds), spec.image_size, drift.MIX)
+    start = time.perf_counter()
+    record, _ = drift.drift_record(seed, watched, seconds, drive)
+    took = time.perf_counter() - start
+    frames = -(-AROUND // spec.chunk_frames) * spec.chunk_frames
+    around = np.tile(np.array([[0.0, TURN_RATE]], np.float32), (frames, 1))
+    latents = watched.roll(watched.last, around[None], TWO_STEP, keep=False)[0][0]
+    images = watched.decode(latents, torch.cat([watched.last.latent, latents[:-1]]))
+    truth = drive_branch(drive, len(drive.frames) - 1, around, spec.step_period).frames
+    there, found = (set().union(*(find_objects(image, drive.scene) for image in each)) for each in (truth, images))
+    return record, {'seed': seed, 'seconds_taken': round(took, 1), 'there': sorted(there), 'found': sorted(found & there),
+                    'not_there': sorted(found - there), **watched.report()}
+
+
+def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> dict:
+    from worldmodel_ros.evaluate.quality import summary
+    with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds))) as pool:
+        records, rooms = zip(*pool.map(long_imagination, [(model, seed, seconds) for seed in seeds], chunksize=1))
+    there = sum(len(room['there']) for room in rooms)
+    return {'seconds': seconds, **summary.drift(list(records)), 'share_of_objects_found':
+            round(sum(len(room['found']) for room in rooms) / max(1, there), 3), 'objects': there, 'rooms': list(rooms)}
+
+
 def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[dict]:
     """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
     rows, base = [], None
@@ -303,7 +376,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
     new = keys[..., -k * preset.tokens:, :].clone()
     sinks = preset.sink_slabs * preset.tile[0] * preset.tokens
     mask = clips.noisy_mask(preset, times, starts, device)
-    rotary = clips.rotary(preset, f + np.arange(k), device)
+    rotary = clips.rotary(preset, f + np.arange(k), torch.zeros(1, k, device=device))
     tau = [torch.full((1, k), level, device=device) for level in (0.0, 0.5)]
     row = torch.full((1, k), HALF, dtype=torch.long, device=device)
 
@@ -429,15 +502,19 @@ def main() -> int:
     parser.add_argument('--frames', type=int, default=110)
     parser.add_argument('--first', type=int, default=72, help='frames that a session has seen before it is asked')
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
+    parser.add_argument('--long-rooms', type=int, default=3, help='of the imagination over minutes')
+    parser.add_argument('--seconds', type=float, default=600.0, help='of that imagination')
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,sharded')
+    parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,ten_minutes,sharded')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
     parts, model = options.parts.split(','), model_folder(options.model)
     size = read_description(model).preset.image_size[0]
-    episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
+    episodes, sights = {'frames': ()}, {}
+    if not set(parts) <= {'ten_minutes', 'sharded'}:
+        episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
     name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
@@ -466,6 +543,9 @@ def main() -> int:
     if 'precision' in parts:
         few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
         write('precision', {'rows': precision(model, few, min(options.first, options.frames - AHEAD - 4))})
+    if 'ten_minutes' in parts:
+        seeds = range(options.first_seed + 2000, options.first_seed + 2000 + options.long_rooms)
+        write('ten_minutes', ten_minutes(model, seeds, options.seconds, options.workers))
     if 'memory' in parts:
         rows = {name: remembered(engine_of(model, kind), sights[size])}
         write('memory', {'rows': rows})

@@ -2,13 +2,14 @@
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from small_model import SMALL, small_checkpoint
-from tiled_model import tiled_model
+from tiled_model import TILED, tiled_model
 
 from worldmodel_ros import cli
 from worldmodel_ros.control.planning import Planner, PlannerSettings, candidates
@@ -21,9 +22,10 @@ from worldmodel_ros.evaluate.quality.imagination import Imagination
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.seeds import QualityError, parse_seeds
 from worldmodel_ros.evaluate.quality.task import Task
+from worldmodel_ros.evaluate.quality.tiled_imagination import TiledImagination
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import TINY
-from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TWO_STEP, Steps
+from worldmodel_ros.model.sampling import FLOW, ONE_STEP, TRUNCATED, TWO_STEP, Steps
 from worldmodel_ros.motion import MANEUVERS, maneuver
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, COLOURS
 from worldmodel_ros.sim.world import World
@@ -289,10 +291,49 @@ def test_tasks_that_cannot_be_done_are_refused(wrong, complaint):
         Task(range(2_000_000, 2_000_001), **wrong)
 
 
-def test_a_model_with_tiles_is_refused_with_what_judges_it(tmp_path, capsys):
-    checkpoint.save(tiled_model(), tmp_path, {})
-    assert cli.main(['evaluate', 'quality', '--seeds', '2000000:2000001', '--model', str(tmp_path), '--backend', 'torch']) == 1
-    assert 'has tiles' in (told := capsys.readouterr().err) and 'benchmarks/tile_model.py' in told
+def tiles(tmp_path):
+    preset = replace(TILED, image_size=(64, 64), patterns=((0, 1, 1), (3, 1, 2)), heading_pairs=4, step_period=PERIOD)
+    checkpoint.save(tiled_model(preset), tmp_path, {})
+    return checkpoint.load(tmp_path)
+
+
+def test_a_model_with_tiles_imagines_what_its_sessions_do(tmp_path):
+    model, rng = tiles(tmp_path), np.random.default_rng(0)
+    frames = rng.integers(0, 256, (2, 11, 64, 64, 3), dtype=np.uint8)
+    executed, actions = rng.uniform(-0.3, 0.6, (2, 11, 2)), rng.uniform(-0.3, 0.6, (2, 8, 2))
+    batch = TiledImagination(model, tmp_path, 2)
+    memory = batch.observe(frames, executed, (3, 4))
+    engine = load(str(tmp_path), 'torch', sessions=1)
+    for steps, sampler in ((2, TWO_STEP), (5, Steps(FLOW, 5))):
+        first, after = batch.roll(memory, actions[:, :4], sampler)
+        second, end = batch.roll(after, actions[:, 4:], sampler)
+        assert (memory.newest, after.newest, end.newest) == (10, 14, 18)
+        latents = torch.cat([first, second], 1)
+        torch.testing.assert_close(end.latent, latents[:, -1])
+        for stream in range(2):
+            session = engine.open_session(seed=3 + stream)
+            for frame, action in zip(frames[stream], executed[stream], strict=True):
+                session.observe(frame, action)
+            future = horizons.finish(session.what_if(actions[stream], steps))
+            np.testing.assert_allclose(latents[stream].numpy(), future.latents, atol=1e-5)
+            pictures = batch.decode(latents[stream, [3, 7]], latents[stream, [2, 6]])
+            assert np.abs(pictures.astype(int) - future.frames[[3, 7]]).max() <= 1
+            session.close()
+    commands = np.stack([actions[0, :4], actions[1, 4:], actions[1, :4], actions[1, 4:]])
+    branches, _ = batch.roll(memory.branches(2), commands, TWO_STEP)
+    torch.testing.assert_close(branches[[0, 2]], batch.roll(memory, actions[:, :4], TWO_STEP, keep=False)[0])
+    cut = batch.roll(memory, actions[:, :4], TRUNCATED, keep=False)[0]  # other steps than a session's two
+    assert not torch.allclose(cut, branches[[0, 2]])
+
+
+def test_a_model_with_tiles_is_judged(tmp_path, monkeypatch):
+    tiles(tmp_path)
+    monkeypatch.setattr(run, 'STARTS', 2)
+    run._open.cache_clear()
+    task = Task(range(SEED, SEED + 1), str(tmp_path), backend='torch', parts=('what_if', 'drift'), drift_seconds=4.0, dreams=1)
+    report, strips = run.evaluate(task)
+    run._open.cache_clear()
+    assert not report['failed'] and report['drift']['dreams'] == 1 and list(strips) == [f'dream_{SEED}']
 
 
 def test_one_json_object_tells_everything(tmp_path, monkeypatch):

@@ -187,7 +187,7 @@ def test_features_of_frames_committed_in_blocks_are_those_of_sessions():
     frames = episodes.actions.shape[1]
     ones = torch.ones(2, frames)
     whole = model.dit(episodes.latents.float(), ones, ones.long() * FLOW, episodes.actions,
-                      clips.rotary(SMALL, np.arange(frames), ones.device),
+                      clips.rotary(SMALL, np.arange(frames), ones),
                       clips.on_device(frame_mask(SMALL, 0, frames, committed=True), ones.device))[1]
     torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=1e-2)  # bfloat16
 

@@ -25,6 +25,7 @@ from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import FAR, Chunks, after_sinks, mix
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.data.live import LiveEpisodes, Simulation
+from worldmodel_ros.train.data.recall import recall_moments
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.run.options import TeacherOptions
@@ -32,7 +33,7 @@ from worldmodel_ros.train.run.options import TeacherOptions
 pytestmark = pytest.mark.usefixtures('one_thread')
 CHUNKS = 20
 # 2 x 2 tiles a slab of two frames; chunks of two slabs; a window of four; all of a column, and half of a plane around.
-TILED = replace(tiled_model.TILED, image_size=(64, 64), patterns=((0, 1, 1), (3, 1, 2)))
+TILED = replace(tiled_model.TILED, image_size=(64, 64), patterns=((0, 1, 1), (3, 1, 2)), heading_pairs=4)
 
 
 def decided_model():
@@ -47,7 +48,7 @@ def model():
 def episode(count, seed=0):
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (count, *TILED.image_size, 3), dtype=np.uint8)
-    return images, rng.uniform(-0.3, 0.3, (count, 2)).astype(np.float32)
+    return images, (rng.uniform(-0.3, 0.3, (count, 2)) * (1.0, 5.0)).astype(np.float32)
 
 
 def driven(model, images, actions, precision):
@@ -80,11 +81,105 @@ def test_a_pass_of_training_gives_what_a_session_on_pages_gives_over_twenty_chun
         sampler = ChunkSampler(model, Chunks(latents, actions, starts, noise, actions[:, index]))
         found = sampler.euler(noise, torch.zeros(noise.shape[:2]), 1.0, HALF, 2)[0].unflatten(0, (-1, k)).numpy()
         ones, times = torch.ones(1, len(images)), np.arange(len(images))
-        of_frames = model.dit(latents, ones, ones.long() * FLOW, actions, clips.rotary(TILED, times, ones.device),
+        phases = clips.rotary(TILED, times, clips.headings(TILED, actions))
+        of_frames = model.dit(latents, ones, ones.long() * FLOW, actions, phases,
                               clips.committed_mask(TILED, times, ones.device))[1][0].numpy()
     for ours, pages in ((found, chunks), (of_frames, features)):
         error = np.sqrt(np.mean((ours - pages) ** 2, tuple(range(1, ours.ndim))) / np.mean(pages ** 2))
         assert error.max() < most
+
+
+def test_what_a_chunk_sees_depends_on_how_far_the_robot_has_turned_since_and_not_on_how_it_began(model):
+    k, rng = TILED.chunk_frames, torch.Generator().manual_seed(2)
+    shape = *TILED.latent_size, TILED.latent_channels
+    latents, noise = (torch.randn(1, count, *shape, generator=rng) for count in (9, k))
+    actions, chunk = torch.zeros(1, 9, 2), torch.zeros(1, k, 2)
+
+    def predicted(headings):
+        batch = Chunks(latents, actions, np.array([9]), noise, chunk, headings=headings)
+        tau = torch.zeros(1, k)
+        with torch.inference_mode():
+            return ChunkSampler(model, batch).predict(noise, tau, torch.full_like(tau, HALF, dtype=torch.long))
+
+    straight, away = torch.zeros(1, 9), torch.linspace(0.0, 2.0, 9)[None]
+    torch.testing.assert_close(predicted(straight + 1.3), predicted(straight), rtol=0, atol=1e-4)
+    torch.testing.assert_close(predicted(straight), predicted(None), rtol=0, atol=0)
+    assert (predicted(away) - predicted(straight)).abs().max() > 1e-3
+
+
+def test_moments_at_which_a_robot_turns_back_to_what_left_its_view():
+    turns = np.concatenate([np.zeros(10), np.full(20, 0.1), np.zeros(25), np.full(20, -0.1), np.zeros(5)])
+    found = np.flatnonzero(recall_moments(turns.cumsum(), 4))
+    assert found.min() >= 52 and found.max() <= 75 and len(found) > 12  # back from frame 55 on; chunks of four look ahead
+    assert not recall_moments(np.zeros(80), 4).any()
+    assert not recall_moments(np.full(80, 0.05).cumsum(), 4).any()  # all it turns to is new
+    short = np.concatenate([np.zeros(10), np.full(6, 0.1), np.full(6, -0.1), np.zeros(40)])
+    assert not recall_moments(short.cumsum(), 4).any()  # what comes back was seen a moment ago
+
+
+def looking_away(frames=140):
+    """Episodes that turn away and back, each a frame later than the one before."""
+    actions = torch.zeros(4, frames, 2)
+    for number, each in enumerate(actions):
+        each[34 + number:46 + number, 1], each[74 + number:86 + number, 1] = 1.4, -1.4
+    return replace(tiled_episodes(frames), actions=actions)
+
+
+def test_clips_of_a_batch_turn_back_at_the_same_frame_and_chunks_begin_there(model):
+    episodes = looking_away()
+    recalls = episodes.recalls(TILED)
+    options = TeacherOptions(batch=3, clip_frames=64, chunks=10, recall_share=0.6, context_noise=0.0)
+    objective = TeacherObjective(model, episodes, options)
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    displaced = 0
+    for _ in range(60):
+        batch = objective.draw(rng, generator)
+        assert batch.clean.shape[:2] == (3, 64) and len(set(batch.episode[:, 0].tolist())) == 3
+        assert (batch.frame == batch.frame[:1]).all() and batch.frame.max() < 140
+        assert (batch.frame[0, :2] == torch.arange(2)).all() and (batch.frame[0, 2:].diff() == 1).all()
+        moments = batch.frame[0, torch.from_numpy(batch.starts[:6])].numpy()
+        near = [recalls[int(e), max(0, m - 10):m + 3].any() for e in batch.episode[:, 0] for m in moments]
+        assert all(near) and batch.starts.min() >= 3 and batch.starts.max() <= 60
+        true = clips.headings(TILED, episodes.actions)[batch.episode[:, 0]].gather(1, batch.frame)
+        torch.testing.assert_close(batch.headings[:, 2:], true[:, 2:])
+        same = torch.allclose(batch.headings[:, :2], true[:, :2])
+        assert same == (batch.times[2] == batch.frame[0, 2].item())  # minutes later nothing tells how it began
+        displaced += not same
+    assert 5 < displaced < 55
+
+
+def test_without_enough_episodes_that_turn_back_clips_are_drawn_as_ever(model):
+    options = {'clip_frames': 36, 'chunks': 4}
+    (_, with_share), (_, without) = (drawn(model, recall_share=share, **options) for share in (0.5, 0.0))
+    assert (with_share.starts == without.starts).all() and torch.equal(with_share.clean, without.clean)
+
+
+@pytest.mark.parametrize('preset, frames', [(tiled_model.SMALL, 40), (TILED, 28)])
+def test_recalls_that_cannot_be_are_refused(preset, frames):
+    with pytest.raises(ValueError, match='recall_share is for presets with tiles, and clips of'):
+        TeacherObjective(small_model(preset=preset), tiled_episodes(), TeacherOptions(clip_frames=frames, recall_share=0.5))
+
+
+def test_second_half_steps_are_learned_from_where_the_models_own_first_ones_end():
+    model = decided_model().requires_grad_(True)
+    objective, _ = drawn(model, batch=8, clip_frames=24, chunks=4, served_share=1.0, own_halfway=1.0)
+    objective.done = 0.4
+    assert not objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0)).own_halfway
+    objective.done = 0.6
+    batch = objective.draw(np.random.default_rng(0), torch.Generator().manual_seed(0))
+    assert batch.own_halfway
+    with torch.autocast('cpu', torch.bfloat16):
+        loss, values = objective.loss(batch)
+    gradients = torch.autograd.grad(loss, list(model.dit.parameters()), allow_unused=True)
+    unused = [name for (name, _), gradient in zip(model.dit.named_parameters(), gradients) if gradient is None]
+    assert not unused, unused
+    second = (batch.tau == 0.5) & (batch.step == HALF)
+    assert (batch.halfway == second).all() and second.any()
+    with torch.no_grad():
+        first = objective.forward(batch, batch.noise, torch.zeros_like(batch.tau), torch.full_like(batch.step, HALF))[0]
+        z = torch.where(second[..., None, None, None], 0.5 * (batch.noise + first), mix(batch.noise, batch.target, batch.tau))
+        error = (objective.forward(batch, z, batch.tau, batch.step)[0] - batch.target).square().mean((2, 3, 4))
+    torch.testing.assert_close(values['half'].detach(), error[batch.step == HALF].mean(), rtol=0.02, atol=0.02)
 
 
 def test_one_pass_over_frames_and_chunks_is_the_pass_over_chunks_after_the_frames(model):
@@ -100,7 +195,7 @@ def test_one_pass_over_frames_and_chunks_is_the_pass_over_chunks_after_the_frame
         together = model.dit(
             torch.cat([latents, noise], 1), torch.cat([ones, tau], 1), torch.full((2, frames + noise.shape[1]), FLOW),
             torch.cat([actions, batch.noisy_actions], 1),
-            clips.rotary(TILED, np.concatenate([times, batch.noisy_times]), ones.device),
+            torch.cat(batch.rotary(TILED), -3),
             clips.sequence_mask(TILED, times, starts, ones.device))[0][:, frames:]
     torch.testing.assert_close(together, apart, rtol=0, atol=2e-5)
 

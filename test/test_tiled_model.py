@@ -119,7 +119,7 @@ def test_pages_in_fewer_bits_give_nearly_the_same(model, precision):
         assert (recent, older) == (3 * 16, 3 * 16)  # the sink, which stays, and the two newest slabs; the others
 
 
-LONG = replace(TILED, window_frames=16)  # a quarter of it is two slabs
+LONG = replace(TILED, window_frames=16, heading_pairs=4)  # a quarter of it is two slabs
 
 
 def test_what_is_older_than_a_quarter_of_the_window_lies_in_fp4_and_costs_little():

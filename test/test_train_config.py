@@ -37,7 +37,8 @@ def test_what_cache_layers_see_can_be_less_than_the_preset_says():
     whole = read_config(FOLDER / 'small_tiles.yaml').model_preset
     changed = {name: config.model_preset for name, config in
                read_variants(FOLDER / 'small_tiles_ablations.yaml').configs.items()}
-    assert changed == {'as-it-is': whole, 'no-temporal-pattern': replace(whole, patterns=((4, 0, 0),)),
+    assert changed == {'as-it-is': whole, 'no-heading': replace(whole, heading_pairs=0),
+                       'no-temporal-pattern': replace(whole, patterns=((4, 0, 0),)),
                        'no-sinks': replace(whole, sink_slabs=0), 'window-of-16': replace(whole, window_frames=16)}
 
 

@@ -83,6 +83,7 @@ class SequenceCache:
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
                  sinks: int = 0, firm: bool = False):
         self.layout, self.pools, self.sinks = layout, tuple(pools), sinks
+        self.heading = 0.0  # rad, of the robot at the newest frame, since the first one; a model may turn its keys by it
         slabs = (guaranteed_slabs,) if isinstance(guaranteed_slabs, int) else tuple(guaranteed_slabs)
         self._holding = _Holding(layout, self.pools, slabs + (0,) * (len(self.pools) - len(slabs)), firm)
         self._finalizer = weakref.finalize(self, self._holding.abandon)
@@ -117,7 +118,7 @@ class SequenceCache:
         branch = SequenceCache(self.layout, self.pools, sinks=self.sinks)
         for tier, lease in enumerate(branch._holding.leases):
             lease.share(pages_of(self.table, tier))
-        branch._holding.table = self.table
+        branch._holding.table, branch.heading = self.table, self.heading
         return branch
 
     def evict(self, before: int) -> None:
@@ -153,6 +154,7 @@ class SequenceCache:
     def clear(self) -> None:
         """Drop everything."""
         self._drop(np.ones(len(self.table), bool))
+        self.heading = 0.0
 
     def close(self) -> None:
         """Drop everything and give up the guarantee; a sequence that is garbage does so by itself."""

@@ -92,7 +92,7 @@ class Memory:
         none that a session which commits frame by frame would have dropped."""
         if self._preset.tile:
             storages = tuple(pool.storage for pool in self.pools)
-            return TileWindow(self._preset, cache.table, self.layout, storages, times)
+            return TileWindow(self._preset, cache.table, self.layout, storages, times, cache.heading)
         pages, key_times = _places(cache.table, self.layout, self._slabs, self.pool.storage.null_page)
         oldest = np.maximum((times if causal else times[:1]) - self._frames, 0)
         return Window(self.pool.storage, pages, key_times, times, oldest, causal, self.layout.tokens)

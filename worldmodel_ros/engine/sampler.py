@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.model.sampling import FLOW, ROWS, adain
+from worldmodel_ros.model.sampling import Steps, adain
 from .backends.protocol import Backend
 from .futures import Future, Moment
 from .memory import Memory
@@ -27,13 +27,13 @@ class Sampler:
         self.spec = spec = backend.preset
         self._noise = Noise(seed, (spec.chunk_frames, *spec.latent_size, spec.latent_channels))
 
-    def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int) -> Calls[tuple]:
+    def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int | Steps) -> Calls[tuple]:
         """The chunk after frame ``newest`` under ``actions`` (chunk_frames, A): its latents, and its outcomes as the
-        network gives them, logits of contact and progress. A unit for each step."""
+        network gives them, logits of contact and progress. A unit for each step; a number stands for ``Steps.of`` it."""
+        way = steps if isinstance(steps, Steps) else Steps.of(steps)
+        steps, row, count = way.count, way.row, self.spec.chunk_frames
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
-        count = self.spec.chunk_frames
-        row = ROWS.get(steps, FLOW)
         for step in range(steps):
             yield Boundary('denoise', step)
             cache.require_pages()  # a tick may have come between
@@ -114,8 +114,8 @@ class Chunk:
     frames: np.ndarray
 
 
-def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray, steps: int,
-           keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
+def branch(sampler: Sampler, commit: Callable[..., Calls], moment: Moment, actions: np.ndarray,
+           steps: int | Steps, keep: bool = False) -> Calls[tuple[list[Chunk], Moment]]:
     """Imagine ``actions`` (T, A) from a moment, in units; forks its cache before the first one.
 
     ``commit``, the session's, makes what was imagined a part of the fork, where the next chunk sees it; so it does with

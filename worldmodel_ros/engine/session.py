@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.sequence import SequenceCache
+from ..model.rotary import heading_after
+from ..model.sampling import Steps
 from .backends.protocol import Backend
 from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
@@ -185,12 +187,13 @@ class Session:
         self._require_observation()
         return Moment(self._cache.fork(), self._time, self._latent, self._sinks, self._features)
 
-    def branching(self, actions: np.ndarray | OwnPlan, steps: int = 2, moment: Moment | None = None) -> Calls[Future]:
+    def branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps = 2, moment: Moment | None = None) -> Calls[Future]:
         """``what_if`` from now or from a moment, in units; forks before the first one."""
         chunks, _ = yield from self._branching(actions, steps, moment)
         return joined(self._sampler, chunks, len(actions), self._backend.host)
 
-    def extending(self, actions: np.ndarray, steps: int = 2, moment: Moment | None = None) -> Calls[tuple[Future, Moment]]:
+    def extending(self, actions: np.ndarray, steps: int | Steps = 2, moment: Moment | None = None
+                  ) -> Calls[tuple[Future, Moment]]:
         """``branching`` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
         Sinks stay the observed frames, and whoever keeps the moment keeps the pages of its window."""
         if len(actions) % self.spec.chunk_frames:
@@ -198,7 +201,7 @@ class Session:
         chunks, end = yield from self._branching(actions, steps, moment or self.moment(), keep=True)
         return joined(self._sampler, chunks, len(actions), self._backend.host), end
 
-    def _branching(self, actions: np.ndarray | OwnPlan, steps: int, moment: Moment | None = None, keep: bool = False
+    def _branching(self, actions: np.ndarray | OwnPlan, steps: int | Steps, moment: Moment | None = None, keep: bool = False
                    ) -> Calls[tuple[list[Chunk], Moment]]:
         """The branch's chunks, and the moment at its end. A plan is the first unit."""
         self._require_observation()
@@ -220,6 +223,8 @@ class Session:
             latents, actions = zip(*self._sinks)
             state |= {'sink_latents': np.stack([self._backend.host(latent) for latent in latents]),
                       'sink_actions': np.stack(actions)}
+        if self.spec.heading_pairs:
+            state['heading'] = np.array([self._cache.heading], np.float32)
         return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
     def restore(self, loaded: Loaded) -> None:
@@ -229,6 +234,7 @@ class Session:
         self._cache.adopt(cache)
         cache.close()
         self._time = int(state['time'][0])
+        self._cache.heading = float(state['heading'][0]) if self.spec.heading_pairs else 0.0
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
@@ -270,6 +276,8 @@ class Session:
             places = staged.places(int(times[0]), len(times), observed)
             features = yield Call('commit', (latents, actions, window, places))
         self._memory.roll(cache, int(times[-1]))
+        if self.spec.heading_pairs:
+            cache.heading = heading_after(self.spec, cache.heading, actions)
         return features
 
     def _actions(self, actions: np.ndarray, count: int) -> np.ndarray:

@@ -107,7 +107,8 @@ class Loaded(Incoming):
     take it over.
 
     ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
-    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A).
+    preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
+    (1,) in rad.
     """
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
@@ -209,6 +210,8 @@ def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     latent, number = (*spec.latent_size, spec.latent_channels), np.dtype(np.float32)
     forms = {'time': ((1,), np.dtype(np.int64)), 'features': ((spec.tokens, spec.width), number),
              'latent': (latent, number), 'encoder_state': ((1, 4 * spec.vae_width, *spec.latent_size), number)}
+    if spec.heading_pairs:
+        forms['heading'] = (1,), number
     if spec.sink_frames:
         forms |= {'sink_latents': ((spec.sink_frames, *latent), number),
                   'sink_actions': ((spec.sink_frames, spec.actions), number)}

@@ -34,13 +34,14 @@ class PassPages:
 
 @dataclass(frozen=True, eq=False)
 class TileWindow:
-    """A session's table when a block of frames at ``times`` (T,) is about to be passed."""
+    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and the heading [rad] before it."""
 
     preset: VideoPreset
     table: Table
     layout: TileLayout
     storages: tuple[Storage, ...]
     times: np.ndarray
+    heading: float = 0.0
 
     @cached_property
     def of_chunk(self) -> PassPages:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 from .checkpoint_description import FORMAT, ModelError, checksum, read_description, weight_files
-from .weights import PartOf, StoredWeights, build
+from .weights import SCALE, PartOf, StoredWeights, build, dequantised, quantised
 from .world_model import WorldModel
 
 if TYPE_CHECKING:
@@ -23,16 +23,14 @@ _UNSTORED = 2 ** 20  # numbers of a model that are computed
 
 
 def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced."""
+    """Write the model, floating-point tensors in ``dtype``; files of an older model in the folder are replaced. With int8, the
+    matrices of the DiT's layers are in 8 bits, rounded row by row, and all else in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob('*.safetensors'):
         old.unlink()
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
-    for name, tensor in model.state_dict().items():
-        # The latents' normalisation scales every frame, so it keeps its full precision.
-        keep = not tensor.is_floating_point() or name.rpartition('.')[2].startswith('latent_')
-        tensor = tensor.detach().cpu().to(tensor.dtype if keep else dtype).contiguous()
+    for name, tensor in _stored(model, dtype):
         if size + tensor.nbytes > MAX_FILE_BYTES and shards[-1]:
             shards.append({})
             size = 0
@@ -45,6 +43,21 @@ def save(model: WorldModel | SceneForecast, folder: Path, provenance: dict, dtyp
         checksums[file.name] = checksum(file)
     description = {'format': FORMAT, 'preset': model.preset.to_dict(), 'provenance': provenance, 'crc32': checksums}
     (folder / 'model.json').write_text(json.dumps(description, indent=1) + '\n')
+
+
+def _stored(model: WorldModel | SceneForecast, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors on the host as they are written, by name."""
+    floating = torch.bfloat16 if dtype is torch.int8 else dtype
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach().cpu()
+        if dtype is torch.int8 and name.startswith('dit.blocks.') and tensor.ndim == 2:
+            matrix, scale = quantised(tensor)
+            yield name, matrix
+            yield name + SCALE, scale
+            continue
+        # The latents' normalisation scales every frame, so it keeps its full precision.
+        keep = not tensor.is_floating_point() or name.rpartition('.')[2].startswith('latent_')
+        yield name, tensor.to(tensor.dtype if keep else floating).contiguous()
 
 
 def load(folder: Path, device: torch.device | str = 'cpu', layers: torch.dtype = torch.float32,
@@ -127,4 +140,6 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
             state.update(load_file(str(file)))
         except Exception as error:  # safetensors raises its own and OS errors; each means the same here
             raise ModelError(f'{file} cannot be read ({error}); restore it from the release or train again') from error
+    scales = {name: state.pop(name + SCALE) for name in list(state) if name + SCALE in state}
+    state |= {name: dequantised(state[name], scale) for name, scale in scales.items()}
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}

@@ -186,21 +186,23 @@ class DiT(nn.Module):
         """One pass over a block of T frames.
 
         latents (B, T, h, w, Z); tau (B, T), 0 is noise and 1 is clean; step (B, T) rows of the step embedding;
-        action (B, T, A) in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2);
-        mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for each cache layer;
+        action (B, T, A) in SI units, the one executed over the period before each frame; rotary (2, T, P, d / 2), or
+        (2, B, T, P, d / 2); mask (T, W + T), additive, between frames, or for a preset with tiles one of its patterns for
+        each cache layer;
         window_k and window_v (L, B, H, W * P, d) or None.
 
         Returns the predicted clean latents (B, T, h, w, Z), the features that the heads read (B, T, P, D), and the
         block's keys and values in the cache layers (L, B, H, T * P, d), keys rotated to their absolute time.
         """
         windows = [None] * len(self.preset.cache_layers) if window_k is None else zip(window_k, window_v)
+        rotary = rotary[:, None] if rotary.ndim == 4 else rotary
         if self.preset.tile is None:
-            return self._layers(latents, tau, step, action, rotary[:, None],
+            return self._layers(latents, tau, step, action, rotary,
                                 repeat(frame_bias_to_tokens(mask, self.preset.tokens)), windows)
         if isinstance(mask, Tensor):
             raise ValueError(f'preset {self.preset.name!r} attends to tiles, of which a mask between frames knows '
                              f'nothing: give masks of tiles, or use over_tiles')
-        return self._layers(latents, tau, step, action, rotary[:, None], mask, windows)
+        return self._layers(latents, tau, step, action, rotary, mask, windows)
 
     def over_pages(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, rotary: Tensor,
                    key_bias: Tensor | None, rows_k: Tensor, rows_v: Tensor, index: Tensor

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 POLICIES = ('regression', 'flow')
+TURN = 'angular.z'  # the action that turns the robot
 _LARGEST = 2 ** 16  # of any whole number that a description may have: what is computed from them must stay finite
 _DEEPEST = 2 ** 10  # layers
 
@@ -65,6 +66,7 @@ class VideoPreset(SequencePreset):
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
+    heading_pairs: int = 0  # of the rotary embedding's pairs for time, which turn with the robot instead, see ``rotary``
     sink_frames: int = 0  # see ``sinks_from``
     sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
     sink_statistics_after: int = 0  # imagined frames
@@ -84,8 +86,9 @@ class VideoPreset(SequencePreset):
 
     def _check_tiles(self) -> None:
         if self.tile is None:
-            if self.patterns or self.sink_slabs:
-                raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles: give a tile')
+            if self.patterns or self.sink_slabs or self.heading_pairs:
+                raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles, and heading_pairs are for '
+                                 f'layers that attend to them: give a tile')
             if self.sink_frames and (not 0 < self.sink_frames < self.window_frames
                                      or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
                 raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '
@@ -163,12 +166,19 @@ class Preset(VideoPreset):
         super().__post_init__()
         if not len(self.action_names) == len(self.action_low) == len(self.action_high):
             raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
+        if self.heading_pairs and TURN not in self.action_names:
+            raise ValueError(f'preset {self.name}: heading_pairs is {self.heading_pairs}, and no action is {TURN}')
         if self.policy not in POLICIES:
             raise ValueError(f'preset {self.name}: unknown policy {self.policy!r}; known: {", ".join(POLICIES)}')
 
     @cached_property
     def actions(self) -> int:
         return len(self.action_names)
+
+    @cached_property
+    def turn(self) -> int:
+        """Which action is the rate of turn, rad/s."""
+        return self.action_names.index(TURN)
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -251,6 +261,9 @@ NO_SINKS = {'sink_frames': 0, 'sink_statistics': 0.0, 'sink_statistics_after': 0
 
 SMALL = replace(TINY, name='small', image_size=(128, 128), vae_width=48, width=512, depth=8, heads=8, **NO_SINKS)
 
+# The same with the autoencoder of tiny: what small_tiles is compared with after the same minutes of training.
+SMALL_NARROW = replace(SMALL, name='small_narrow', vae_width=32)
+
 # No weights of this size are shipped: it serves to measure speed, with random ones.
 BASE = replace(TINY, name='base', image_size=(256, 256), vae_width=64, width=1024, depth=16, heads=8,
                head_features=32, **NO_SINKS)
@@ -265,9 +278,9 @@ ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=2
 # of the newest four slabs and their own place in all of the window; heads are as wide as the kernels of Hopper GPUs take them.
 SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=64,
                       head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
-                      **NO_SINKS)
+                      heading_pairs=8, **NO_SINKS)
 
 # The same network over a quarter of the tokens: 4,096 a chunk.
 ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)
 
-PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}
+PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_NARROW, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}

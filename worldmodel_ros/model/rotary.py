@@ -1,5 +1,10 @@
 """Where tokens are: their order in a frame, and the phases of the 3-D rotary embedding, which a session computes for every
-pass, without torch."""
+pass, without torch.
+
+Of a preset with ``heading_pairs``, some pairs turn with the robot instead of with time, the n-th by n times its heading as its
+actions tell it: so attention finds, among all frames of a window, those that looked the same way. From times alone it would
+have to add up what was turned since each of them.
+"""
 from __future__ import annotations
 
 import math
@@ -8,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..cache.layout import TileLayout
-from .presets import VideoPreset
+from .presets import Preset, VideoPreset
 
 # Longest wavelengths, in frames and in tokens: a few times what one window and one image span.
 TIME_WAVELENGTH = 200.0
@@ -22,14 +27,27 @@ def rotary_angles(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
     session may run for hours: the phases are reduced in float64, and stay exact where float32 would have drifted.
     """
     time, space = time_rotation(preset, times), space_rotation(preset)
+    heading = np.broadcast_to(heading_rotation(preset, 0.0), (2, len(time[0]), preset.heading_pairs))
+    time = np.concatenate([time, heading], -1)
     shape = (2, len(time[0]), preset.tokens)
     return np.concatenate([np.broadcast_to(time[:, :, None], (*shape, time.shape[-1])),
                            np.broadcast_to(space[:, None], (*shape, space.shape[-1]))], -1)
 
 
 def time_rotation(preset: VideoPreset, times: np.ndarray) -> np.ndarray:
-    """The pairs of ``rotary_angles`` that differ from frame to frame, which come first: float32 (2, T, pairs)."""
+    """The pairs of ``rotary_angles`` that turn with time, which come first: float32 (2, T, pairs)."""
     return _rotation(np.asarray(times, np.float64), _split(preset)[0], TIME_WAVELENGTH)
+
+
+def heading_rotation(preset: VideoPreset, heading: float) -> np.ndarray:
+    """The pairs of a frame that turn with the robot, which come after those of time: float32 (2, 1, heading_pairs)."""
+    phase = heading * np.arange(1, preset.heading_pairs + 1)[None]
+    return np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)
+
+
+def heading_after(preset: Preset, heading: float, actions: np.ndarray) -> float:
+    """Heading [rad] after actions (T, A), in [0, 2 pi), as float32 has it, which a saved session keeps."""
+    return float(np.float32((heading + preset.step_period * float(np.sum(actions[:, preset.turn]))) % (2.0 * math.pi)))
 
 
 def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:
@@ -57,9 +75,9 @@ def token_order(preset: VideoPreset) -> np.ndarray | None:
 
 
 def _split(preset: VideoPreset) -> tuple[int, int]:
-    """Pairs for time, and for each axis of space."""
+    """Pairs for time, without those for the heading, and for each axis of space."""
     pairs = preset.head_dim // 2
-    return pairs - 2 * (pairs // 3), pairs // 3
+    return pairs - 2 * (pairs // 3) - preset.heading_pairs, pairs // 3
 
 
 def _rotation(position: np.ndarray, count: int, wavelength: float) -> np.ndarray:

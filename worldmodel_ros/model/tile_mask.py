@@ -94,7 +94,7 @@ class TileMask:
     def __init__(self, preset: VideoPreset, frames: Tensor, tiles: np.ndarray):
         self.tokens, self.count = preset.tokens, len(tiles)
         self.run = preset.tokens // self.count
-        self.frames, self.tiles = frames, torch.from_numpy(tiles).to(frames.device)
+        self.frames, self.tiles = frames, torch.from_numpy(tiles).to(frames.device, non_blocking=True)
         self.column = bool((tiles == np.eye(len(tiles), dtype=bool)).all())
         # Tokens that have one row of ``units``: those of a frame, or of a tile in a frame.
         self.unit = self.run if self.column or not tiles.all() else self.tokens

@@ -23,6 +23,7 @@ from .world_model import WorldModel
 
 DRAWN_STD = 0.6  # of random matrices, times the square root of their inputs: what torch's own layers begin with
 DRAWN_BIAS = 0.02
+SCALE = '.row_scale'  # behind the name of a matrix in 8 bits: what each of its rows is to be multiplied by
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StoredWeights:
         self._stack.close()
 
     def names(self) -> set[str]:
-        return set(self._files)
+        return {name for name in self._files if not (name.endswith(SCALE) and name.removesuffix(SCALE) in self._files)}
 
     def count(self) -> int:
         """How many numbers there are in all of them."""
@@ -85,7 +86,28 @@ class StoredWeights:
         if tuple(stored.get_shape()) != tuple(shape):
             raise ModelError(f'weights in {self._folder}: {name} is {tuple(stored.get_shape())}, and should be '
                              f'{tuple(shape)}')
-        return self._files[name].get_tensor(name) if part is None else part.of(stored)
+        tensor = self._files[name].get_tensor(name) if part is None else part.of(stored)
+        scale = self._files.get(name + SCALE)
+        if scale is None:
+            if tensor.dtype == torch.int8:
+                raise ModelError(f'weights in {self._folder} have {name} in 8 bits without the scales of its rows')
+            return tensor
+        rows = scale.get_tensor(name + SCALE)
+        if tensor.dtype != torch.int8 or rows.shape != shape[:1]:
+            raise ModelError(f'weights in {self._folder}: {name} is {tensor.dtype} with {tuple(rows.shape)} scales, and should '
+                             f'be int8 with {shape[0]}')
+        return dequantised(tensor, rows if part is None or part.axis else part.of(rows))
+
+
+def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (rows, columns) in 8 bits: int8, and by what each row is multiplied, float32 (rows,)."""
+    scale = matrix.float().abs().amax(1).clamp_min(1e-12) / 127.0
+    return (matrix.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def dequantised(matrix: Tensor, scale: Tensor) -> Tensor:
+    """The inverse of ``quantised``, float32."""
+    return matrix.float() * scale[:, None]
 
 
 class RandomWeights:

@@ -16,7 +16,7 @@ from worldmodel_ros.engine.memory import page_layout, slabs_of
 from worldmodel_ros.engine.tile_window import PassPages, TileWindow, chunk_tier, patterns_of
 from worldmodel_ros.kernels.pages import TileLists
 from worldmodel_ros.model.dit import DiT
-from worldmodel_ros.model.rotary import space_rotation, time_rotation
+from worldmodel_ros.model.rotary import heading_after, heading_rotation, space_rotation, time_rotation
 from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.tile_attention import OwnPages, PagedTiles
 from .cuda_graphs import Eager, Graphs
@@ -33,11 +33,12 @@ class TilePasses:
         self._layout = page_layout(self.preset)
         self._run = self._layout.page_tokens // self._layout.frames
         self._space = torch.tensor(space_rotation(self.preset), device=device)
+        self._harmonics = torch.arange(1.0, self.preset.heading_pairs + 1, device=device)
 
     def denoise(self, z: np.ndarray | Tensor, tau: float, rate: float, row: int, actions: np.ndarray, window: TileWindow
                 ) -> tuple[Tensor, Tensor | None]:
         """z moved, and features in the layers' type, or None before the last step, whose features alone are read."""
-        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk)
+        inputs = z, np.float32(tau), np.float32(rate), np.int64(row), actions, *self._arrays(window.of_chunk, window.heading)
         network, run = ('denoise', self.denoise_pass) if rate == 1.0 else ('approach', self.approach_pass)
         outputs = self._launch((network, window.storages), partial(run, window.storages), [[each] for each in inputs])
         return outputs[0][0], outputs[1][0] if rate == 1.0 else None
@@ -45,11 +46,13 @@ class TilePasses:
     def commit(self, latents: np.ndarray | Tensor, actions: np.ndarray, window: TileWindow,
                places: tuple[np.ndarray, np.ndarray]) -> Tensor:
         """Features (T, P, D), float32. A block over several slabs is passed slab by slab."""
-        features = []
+        features, heading = [], window.heading
         for part, pages in window.of_commit(places[0]):
-            inputs = latents[part], actions[part], *self._arrays(pages)
+            inputs = latents[part], actions[part], *self._arrays(pages, heading)
             features.append(self._launch(('commit', window.storages), partial(self.commit_pass, window.storages),
                                          [[each] for each in inputs])[0][0])
+            if self.preset.heading_pairs:
+                heading = heading_after(self.preset, heading, actions[part])
         return features[0] if len(features) == 1 else torch.cat(features)
 
     def denoise_pass(self, storages: Storages, z: Tensor, tau: Tensor, rate: Tensor, row: Tensor, actions: Tensor,
@@ -57,7 +60,7 @@ class TilePasses:
         shape = z.shape[:2]
         time, own, _, *lists = (each[0] for each in pages)
         # Its scratch pages are its own, and it fills them.
-        attention = self._attention(storages, chunk_tier(storages), time, own, None, lists)
+        attention = self._attention(storages, chunk_tier(storages), self._turned(time, actions[0]), own, None, lists)
         clean, features = self.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions, attention)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features
@@ -69,7 +72,7 @@ class TilePasses:
     def commit_pass(self, storages: Storages, latents: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
         tau = latents.new_ones(latents.shape[:2])
         time, own, offsets, *lists = (each[0] for each in pages)
-        attention = self._attention(storages, 0, time, own, offsets, lists)
+        attention = self._attention(storages, 0, self._turned(time, actions[0]), own, offsets, lists)
         _, features = self.over_tiles(latents, tau, torch.full_like(tau, FLOW, dtype=torch.long), actions, attention)
         return (features.float(),)
 
@@ -78,10 +81,25 @@ class TilePasses:
         """``DiT.over_tiles``."""
         return self.dit.over_tiles(latents, tau, step, actions, attention)
 
-    def _arrays(self, pages: PassPages) -> list[np.ndarray]:
+    def _turned(self, rotation: Tensor, actions: Tensor) -> Tensor:
+        """The rotation of frames (2, T, pairs), whose pairs for the heading are those before the block, after actions (T, A):
+        here, since a plan may never have been on the host."""
+        pairs = self.preset.heading_pairs
+        if not pairs:
+            return rotation
+        angle = (actions[:, self.preset.turn] * self.preset.step_period).cumsum(0)[:, None] * self._harmonics
+        cos, sin = rotation[..., -pairs:]
+        turned = torch.stack([cos * angle.cos() - sin * angle.sin(), sin * angle.cos() + cos * angle.sin()])
+        return torch.cat([rotation[..., :-pairs], turned], -1)
+
+    def _arrays(self, pages: PassPages, heading: float) -> list[np.ndarray]:
         """What ``_attention`` is made from; the same shapes for as many frames of as many groups, whatever the window."""
         run, tiles = self._run, self._layout.tiles
-        arrays = [time_rotation(self.preset, pages.times), pages.own,
+        rotation = time_rotation(self.preset, pages.times)
+        if self.preset.heading_pairs:
+            before = heading_rotation(self.preset, heading)
+            rotation = np.concatenate([rotation, before.repeat(len(pages.times), 1)], -1)
+        arrays = [rotation, pages.own,
                   np.full(len(pages.own), pages.offset * run, np.int32)]
         most_slabs = slabs_of(self.preset.window_frames, self._layout) + self.preset.sink_slabs + pages.groups
         for pattern, tiers in zip(patterns_of(self.preset), pages.lists):

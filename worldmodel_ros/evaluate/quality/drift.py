@@ -11,9 +11,10 @@ import torch
 
 from worldmodel_ros.evaluate.drive.pictures import rms, sharpness, shift
 from worldmodel_ros.motion import maneuver
+from ...model.presets import VideoPreset
 from ...model.sampling import TWO_STEP
 from .drives import Drive, drive_branch, record_drive
-from .horizons import CONTEXT
+from .horizons import context_of
 from .imagination import Imagination, Memory
 
 SECONDS = 600.0
@@ -26,29 +27,30 @@ _BINS = 6                              # a channel, of the histogram of colours
 _TURN = 0.3                            # rad/s, at least, for a turn that moves the image by more than the shift's error
 
 
-def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tuple[dict, np.ndarray]:
+def drift_record(seed: int, model: Imagination, seconds: float = SECONDS, drive: Drive | None = None
+                 ) -> tuple[dict, np.ndarray]:
     """How the end of a long rollout compares with its beginning, and the same of the true episode.
 
     ``imagined`` and ``true`` of the record: see ``_Observer.compare``. Returns with it a strip of images, uint8
-    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES.
+    (2, N, H, W, 3), as they came and as they were imagined, at PICTURES. ``drive``: the true episode, if it is there already.
     """
-    spec = model.spec
-    steps = round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
-    drive = record_drive(seed, CONTEXT + steps, spec.image_size, MIX)
-    truth, dream = _Observer(steps, drive.actions[CONTEXT:]), _Observer(steps, drive.actions[CONTEXT:])
+    spec, context = model.spec, context_of(model.spec)
+    steps = drift_steps(spec, seconds)
+    drive = drive or record_drive(seed, context + steps, spec.image_size, MIX)
+    truth, dream = _Observer(steps, drive.actions[context:]), _Observer(steps, drive.actions[context:])
     shown = [min(steps, round(at / spec.step_period)) for at in PICTURES if at <= seconds]
     between_forks = max(1, round(ENDS * steps / _FORKS / spec.chunk_frames)) * spec.chunk_frames
-    strip = {0: (drive.frames[CONTEXT - 1],) * 2}
-    memory = model.observe(drive.frames[None, :CONTEXT], drive.actions[None, :CONTEXT], (0,))
+    strip = {0: (drive.frames[context - 1],) * 2}
+    memory = model.observe(drive.frames[None, :context], drive.actions[None, :context], (0,))
     for begin in range(0, steps, spec.chunk_frames):
         if begin % between_forks == 0:
             dream.fork(begin, _imagined_fork(model, memory))
-            truth.fork(begin, _true_fork(drive, CONTEXT - 1 + begin, model))
-        actions = drive.actions[None, CONTEXT + begin:CONTEXT + begin + spec.chunk_frames]
+            truth.fork(begin, _true_fork(drive, context - 1 + begin, model))
+        actions = drive.actions[None, context + begin:context + begin + spec.chunk_frames]
         before = memory.latent
         latents, memory = model.roll(memory, actions, TWO_STEP)
         for i, imagined in enumerate(model.decode(latents[0], torch.cat([before, latents[0, :-1]]))):
-            true = drive.frames[CONTEXT + begin + i]
+            true = drive.frames[context + begin + i]
             dream.see(imagined)
             truth.see(true)
             if begin + i + 1 in shown:
@@ -57,10 +59,15 @@ def drift_record(seed: int, model: Imagination, seconds: float = SECONDS) -> tup
     return record, np.stack([strip[step] for step in shown], 1)
 
 
+def drift_steps(spec: VideoPreset, seconds: float) -> int:
+    """Frames of a long rollout, whole chunks."""
+    return round(seconds / spec.step_period) // spec.chunk_frames * spec.chunk_frames
+
+
 def _imagined_fork(model: Imagination, memory: Memory) -> float:
     """How much the images differ, root mean square, to which a chunk to the left and one to the right lead."""
     actions = np.stack([maneuver(name, model.spec.chunk_frames) for name in FORKS])
-    latents, _ = model.roll(memory.branches(len(FORKS)), actions, TWO_STEP)
+    latents, _ = model.roll(memory.branches(len(FORKS)), actions, TWO_STEP, keep=False)
     return rms(*model.decode(latents[:, -1], latents[:, -2]))
 
 

@@ -17,9 +17,10 @@ from .objects import Sighting, find_objects
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
+    from ...model.presets import SequencePreset
 
 HORIZONS = (0.4, 1.0, 2.0, 5.0)  # s
-CONTEXT = 24                     # frames that a session has seen at a start: its window is full
+CONTEXT = 24                     # frames that a session has seen at a start, of a model with a window of 16: it is full
 SPACING = 29                     # frames between starts, all but independent of each other
 SAMPLERS: dict[str, Steps] = {'two_step': TWO_STEP, 'one_step': ONE_STEP}
 STRIP = ('truth', 'two_step', 'one_step', 'teacher')
@@ -32,14 +33,19 @@ def steps_of(horizon: float, period: float) -> int:
     return round(horizon / period)
 
 
-def starts(drive: Drive, ahead: int) -> range:
-    """Frames of an episode after which a session with CONTEXT frames is asked for ``ahead`` more."""
-    return range(CONTEXT - 1, len(drive.frames) - ahead, SPACING)
+def context_of(spec: SequencePreset) -> int:
+    """CONTEXT for a model's own window."""
+    return spec.window_frames + CONTEXT - 16
 
 
-def drive_frames(period: float, count: int) -> int:
+def starts(drive: Drive, ahead: int, context: int = CONTEXT) -> range:
+    """Frames of an episode after which a session with ``context`` frames is asked for ``ahead`` more."""
+    return range(context - 1, len(drive.frames) - ahead, SPACING)
+
+
+def drive_frames(period: float, count: int, context: int = CONTEXT) -> int:
     """Length of an episode that has ``count`` starts."""
-    return CONTEXT + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
+    return context + steps_of(HORIZONS[-1], period) + (count - 1) * SPACING
 
 
 def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, deployed: Engine | None
@@ -51,8 +57,9 @@ def horizon_records(drive: Drive, student: Imagination, teacher: Imagination, de
     """
     spec = student.spec
     wanted = [steps_of(horizon, spec.step_period) for horizon in HORIZONS]
-    moments = starts(drive, wanted[-1])
-    seen, executed, later = _streams(drive, moments, wanted[-1], spec.chunk_frames)
+    context = context_of(spec)
+    moments = starts(drive, wanted[-1], context)
+    seen, executed, later = _streams(drive, moments, wanted[-1], spec.chunk_frames, context)
     pictures = {**_imagined(student, SAMPLERS, seen, executed, later, wanted),
                 **_imagined(teacher, TEACHERS, seen, executed, later, wanted)}
     if deployed is not None:
@@ -78,10 +85,10 @@ def gain(records: list[dict], start: int) -> float:
     return float(np.mean(means['two_step']) - np.mean(means['copy_last'])) if means['two_step'] else math.inf
 
 
-def _streams(drive: Drive, moments: range, ahead: int, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _streams(drive: Drive, moments: range, ahead: int, chunk: int, context: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Frames and actions up to each start, and the actions after it, in whole chunks."""
-    seen = np.stack([drive.frames[s - CONTEXT + 1:s + 1] for s in moments])
-    executed = np.stack([drive.actions[s - CONTEXT + 1:s + 1] for s in moments])
+    seen = np.stack([drive.frames[s - context + 1:s + 1] for s in moments])
+    executed = np.stack([drive.actions[s - context + 1:s + 1] for s in moments])
     later = np.stack([drive.actions[s + 1:s + 1 + ahead] for s in moments])
     missing = -ahead % chunk
     return seen, executed, np.concatenate([later, np.repeat(later[:, -1:], missing, 1)], 1)
@@ -93,7 +100,7 @@ def _imagined(model: Imagination, samplers: dict[str, Steps], seen: np.ndarray, 
     memory = model.observe(seen, executed, tuple(range(len(seen))))
     found = {}
     for name, sampler in samplers.items():
-        latents, _ = model.roll(memory, later, sampler)
+        latents, _ = model.roll(memory, later, sampler, keep=False)
         pairs = [(latents[:, k - 1], latents[:, k - 2]) for k in wanted]
         found[name] = np.stack([model.decode(*pair) for pair in pairs], 1)
     return found

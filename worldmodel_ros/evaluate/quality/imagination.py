@@ -60,17 +60,18 @@ class Imagination:
         return torch.stack(latents, 1)
 
     @torch.inference_mode()
-    def roll(self, memory: Memory, actions: np.ndarray, steps: Steps) -> tuple[Tensor, Memory]:
+    def roll(self, memory: Memory, actions: np.ndarray, steps: Steps, keep: bool = True) -> tuple[Tensor, Memory | None]:
         """
         Return latents (B, N, h, w, Z) under actions (B, N, A), chunk by chunk, each committed before the next, and the
-        memory after them, to go on from.
+        memory after them, to go on from; None unless ``keep``.
 
         N is a multiple of chunk_frames.
         """
         firsts = range(memory.newest + 1, memory.newest + 1 + actions.shape[1], self.spec.chunk_frames)
         shape = self.spec.chunk_frames, *self.spec.latent_size, self.spec.latent_channels
         noise = np.stack([np.concatenate([Noise(seed, shape).draw(first) for first in firsts]) for seed in memory.seeds])
-        return self.rollout.roll(memory, self._tensor(noise), self._tensor(actions), steps)
+        latents, after = self.rollout.roll(memory, self._tensor(noise), self._tensor(actions), steps, commit_last=keep)
+        return latents, after if keep else None
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, before: Tensor) -> np.ndarray:

@@ -9,7 +9,7 @@ from worldmodel_ros.evaluate.drive.pictures import psnr, rms
 from worldmodel_ros.motion import MANEUVERS, maneuver
 from ...model.sampling import ONE_STEP, TWO_STEP
 from .drives import Branch, Drive, drive_branch
-from .horizons import CONTEXT, HORIZONS, starts, steps_of
+from .horizons import HORIZONS, context_of, starts, steps_of
 from .imagination import Imagination
 
 HORIZON = 1.0  # s
@@ -21,21 +21,22 @@ DECISIVE, _METRES_PER_RADIAN = 0.05, 0.5
 def ranking_records(drive: Drive, model: Imagination) -> list[dict]:
     """One record for each moving start, sampler and branch that the truth tells from all others: see ``_ranks``."""
     spec = model.spec
-    steps = steps_of(HORIZON, spec.step_period)
-    moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period)) if drive.is_moving(s, steps)]
+    steps, context = steps_of(HORIZON, spec.step_period), context_of(spec)
+    moments = [s for s in starts(drive, steps_of(HORIZONS[-1], spec.step_period), context)
+               if drive.is_moving(s, steps)]
     if not moments:
         return []
     truth = {start: {name: drive_branch(drive, start, maneuver(name, steps), spec.step_period) for name in MANEUVERS}
              for start in moments}
-    memory = model.observe(np.stack([drive.frames[s - CONTEXT + 1:s + 1] for s in moments]),
-                           np.stack([drive.actions[s - CONTEXT + 1:s + 1] for s in moments]),
+    memory = model.observe(np.stack([drive.frames[s - context + 1:s + 1] for s in moments]),
+                           np.stack([drive.actions[s - context + 1:s + 1] for s in moments]),
                            tuple(range(len(moments)))).branches(len(MANEUVERS))
     # The sequences that the robot really executed, not those that were asked for.
     actions = np.stack([truth[start][name].actions for start in moments for name in MANEUVERS])
     actions = np.concatenate([actions, np.repeat(actions[:, -1:], -steps % spec.chunk_frames, 1)], 1)
     records = []
     for sampler_name, sampler in SAMPLERS.items():
-        latents, _ = model.roll(memory, actions, sampler)
+        latents, _ = model.roll(memory, actions, sampler, keep=False)
         pictures = model.decode(latents[:, steps - 1], latents[:, steps - 2])
         for i, start in enumerate(moments):
             imagined = dict(zip(MANEUVERS, pictures[i * len(MANEUVERS):(i + 1) * len(MANEUVERS)]))

@@ -107,7 +107,7 @@ def _work(task: Task, job: Job) -> Result:
     from .closed_loop import drive, drivers
     from .drift import drift_record
     from .drives import record_drive
-    from .horizons import drive_frames, horizon_records
+    from .horizons import context_of, drive_frames, horizon_records
     from .ranking import ranking_records
     models = _open(task)
     spec = models.engine.spec
@@ -117,7 +117,7 @@ def _work(task: Task, job: Job) -> Result:
     if job.part == 'closed_loop':
         return Result([{'driver': name, **asdict(drive(job.seed, make(), spec.image_size))}
                        for name, make in drivers(models.engine).items()])
-    recorded = record_drive(job.seed, drive_frames(spec.step_period, STARTS), spec.image_size)
+    recorded = record_drive(job.seed, drive_frames(spec.step_period, STARTS, context_of(spec)), spec.image_size)
     if job.part == 'what_if':
         return Result(ranking_records(recorded, models.student))
     # On a GPU robots run the very network that the other numbers are of.
@@ -140,19 +140,20 @@ def _open(task: Task) -> _Models:
     from ...engine import load
     from ...engine.loading import model_folder
     from ...model import checkpoint
-    from ...model.checkpoint_description import read_description
     from .imagination import Imagination
-    for name in filter(None, (task.model, task.teacher)):
-        if (folder := model_folder(name)).joinpath('model.json').is_file() and read_description(folder).preset.tile:
-            raise QualityError(f'{name} has tiles, over which this evaluation does not imagine in batches: judge it by '
-                               'benchmarks/tile_model.py')
+    from .tiled_imagination import TiledImagination
+
+    def imagination(name: str) -> Imagination:
+        model = checkpoint.load(folder := model_folder(name), device)
+        return TiledImagination(model, folder, STARTS) if model.preset.tile else Imagination(model)
+
     torch.set_num_threads(1)  # processes share the cores, and sums must not depend on how
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     engine = load(task.model, task.backend)
-    student = Imagination(checkpoint.load(model_folder(task.model), device))
+    student = imagination(task.model)
     teacher = student
     if task.teacher:
-        teacher = Imagination(checkpoint.load(model_folder(task.teacher), device))
+        teacher = imagination(task.teacher)
         if teacher.spec.image_size != student.spec.image_size or teacher.spec.step_period != student.spec.step_period:
             raise QualityError(f'teacher {task.teacher} sees other images than model {task.model}: give one of the '
                                'same image_size and step_period')

@@ -12,7 +12,7 @@ MIN_DRIFT_SECONDS = 4.0
 
 DEFINITIONS = {
     'drives': 'by the drivers of the training data: ' + ', '.join(f'{n} {share:g}' for n, share in DEFAULT_MIX.items()),
-    'moments': 'starts after 24 pictures, from which the robot really moves in most steps up to the horizon',
+    'moments': 'starts after 8 pictures more than a window, from which the robot really moves in most steps up to the horizon',
     'bearing': 'of the goal of the expert, the same from start to horizon, visible in the true picture; median '
                'absolute error; 90 degrees for one that is not found; all_objects: every visible object of every drive',
     'teacher': 'the flow in 32 steps; truncated, truncated_one_step: the same flow in 2 steps and in 1',

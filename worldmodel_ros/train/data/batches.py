@@ -31,6 +31,8 @@ class Chunks:
     noisy_actions: Tensor  # (B, N, A)
     # (F,) numbers of the committed frames in their session; None: 0 to F - 1
     times: np.ndarray | None = field(default=None, kw_only=True)
+    # (B, F) of the robot at the committed frames, rad; None: as their actions tell it
+    headings: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def frame_times(self) -> np.ndarray:
@@ -42,6 +44,13 @@ class Chunks:
         """Numbers (N,) of the frames of the chunks."""
         size = self.noise.shape[1] // len(self.starts)
         return (self.frame_times[self.starts - 1][:, None] + 1 + np.arange(size)).reshape(-1)
+
+    def rotary(self, preset: Preset) -> tuple[Tensor, Tensor]:
+        """Phases of the committed frames and of those of the chunks."""
+        before = self.headings if self.headings is not None else clips.headings(preset, self.actions)
+        turned = clips.headings(preset, self.noisy_actions.unflatten(1, (len(self.starts), -1)))
+        noisy = before[:, clips.indices(self.starts - 1, before.device)][..., None] + turned
+        return clips.rotary(preset, self.frame_times, before), clips.rotary(preset, self.noisy_times, noisy.flatten(1))
 
 
 @dataclass
@@ -60,16 +69,19 @@ class Batch(Chunks):
     observed: Tensor  # bool (B, F): frames that were observed
     policy: PolicyDraw
     blind: bool = False  # whether the last chunk sees no context
+    own_halfway: bool = False  # whether half steps from half-way are to begin where the model's own first ones end
     far: Far | None = None  # what the distribution matching learns from
 
     @property
     def noisy_index(self) -> Tensor:
         """Places (N,) of the noisy frames in the clip."""
-        return torch.from_numpy(self.starts[:, None] + np.arange(self.noise.shape[1] // len(self.starts))
-                                ).reshape(-1).to(self.noise.device)
+        return clips.indices((self.starts[:, None] + np.arange(self.noise.shape[1] // len(self.starts))).ravel(),
+                             self.noise.device)
 
 
 FAR = 40  # frames between a sink and what follows it, from which on nothing tells how many they were
+RECALL_AFTER = 24  # frames of a clip at least before what is seen again; the window layers see 16
+RECALL_LASTS = 10  # frames after such a moment in which chunks begin that profit from it
 LONGEST = 6000  # frames of a session that a clip stands for, ten minutes
 WHOLE_SHARE = 0.25  # of the batches of a preset with sinks, whose clips begin with their episode
 
@@ -84,6 +96,10 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
     """
     if pieces > 1:
         return _pieces(episodes, preset, options, rng, generator, pieces)
+    if options.recall_share:
+        batch = _recalling(episodes, preset, options, rng, generator)
+        if batch is not None:
+            return batch
     around = 0 if contacts is None else round(options.contact_share * options.batch)
     episode, frame = episodes.clips(options.batch - around, options.clip_frames, generator)
     if around:
@@ -93,11 +109,47 @@ def draw(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.ra
     times = None
     if preset.sink_slabs and episodes.lengths is None:
         index, times = after_sinks(preset, options.clip_frames, episodes.frames.shape[1], rng)
-        frame = torch.from_numpy(index).to(frame.device).expand(frame.shape)
+        return _after_sinks(episodes, preset, options, episode, index, times, None, rng, generator)
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean, options.context_noise, generator)
     actions = episodes.actions[episode, frame]
     return noisy_chunks(preset, options, clean, context, actions, episode, frame, rng, generator, times)
+
+
+def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
+               generator: torch.Generator) -> Batch | None:
+    """Clips in which all robots turn back, at the same frame, to what left their view; None where too few episodes do."""
+    recalls, size, length = episodes.recalls(preset), preset.tile[0], options.clip_frames
+    first = preset.sink_slabs * size + RECALL_AFTER
+    count = recalls.sum(0) * (np.arange(recalls.shape[1]) >= first)
+    count[length - preset.chunk_frames + size * ((recalls.shape[1] - length) // size) + 1:] = 0
+    if count.max() < options.batch:
+        return None
+    count[count < options.batch] = 0
+    moment = int(rng.choice(len(count), p=count / count.sum()))
+    episode = rng.choice(np.flatnonzero(recalls[:, moment]), options.batch, replace=False)
+    index, times = after_sinks(preset, length, recalls.shape[1], rng, moment)
+    place = moment - int(index[-1]) + length - 1
+    starts = clips.draw_starts(preset, length, options.chunks, rng, options.full_windows, preset.sink_slabs * size + 1)
+    near = round(options.recall_share * options.chunks)
+    starts[:near] = (place + rng.integers(-2, RECALL_LASTS, near)).clip(preset.sink_slabs * size + 1,
+                                                                        length - preset.chunk_frames)
+    chosen = clips.indices(episode, episodes.actions.device)[:, None]
+    return _after_sinks(episodes, preset, options, chosen, index, times, starts, rng, generator)
+
+
+def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, episode: Tensor, index: np.ndarray,
+                 times: np.ndarray, starts: np.ndarray | None, rng: np.random.Generator, generator: torch.Generator) -> Batch:
+    """Clips of the frames ``index`` (F,) of episodes (B, 1), with numbers ``times`` in their sessions, see ``after_sinks``."""
+    frame = clips.indices(index, episode.device).expand(len(episode), -1)
+    clean, executed = episodes.latents[episode, frame].float(), episodes.actions[episode[:, 0]]
+    context = noisy_context(clean, options.context_noise, generator)
+    sinks = preset.sink_slabs * preset.tile[0]
+    headings = clips.headings(preset, executed).gather(1, frame)
+    if sinks and times[sinks] != index[sinks]:  # after minutes of odometry it is not known how the robot began
+        headings[:, :sinks] += 2.0 * torch.pi * torch.rand(len(episode), 1, device=clean.device, generator=generator)
+    return noisy_chunks(preset, options, clean, context, executed.gather(1, frame[..., None].expand(-1, -1, preset.actions)),
+                        episode, frame, rng, generator, times, headings, starts)
 
 
 def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
@@ -105,6 +157,8 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
     length, k, size = options.clip_frames // pieces, preset.chunk_frames, preset.tile[0] if preset.tile else 1
     episode, frame = episodes.clips(options.batch * pieces, length, generator)
     episode, frame = episode.expand(frame.shape).reshape(options.batch, -1), frame.reshape(options.batch, -1)
+    actions = episodes.actions[episode, frame]
+    headings = clips.headings(preset, actions.unflatten(1, (pieces, -1))).flatten(1)
     clean = episodes.latents[episode, frame].float()
     context = noisy_context(clean.unflatten(1, (pieces, -1)).flatten(0, 1), options.context_noise, generator).view_as(clean)
     # Numbers so far apart that a piece is out of every window of the next, and none is a session's sinks.
@@ -114,14 +168,20 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
     starts = (first + rng.integers(1, length - k + 1, (pieces, options.chunks // pieces))).ravel()
     observed = torch.ones(clean.shape[:2], dtype=torch.bool, device=clean.device)
     observed.view(-1, pieces, length)[..., -k:] = False  # the commands after these are another session's
-    return _noisy(preset, clean, context, episodes.actions[episode, frame], episode, frame, starts, observed, generator, times)
+    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings)
 
 
-def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (F,) of an episode of so many: its first slabs, which are sinks, and then others in a row; and their numbers in
-    the session. That may have gone on for any time after the sinks, unless these were seen a moment ago."""
+def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator, moment: int | None = None
+                ) -> tuple[np.ndarray, np.ndarray]:
+    """Frames (F,) of an episode of so many: its first slabs, which are sinks, and then others in a row, among them a chunk that
+    begins at ``moment``, if given, and RECALL_AFTER before it; and their numbers in the session. That may have gone on for any
+    time after the sinks, unless these were seen a moment ago."""
     size, sinks = preset.tile[0], preset.sink_slabs * preset.tile[0]
-    skipped = 0 if rng.random() < WHOLE_SHARE else size * int(rng.integers((total - frames) // size + 1))
+    least, most = 0, (total - frames) // size
+    if moment is not None:
+        least = max(0, -(-(moment + preset.chunk_frames - frames) // size))
+        most = min(most, (moment - sinks - RECALL_AFTER) // size)
+    skipped = size * int(rng.integers(least, most + 1)) if least or rng.random() >= WHOLE_SHARE else 0
     later = size * int(rng.integers(skipped // size, LONGEST // size)) if skipped >= FAR and rng.random() < 0.5 else skipped
     behind = np.where(np.arange(frames) < sinks, 0, 1)
     return np.arange(frames) + skipped * behind, np.arange(frames) + later * behind
@@ -139,28 +199,30 @@ def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Ten
 
 def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context: Tensor, actions: Tensor,
                  episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator,
-                 times: np.ndarray | None = None) -> Batch:
-    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times``: of frames that do not
-    follow one another in the session, where it leaves out what is between its sinks and the rest."""
+                 times: np.ndarray | None = None, headings: Tensor | None = None, starts: np.ndarray | None = None) -> Batch:
+    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times`` and ``headings``: of frames
+    that do not follow one another in the session, where it leaves out what is between its sinks and the rest. ``starts``: of
+    the chunks, drawn here if not given."""
     b, f = clean.shape[:2]
     sinks = 0 if times is None else preset.sink_slabs * preset.tile[0]
-    starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
+    if starts is None:
+        starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
     observed[:, :sinks] = False  # the commands after these are not those of the next frames
-    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times)
+    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings)
 
 
 def _noisy(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor, starts: np.ndarray,
-           observed: Tensor, generator: torch.Generator, times: np.ndarray | None) -> Batch:
+           observed: Tensor, generator: torch.Generator, times: np.ndarray | None, headings: Tensor | None) -> Batch:
     b, f = clean.shape[:2]
-    index = torch.from_numpy(clips.chunk_frames(preset, starts)).to(clean.device)
+    index = clips.indices(clips.chunk_frames(preset, starts), clean.device)
     target = clean[:, index]
     tau = per_chunk(preset, torch.rand(b, len(starts), device=clean.device, generator=generator))
     noise = torch.randn(target.shape, device=clean.device, generator=generator)
     return Batch(context, actions, starts, noise, actions[:, index], clean, episode, frame, target, tau,
                  torch.full_like(tau, FLOW, dtype=torch.long), torch.zeros_like(tau, dtype=torch.bool),
                  torch.ones_like(tau), torch.ones_like(tau), observed, draw_policy(preset, b, f, clean.device, generator),
-                 times=times)
+                 times=times, headings=headings)
 
 
 def per_chunk(preset: Preset, values: Tensor) -> Tensor:

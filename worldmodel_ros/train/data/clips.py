@@ -111,14 +111,33 @@ def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.asarray(array, np.float32)).to(device, non_blocking=True)
 
 
-def rotary(preset: Preset, times: np.ndarray, device: torch.device) -> Tensor:
-    """Phases of frames at ``times``, whole numbers, float32 (2, T, P, d / 2). Only their numbers go to the device: copying the
-    phases themselves with every pass would make the host wait for it."""
-    length = 1 << int(max(times)).bit_length()
+def rotary(preset: Preset, times: np.ndarray, headings: Tensor) -> Tensor:
+    """Phases of frames at ``times`` (T,), whole numbers, of B clips whose robots then head for ``headings`` (B, T) [rad]:
+    float32 (2, B, T, P, d / 2), or (2, T, P, d / 2) for a preset without pairs for these. Only numbers of frames go to the
+    device: copying the phases themselves with every pass would make the host wait for it."""
+    device, length = headings.device, 1 << int(max(times)).bit_length()
     time, space = _rotary_tables(preset, length, device)
-    time = time[:, torch.from_numpy(np.asarray(times, np.int64)).to(device)]
-    shape = 2, time.shape[1], preset.tokens
-    return torch.cat([time[:, :, None].expand(*shape, -1), space[:, None].expand(*shape, -1)], -1)
+    time = time[:, indices(times, device)]
+    if preset.heading_pairs:
+        angle = headings[..., None] * torch.arange(1, preset.heading_pairs + 1, device=device)
+        time = time[:, None].expand(-1, len(headings), -1, -1)
+        time = torch.cat([time, torch.stack([angle.cos(), angle.sin()])], -1)
+    shape = *time.shape[:-1], preset.tokens
+    return torch.cat([time[..., None, :].expand(*shape, -1), space.view(2, *(1,) * (len(shape) - 2), *space.shape[1:]).expand(
+        *shape, -1)], -1)
+
+
+def indices(array: np.ndarray, device: torch.device) -> Tensor:
+    """Whole numbers on the device; the host does not wait until it has done what was asked of it before."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device, non_blocking=True)
+
+
+def headings(preset: Preset, actions: Tensor) -> Tensor:
+    """Heading [rad] (..., T) after each of the actions (..., T, A) that a session's robot executes; zeros for a preset that
+    does not ask for it."""
+    if not preset.heading_pairs:
+        return torch.zeros(actions.shape[:-1], device=actions.device)
+    return (actions[..., preset.turn] * preset.step_period).cumsum(-1)
 
 
 @lru_cache(maxsize=8)

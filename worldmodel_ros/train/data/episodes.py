@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.vae import VAE
+from .recall import recall_moments
 
 ARRAYS = ('frames', 'actions', 'expert', 'search', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')
 # Executed and expert action agree when they differ by less than this share of the action's range: then the next
@@ -40,6 +42,7 @@ class Episodes:
     poses: Tensor | None = None
     latents: Tensor | None = None
     lengths: Tensor | None = None
+    _recalls: np.ndarray | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: str = 'cpu') -> Episodes:
@@ -74,6 +77,13 @@ class Episodes:
         episodes = torch.arange(e, device=self.frames.device)[:, None]
         self.latents = torch.cat([vae.encode_clips(self.images(episodes[start:start + batch], frame)).bfloat16()
                                   for start in range(0, e, batch)])
+
+    def recalls(self, preset: Preset) -> np.ndarray:
+        """``recall.recall_moments`` of all episodes, (E, T)."""
+        if self._recalls is None:
+            turned = preset.step_period * self.actions[..., preset.turn].cpu().numpy().astype(np.float64)
+            self._recalls = np.stack([recall_moments(each.cumsum(), preset.chunk_frames) for each in turned])
+        return self._recalls
 
     def clips(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.

@@ -19,6 +19,7 @@ from torch import Tensor
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.vae import VAE
 from .episodes import ARRAYS, Episodes
+from .recall import recall_moments
 
 CHUNK = 8  # episodes that are handed over at a time
 _worlds: list = []  # of a process that simulates
@@ -33,6 +34,7 @@ class LiveEpisodes(Episodes):
         arrays = {name: torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
                   for name, (shape, kind) in array_shapes(capacity, frames, preset.image_size).items() if name in ARRAYS}
         super().__init__(**arrays)
+        self._preset, self._recalls = preset, np.zeros((capacity, frames), bool)
         self.count, self.added, self._vae, self._lock = 0, 0, None, threading.Lock()
 
     def __len__(self) -> int:
@@ -64,6 +66,9 @@ class LiveEpisodes(Episodes):
             held = getattr(self, field.name)
             if isinstance(held, Tensor) and field.name != 'latents':
                 held[place] = torch.from_numpy(np.stack([each[field.name] for each in episodes])).to(held.device)
+        for number, each in enumerate(episodes):
+            turned = self._preset.step_period * each['actions'][:, self._preset.turn].astype(np.float64)
+            self._recalls[(self.added + number) % capacity] = recall_moments(turned.cumsum(), self._preset.chunk_frames)
         if self._vae is not None:
             self._encode(place)
         if self.frames.is_cuda:

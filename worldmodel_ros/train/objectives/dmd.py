@@ -127,7 +127,8 @@ class DistributionMatching:
         k, device = self.preset.chunk_frames, noisy.device
         actions = far.noisy_actions.unflatten(1, (-1, k)).flatten(0, 1)
         return dit(noisy, level, torch.full_like(level, FLOW, dtype=torch.long), actions,
-                   clips.rotary(self.preset, np.arange(k), device), torch.zeros(k, k, device=device))[0].float()
+                   clips.rotary(self.preset, np.arange(k), torch.zeros(1, k, device=device)),
+                   torch.zeros(k, k, device=device))[0].float()
 
     def state(self) -> dict[str, Tensor]:
         """What ``restore`` needs, by names that begin with ``dmd.``."""

@@ -18,11 +18,11 @@ class ChunkSampler:
     def __init__(self, model: WorldModel, batch: Chunks):
         self.model, self.batch, preset = model, batch, model.preset
         device, times = batch.context.device, batch.frame_times
+        committed, self.rotary = batch.rotary(preset)
         ones = torch.ones(batch.context.shape[:2], device=device)
         _, _, self.k, self.v = model.dit(
-            batch.context, ones, ones.long() * FLOW, batch.actions, clips.rotary(preset, times, device),
+            batch.context, ones, ones.long() * FLOW, batch.actions, committed,
             clips.committed_mask(preset, times, device))
-        self.rotary = clips.rotary(preset, batch.noisy_times, device)
         self.mask = clips.noisy_mask(preset, times, batch.starts, device)
 
     def predict(self, z: Tensor, tau: Tensor, step: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import Batch, Chunks, draw, mix, per_chunk
+from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import TeacherOptions
 from .objective import Objective
@@ -33,6 +33,11 @@ class WorldObjective(Objective):
         if options.clip_frames // options.pieces <= self.preset.chunk_frames:
             raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
                              f'chunk ({self.preset.chunk_frames} frames)')
+        preset, tile = self.preset, self.preset.tile
+        least = tile and RECALL_AFTER + preset.chunk_frames + tile[0] * (preset.sink_slabs + 1)
+        if options.recall_share and (least is None or options.clip_frames < least):
+            raise ValueError(f'recall_share is for presets with tiles, and clips of {least or "more"} frames or more; not for '
+                             f'preset {preset.name!r} and {options.clip_frames} frames: set it to 0')
         self.contacts = None
         if options.contact_share:
             self.contacts = episodes.contact_frames(options.clip_frames) if episodes.labelled else ()
@@ -85,7 +90,7 @@ class WorldObjective(Objective):
         x, features, _, _ = self.model.dit(
             torch.cat([batch.context, z], 1), torch.cat([ones, tau], 1), torch.cat([ones.long() * FLOW, step], 1),
             torch.cat([batch.actions, batch.noisy_actions], 1),
-            clips.rotary(self.preset, np.concatenate([times, batch.noisy_times]), z.device),
+            torch.cat(batch.rotary(self.preset), -3),
             clips.sequence_mask(self.preset, times, batch.starts, z.device, blind))
         return x[:, frames:].float(), features[:, frames:], features[:, :frames]
 
@@ -107,7 +112,7 @@ class WorldObjective(Objective):
             total = self.options.heads_weight * heads
         if self.pose_head:
             past, ahead = pose_errors(self.pose_head, committed, noisy, self.episodes.poses[batch.episode, batch.frame],
-                                      batch.actions, torch.from_numpy(batch.starts).to(noisy.device), self.preset)
+                                      batch.actions, clips.indices(batch.starts, noisy.device), self.preset)
             # What is imagined shows no deviation that could be learned.
             values['pose'] = (past * batch.observed).mean() + (ahead * batch.trust).mean()
             total = total + self.options.pose_weight * values['pose']
@@ -118,7 +123,7 @@ class WorldObjective(Objective):
         index = batch.noisy_index
         collided = self.episodes.collided[batch.episode, batch.frame][:, index].float()
         distance = self.episodes.goal_distance[batch.episode, batch.frame]
-        before = torch.from_numpy(batch.starts - 1).to(noisy.device).repeat_interleave(self.preset.chunk_frames)
+        before = clips.indices(batch.starts - 1, noisy.device).repeat_interleave(self.preset.chunk_frames)
         contact = F.binary_cross_entropy_with_logits(logits.float(), collided, batch.trust)
         towards = F.smooth_l1_loss(progress.float() * 5.0, (distance[:, before] - distance[:, index]) * 5.0,
                                    reduction='none', beta=0.1).mean(-1)
@@ -133,6 +138,8 @@ class TeacherObjective(WorldObjective):
         batch.blind = bool(rng.random() < self.options.blind_share)
         if self.options.served_share:
             self._served(batch, generator)
+            if self.done >= 0.5 and rng.random() < self.options.own_halfway:
+                batch.own_halfway = True
         return batch
 
     def _served(self, batch: Batch, generator: torch.Generator) -> None:
@@ -144,8 +151,14 @@ class TeacherObjective(WorldObjective):
         batch.step = torch.where(chosen, torch.where(kind == 2, WHOLE, HALF), batch.step)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        x, noisy, committed = self.forward(batch, mix(batch.noise, batch.target, batch.tau), batch.tau, batch.step,
-                                           batch.blind)
+        z = mix(batch.noise, batch.target, batch.tau)
+        if batch.own_halfway:
+            with torch.no_grad():
+                first = self.forward(batch, batch.noise, torch.zeros_like(batch.tau), torch.full_like(batch.step, HALF))[0]
+            torch.clear_autocast_cache()  # it holds weights that have lost their gradients
+            batch.halfway = (batch.tau == 0.5) & (batch.step == HALF)
+            z = torch.where(expand(batch.halfway), 0.5 * (batch.noise + first), z)
+        x, noisy, committed = self.forward(batch, z, batch.tau, batch.step, batch.blind)
         error, flow = (x - batch.target).square().mean((2, 3, 4)), batch.step == FLOW
         weighted = torch.where(flow, self.flow_weight(batch.tau), 1.0) * error
         heads, values = self.head_losses(batch, committed, noisy)

@@ -119,11 +119,13 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class Memory:
     """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
-    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without."""
+    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without;
+    ``heading``: whether attention knows how far the robot has turned."""
 
     window_frames: int | None = None
     sink_slabs: int | None = None
     temporal: bool = True
+    heading: bool = True
 
     def of(self, preset: Preset) -> Preset:
         """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
@@ -131,6 +133,8 @@ class Memory:
             raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
         changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs')
                                    if getattr(self, name) is not None}
+        if not self.heading:
+            changed['heading_pairs'] = 0
         if not self.temporal:
             changed['patterns'] = tuple(pattern for pattern in preset.patterns if pattern[0])
         if changed.get('window_frames', 1) < 1 or changed.get('sink_slabs', 0) < 0:
@@ -154,6 +158,7 @@ class TrainConfig:
     compare: bool = True  # near predictions before and after each stage
     checkpoint_minutes: float = 10.0
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
+    weight_bits: int = 16  # of the layers' matrices in the finished model's files: 8 or 16
     data: DataConfig = DataConfig()
     vae: VaeStage | None = None
     teacher: TeacherStage | None = None
@@ -169,6 +174,8 @@ class TrainConfig:
         if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
             raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
                              'set them to null')
+        if self.weight_bits not in (8, 16):
+            raise ValueError(f'weight_bits is {self.weight_bits}: choose 8 or 16')
         if self.vae is None and self.init is None and self.autoencoder is None:
             raise ValueError('vae is null, and init and autoencoder too: give the stage, or a model to take the autoencoder '
                              'from')

@@ -17,6 +17,7 @@ from worldmodel_ros.train.objectives.objective import Objective
 from . import progress
 from .config import Schedule
 from .log import Log
+from .muon import BatchedMuon
 from .progress import Randomness
 from .ranks import Ranks
 
@@ -90,7 +91,7 @@ class Optimiser:
                                                      fused=parameters[0].is_cuda)}
         self.rates = {'adam': schedule.rate}
         if matrices:
-            self.optimisers['muon'] = torch.optim.Muon(matrices, lr=schedule.matrix_rate, weight_decay=schedule.decay,
+            self.optimisers['muon'] = BatchedMuon(matrices, lr=schedule.matrix_rate, weight_decay=schedule.decay,
                                                        adjust_lr_fn='match_rms_adamw')
             self.rates['muon'] = schedule.matrix_rate
 

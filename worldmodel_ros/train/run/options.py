@@ -27,6 +27,10 @@ class TeacherOptions:
     before a flow is worth distilling.
     pieces: so many episodes make up one clip in the first ``pieces_until`` of the schedule, each a short session of its own:
     more rooms a step, short attention, and one shape of clip for the compiler.
+    recall_share: of the chunks of whole clips, which begin where all robots of a batch turn back to what left their view, so
+    that the window is worth attending to.
+    own_halfway: of the batches after the first half of the schedule, whose half steps from half-way begin where the model's own
+    first ones end, as in service; one more pass without gradients.
     """
 
     batch: int = 96
@@ -43,8 +47,13 @@ class TeacherOptions:
     served_share: float = 0.0
     pieces: int = 1
     pieces_until: float = 0.5
+    recall_share: float = 0.0
+    own_halfway: float = 0.0
 
     def __post_init__(self):
+        if not 0.0 <= self.recall_share <= 1.0 or not 0.0 <= self.own_halfway <= 1.0:
+            raise ValueError(f'recall_share is {self.recall_share} and own_halfway {self.own_halfway}: they must be from 0 to '
+                             '1')
         if not 0.0 <= self.served_share <= 1.0 or not 0.0 <= self.pieces_until <= 1.0:
             raise ValueError(f'served_share is {self.served_share} and pieces_until {self.pieces_until}: they must be from 0 '
                              'to 1')

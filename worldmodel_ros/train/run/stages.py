@@ -161,7 +161,8 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
             result['contact_calibration'] = calibrate(model, episodes, **asdict(config.calibration))
         except ValueError as error:
             raise ConfigError(f'{name}: {error}; raise data.held_back') from error
-    checkpoint.save(model, run.out / 'final', {**provenance, **result})
+    checkpoint.save(model, run.out / 'final', {**provenance, **result},
+                    torch.int8 if run.config.weight_bits == 8 else torch.bfloat16)
     draw_curves(run.out, run.out / 'curves.png')
     return result
 
