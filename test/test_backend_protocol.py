@@ -20,7 +20,7 @@ NAMES = ('backend', '_backend')
 # Files that hold a back end of one class, and may use what that class alone has.
 OF_ONE_CLASS = {'worldmodel_ros/engine/distributed/worker.py': DividedBackend, 'benchmarks/parallel.py': LeadingBackend,
                 'benchmarks/tick.py': TorchBackend, 'benchmarks/tick_measure.py': TorchBackend,
-                'benchmarks/tile_model.py': TorchBackend}
+                'benchmarks/tile_model.py': TorchBackend, 'benchmarks/rank_loss.py': LeadingBackend}
 NOT_A_BACK_END = ('startswith',)  # of a back end's name
 BACKENDS = (OnnxBackend, TorchBackend, DividedBackend, LeadingBackend, TimedBackend, FakeBackend)
 

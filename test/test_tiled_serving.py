@@ -67,7 +67,8 @@ def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tm
 def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(folder, tmp_path):
     path, session = tmp_path / 'engine.sock', load(str(folder), 'torch', sessions=1).open_session()
     command = [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path)]
-    options = ['--model', str(folder), '--backend', 'torch', '--sessions', '2', '--realtime-priority', '0']
+    options = ['--model', str(folder), '--backend', 'torch', '--sessions', '2', '--ticks', '0', '--realtime-priority',
+               '0']
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         try:
             end = time.monotonic() + TIMEOUT

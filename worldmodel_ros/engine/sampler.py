@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from worldmodel_ros.cache.sequence import SequenceCache
-from worldmodel_ros.model.sampling import Steps, adain
+from worldmodel_ros.model.sampling import FLOW, ROWS, Steps, adain
 from .backends.protocol import Backend
 from .futures import Future, Moment
 from .memory import Memory
@@ -30,8 +30,8 @@ class Sampler:
     def denoise(self, cache: SequenceCache, newest: int, actions: np.ndarray, steps: int | Steps) -> Calls[tuple]:
         """The chunk after frame ``newest`` under ``actions`` (chunk_frames, A): its latents, and its outcomes as the
         network gives them, logits of contact and progress. A unit for each step; a number stands for ``Steps.of`` it."""
-        way = steps if isinstance(steps, Steps) else Steps.of(steps)
-        steps, row, count = way.count, way.row, self.spec.chunk_frames
+        steps, row = (steps.count, steps.row) if isinstance(steps, Steps) else (steps, ROWS.get(steps, FLOW))
+        count = self.spec.chunk_frames
         if steps < 1:
             raise ValueError(f'steps must be at least 1, not {steps}')
         for step in range(steps):
