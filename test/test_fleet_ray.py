@@ -105,6 +105,7 @@ def fleet(folder, environment, *options):
     wait_for(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), 30.0)
 
 
+@pytest.mark.realtime  # alone: next to other clusters of Ray on one machine no server came up once, in four minutes
 def test_the_head_of_ray_is_lost_and_back_and_the_robot_drives_on(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp('r')  # a short path: Ray's own sockets are below it
     cluster = Cluster(folder, free_port(), environment)
