@@ -228,6 +228,7 @@ def test_tls_is_of_version_1_3_and_a_stranger_certificate_is_refused_by_clients(
         context = trusting(authority)
         with robot(running, token=ARM, ssl=context) as connection:
             assert connection.socket.version() == 'TLSv1.3' and infer(connection)['valid_steps'] == 4
+            assert not connection.socket.session.has_ticket  # which would come while the client sends its request
         assert get(running, '/healthz', context=context)[0] == 200
         with pytest.raises(ssl.SSLCertVerificationError), client(running, token=ARM, ssl=ssl.create_default_context()):
             pass
