@@ -58,6 +58,7 @@ def test_the_baseline_denoises_the_chunk_that_the_engine_denoises(benchmark, pre
     assert np.abs(wanted - noise).max() > 0.5
 
 
+@pytest.mark.realtime  # compares times of different moments
 def test_rows_have_the_times_of_every_part(benchmark, preset):
     engine = load_random(preset.name, 'torch', sessions=1)
     row = benchmark('tick_measure').measure(engine, steps=2, ticks=6, seconds=60.0)
