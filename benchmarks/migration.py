@@ -183,7 +183,7 @@ def play(options, places: list[Place], drivers: list[Driver], folder: str) -> di
         here, other = sorted(places, key=lambda place: not place.has(driver.robot))
         if options.abort and turn % options.abort == 0:
             try:
-                ask_move(here.server.path, driver.robot.session, Path(folder) / 'nobody.sock')
+                ask_move(here.server.path, driver.robot.session, Path(folder) / 'absent.sock')
             except MoveError:
                 counts['aborts'] += 1
                 counts['aborts_that_lost_the_session'] += not here.has(driver.robot)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rclpy
 from builtin_interfaces.msg import Time
-from dds import without_shared_memory
+from dds import received_at, without_shared_memory
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from rcl_interfaces.msg import Parameter as ParameterMessage
@@ -23,7 +23,6 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 
-from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.msg import ActionChunk, CommandStatus
 from worldmodel_ros.nodes.common.qos import COMMAND
 
@@ -67,8 +66,7 @@ class Rig:
     @staticmethod
     def _recorder(messages):
         def record(message, info) -> None:
-            # When DDS had it: this process may pause, to collect its garbage for one, before it comes to it.
-            messages.append(((info['received_timestamp'] - wall_minus_steady()) * 1e-9, message))
+            messages.append((received_at(info), message))
         return record
 
     def _measure(self) -> None:

@@ -1,8 +1,19 @@
-"""The transports of DDS in the processes that tests start."""
+"""DDS as tests have it: the transports of the processes that they start, and when a message was there."""
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from worldmodel_ros.bringup.description import load
+from worldmodel_ros.clocks import wall_minus_steady
+
+
+def received_at(info: Mapping[str, Any]) -> float:
+    """
+    Return the steady time [s] at which DDS had a message, by what a callback is told of it.
+
+    This process may pause, to collect its garbage for one, before it comes to it.
+    """
+    return (info['received_timestamp'] - wall_minus_steady()) * 1e-9
 
 
 def without_shared_memory(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

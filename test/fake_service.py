@@ -165,10 +165,10 @@ def serving(path, service=None, limits=Limits()):
         running.service.stop()
 
 
-def wait_for(condition, timeout=5.0):
-    """Return what ``condition`` gives, once that is true."""
+def wait_for(condition, timeout=5.0, period=0.002):
+    """Return what ``condition`` gives, once that is true; it is looked at every ``period`` s."""
     end = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < end, 'waited in vain'
-        time.sleep(0.002)
+        time.sleep(period)
     return value

@@ -12,6 +12,7 @@ import rclpy
 import yaml
 from bag_messages import TYPES, camera_info_message, image_message, odometry, twist
 from camera_infos import camera_info
+from dds import received_at
 from geometry_msgs.msg import TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.context import Context
@@ -241,8 +242,7 @@ class Base:
         self.thread.start()
 
     def _hear(self, message, info):
-        at = (info['received_timestamp'] - wall_minus_steady()) / NS
-        self.heard.append((at, (message.twist.linear.x, message.twist.angular.z)))
+        self.heard.append((received_at(info), (message.twist.linear.x, message.twist.angular.z)))
 
     def _move(self, end):
         """Move until ``end`` [s, steady]."""

@@ -90,16 +90,16 @@ def test_doubt_about_a_thing_grows_out_of_view_and_goes_where_a_robot_looks():
     poses = np.zeros((3, len(TIMES), 3))
     poses[1, 10:, 2] = np.pi / 2   # turns to the left after 1 s
     poses[2, :, 2] = -np.pi / 2    # has turned away
-    beside = replace(still(0.0, 1.0), moves=True, unseen=0.6)
+    aside = replace(still(0.0, 1.0), moves=True, unseen=0.6)
     ahead = replace(still(1.0, 0.0), moves=True, unseen=0.0)
-    found = outcome(poses, beside=beside, ahead=ahead)
-    left, right = found.doubt('beside'), found.doubt('ahead')
+    found = outcome(poses, aside=aside, ahead=ahead)
+    left, right = found.doubt('aside'), found.doubt('ahead')
     assert (np.diff(left[0]) > 0.0).all() and left[0, 0] < 0.05 and left[0, -1] > 0.2
     np.testing.assert_array_equal(left[0, :10], left[1, :10])
     assert left[1, 10] < 0.06 and (left[1, 10:] < 0.1).all()
     assert right[0, -1] < 0.1 < right[2, -1], 'what is kept in view is known, but for how it goes on'
-    far = outcome(poses, beside=replace(still(0.0, 9.0), moves=True, unseen=0.6))
-    assert far.doubt('beside')[1, -1] > 0.2, 'it is too far to be seen'
+    far = outcome(poses, aside=replace(still(0.0, 9.0), moves=True, unseen=0.6))
+    assert far.doubt('aside')[1, -1] > 0.2, 'it is too far to be seen'
 
 
 def test_what_is_in_doubt_is_given_more_room_and_what_is_sure_counts_as_before():

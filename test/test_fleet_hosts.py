@@ -3,12 +3,13 @@ import contextlib
 import json
 import socket
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from fake_service import wait_for as waits
 from hypothesis import given, strategies as st
 
 from benchmarks.fleet_robots import FleetFiles, Host, Robot
@@ -26,6 +27,7 @@ from worldmodel_ros.serving.transport import messages, peers
 from worldmodel_ros.serving.transport.codec import MessageError
 
 pytestmark = pytest.mark.slow
+wait_for = partial(waits, timeout=60.0, period=0.02)
 STRANGER = 'a token of another account'
 FIRST, SECOND = '127.0.0.1', '127.0.0.2'
 
@@ -71,14 +73,6 @@ class Wire:
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-
-
-def wait_for(condition, patience=60.0):
-    end = time.monotonic() + patience
-    while not (value := condition()):
-        assert time.monotonic() < end, 'it has not come'
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture(scope='module')

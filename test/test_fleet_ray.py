@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fake_service import wait_for as waits
 
 from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
@@ -20,14 +21,7 @@ from worldmodel_ros.serving.client.link import Unavailable, ask_status
 pytestmark = [pytest.mark.slow, pytest.mark.waiting,
               pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed')]
 PATIENCE = 240.0  # s, on a busy machine
-
-
-def wait_for(condition, patience=PATIENCE):
-    end = time.monotonic() + patience
-    while not (value := condition()):
-        assert time.monotonic() < end, 'it has not come'
-        time.sleep(0.1)
-    return value
+wait_for = partial(waits, timeout=PATIENCE, period=0.1)
 
 
 def free_port():
@@ -102,7 +96,7 @@ def fleet(folder, environment, *options):
         finally:
             process.kill()
     assert code == 0, (folder / 'log').read_text()
-    wait_for(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), 30.0)
+    wait_for(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), timeout=30.0)
 
 
 @pytest.mark.realtime  # alone: next to other clusters of Ray on one machine no server came up once, in four minutes

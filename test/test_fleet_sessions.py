@@ -127,7 +127,7 @@ def test_where_the_other_server_cannot_take_it_the_session_stays_and_goes_on(fle
     robot = Robot(5, fleet[0].path, engine)
     drive(robot, 2)
     with pytest.raises(MoveError, match='no server at'):
-        ask_move(fleet[0].path, robot.session, tmp_path / 'nobody.sock')
+        ask_move(fleet[0].path, robot.session, tmp_path / 'absent.sock')
     with pytest.raises(MoveError, match='is not open here'):
         ask_move(fleet[1].path, robot.session, fleet[0].path)
     with pytest.raises(MoveError, match='it is here already'):

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from fake_service import wait_for as waits
 from gateway_rig import Running, infer, robot as gateway_client
 
 from benchmarks.fleet_robots import Robot
@@ -20,6 +22,7 @@ from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 from worldmodel_ros.serving.gateway.server import Limits
 
 pytestmark = pytest.mark.slow
+wait_for = partial(waits, timeout=120.0, period=0.1)
 POOLS = ['local', pytest.param('ray', marks=pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed'))]
 
 
@@ -35,7 +38,7 @@ def fleet(request, tmp_path_factory):
              '--realtime-priority', '0'],
             stdout=log, stderr=log)
     try:
-        wait_for(lambda: process.poll() is not None or all(server['alive'] for server in servers(socket)), 240)
+        wait_for(lambda: process.poll() is not None or all(server['alive'] for server in servers(socket)), timeout=240)
         assert process.poll() is None, (folder / 'log').read_text()
         yield socket
     finally:
@@ -58,14 +61,6 @@ def servers(socket):
         return ask_status(socket)['fleet']['servers']
     except Unavailable:
         return [{'alive': False, 'pid': 0}]
-
-
-def wait_for(condition, patience=120):
-    end = time.monotonic() + patience
-    while not (value := condition()):
-        assert time.monotonic() < end, 'waited in vain'
-        time.sleep(0.1)
-    return value
 
 
 def drive(robot, ticks=2):
@@ -110,7 +105,7 @@ def test_robots_are_placed_moved_and_go_on_after_their_server_was_killed(fleet, 
     one.connect(fleet)
     assert one.link.frames >= 4  # it goes on in its own past
     assert one.tick(due=60.0, patience=120.0).tier is not Tier.NONE
-    wait_for(lambda: all(server['alive'] and server['pid'] != pid for server in servers(fleet)), 240)
+    wait_for(lambda: all(server['alive'] and server['pid'] != pid for server in servers(fleet)), timeout=240)
     for robot in robots:
         robot.close()
 

@@ -366,7 +366,7 @@ def test_a_robot_follows_its_session_to_another_server_with_what_is_not_answered
 
 def test_a_robot_that_cannot_follow_drives_by_itself_and_returns_to_the_server_that_it_knows(robot, served, tmp_path):
     robot.drive_with_server()
-    only_robot(served).send_to(str(tmp_path / 'nobody.sock'), 0)
+    only_robot(served).send_to(str(tmp_path / 'absent.sock'), 0)
     wait_for(lambda: 'cannot be reached there' in robot.worker.degraded_reason)
     assert by(robot.tick()) == OWN
     wait_for(lambda: 'it is back' in robot.worker.degraded_reason)

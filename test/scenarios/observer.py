@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dds import received_at
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from nav_msgs.msg import Odometry
@@ -17,7 +18,6 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
-from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.msg import ActionChunk, CommandStatus, DeadlineStatus, PredictedFuture
 from worldmodel_ros.nodes.common.qos import LATCHED
 
@@ -94,8 +94,7 @@ class Observer:
 
     def _recorder(self, topic: str) -> Callable[[Any, dict], None]:
         def record(message: Any, info: dict) -> None:
-            # When DDS had it; when this thread comes to it is another thing on a busy machine.
-            at = (info['received_timestamp'] - wall_minus_steady()) * 1e-9
+            at = received_at(info)
             if topic == '/diagnostics' and not self._is_own(message):
                 return
             with self.changed:
