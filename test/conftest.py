@@ -4,6 +4,7 @@ Gives the tests a ROS 2 of their own: an unused domain, on this machine only, an
 Also what tools/run_tests.py (``make test``) needs of a run: which tests belong to a phase, and a report of it, line by line, so
 that it tells something of a run that dies.
 """
+import faulthandler
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
@@ -24,7 +26,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PHASE, REPORT, ONLY, FILES = (
     os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
-_state_directory = None
+# s: past `timeout` of pyproject.toml, at which pytest-timeout interrupts a test, nothing has interrupted it.
+HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', 700.0))
+
+_ENDED = pytest.StashKey[bool]()
+_state_directory = _stderr = None
 
 
 def _unused_domain() -> int:
@@ -45,9 +51,10 @@ def _unused_domain() -> int:
 
 def pytest_configure(config):
     """Set the environment before any test module is imported; the processes that tests start inherit it."""
-    global _state_directory
+    global _state_directory, _stderr
     if _state_directory is not None:
         return
+    _stderr = os.dup(2)  # before a test's is captured
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
@@ -223,6 +230,34 @@ def pytest_runtest_makereport(item, call):
     if call.when == 'call':
         report.user_properties += [('played again', replay.reason) for replay in replays]
         replays.clear()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """
+    End the process of a test that waits where no exception reaches it, and say where each thread stands.
+
+    xdist gives the test of a process that has ended to the next one, and so on a dozen times: its name is left for that.
+    """
+    faulthandler.dump_traceback_later(HUNG, exit=True, file=_stderr)
+    running = _trace(item)
+    item.stash[_ENDED] = running is not None and running.exists()
+    if running:
+        running.touch()
+    yield
+    if running:
+        running.unlink()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_runtest_setup(item):
+    if item.stash[_ENDED]:
+        pytest.fail('it has ended the process that ran it before')
+
+
+def _trace(item) -> Path | None:
+    """Where it stands for all processes of a phase that a test has begun and not ended."""
+    return Path(os.environ['WORLDMODEL_TEST_SHARED']) / f'{zlib.crc32(item.nodeid.encode()):08x}.runs' if PHASE else None
 
 
 def pytest_unconfigure(config):

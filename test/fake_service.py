@@ -165,6 +165,16 @@ def serving(path, service=None, limits=Limits()):
         running.service.stop()
 
 
+def wait_for_socket(process, path, timeout=120.0):
+    """Wait until a process serves at a path; what does not is ended, so that all it has said can be told."""
+    end = time.monotonic() + timeout
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise AssertionError(f'nothing serves at {path}: {process.stderr.read()}')
+        time.sleep(0.05)
+
+
 def wait_for(condition, timeout=5.0, period=0.002):
     """Return what ``condition`` gives, once that is true; it is looked at every ``period`` s."""
     end = time.monotonic() + timeout

@@ -7,6 +7,7 @@ import time
 import pytest
 import rclpy
 import torch
+from fake_service import wait_for_socket
 from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -160,10 +161,7 @@ def test_a_server_whose_gpu_is_lost_ends_and_one_that_is_out_of_memory_goes_on(t
                  '--socket', str(path))
     with subprocess.Popen([sys.executable, '-c', program, *arguments], stderr=subprocess.PIPE, text=True) as server:
         try:
-            end = time.monotonic() + TIMEOUT
-            while not path.exists():
-                assert server.poll() is None and time.monotonic() < end, server.stderr.read()
-                time.sleep(0.05)
+            wait_for_socket(server, path, TIMEOUT)
             kinds = drive(open_link(path, '/robot', SMALL))
             if code:
                 assert server.wait(20.0) == code

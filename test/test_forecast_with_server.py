@@ -3,12 +3,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import cv2
 import numpy as np
 import pytest
-from fake_service import serving
+from fake_service import serving, wait_for_socket
 from small_model import small_checkpoint
 from test_world_model_node_deciding import forecasts, newest
 from world_model_rig import MOTION, active, stamp_of, wait_for
@@ -33,10 +32,7 @@ def model(tmp_path_factory):
 def serve(path, model):
     command = [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path), '--model', str(model)]
     process = subprocess.Popen([*command, '--backend', 'torch', '--realtime-priority', '0'], stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + TIMEOUT
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < end, process.stderr.read()
-        time.sleep(0.05)
+    wait_for_socket(process, path, TIMEOUT)
     return process
 
 

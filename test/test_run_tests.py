@@ -82,6 +82,7 @@ def run(where, tests, *arguments, folder=False):
     done = subprocess.run([sys.executable, RUNNER, *plugins, '-q', str(where if folder else file), *arguments],
                           env=environment, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     assert 'summary of all phases' in done.stdout, done.stdout + done.stderr
+    print(done.stdout, done.stderr)
     return done.returncode, done.stdout.partition('summary of all phases')[2].splitlines()[1:]
 
 
@@ -170,6 +171,30 @@ def test_a_phase_that_dies_of_a_signal_fails_and_tells_in_which_test(tmp_path):
     assert 'ended by SIGSEGV in ' in text and 'test_some.py::test_dies; 2 tests were not run' in text
     assert numbers(lines, 'real time') == [1, 0, 0, 0, 2, 1]
     assert ' 3 passed, 0 failed, 1 errors, 1 skipped in ' in lines[-1]
+
+
+HANGS = '''
+def test_hangs():
+    stuck = 'here'
+    {}signal.pause()
+
+def test_after_it():
+    pass
+'''
+
+
+@pytest.mark.parametrize('blocked, said, where', [('', 'Timeout (>3.0s)', 'signal.pause()'), (
+    'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), ', "crashed while running 'test_some.py::test_hangs'",
+    'in test_hangs')])
+def test_a_test_that_hangs_fails_with_where_it_stood_and_the_others_run(tmp_path, monkeypatch, capsys, blocked, said, where):
+    monkeypatch.setenv('WORLDMODEL_HUNG_TEST_S', '8')
+    code, lines = run(tmp_path, TESTS + HANGS.format(blocked), '--timeout', '3')
+    assert code == 1
+    passed, failed, errors, *_, not_run, _ = numbers(lines, 'parallel')
+    assert (passed, failed + errors, not_run) == (2, 1, 0) and numbers(lines, 'real time')[0] == 1
+    assert 'test_some.py::test_hangs' in '\n'.join(lines)
+    shown = capsys.readouterr().out
+    assert said in shown and where in shown
 
 
 @pytest.mark.parametrize('arguments, code, passed', [

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from fake_service import wait_for_socket
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
@@ -37,10 +38,7 @@ def command(path, *arguments):
 def server(model, path):
     arguments = ('--model', str(model), '--backend', 'torch', '--sessions', '2', '--realtime-priority', '0')
     with subprocess.Popen(command(path, *arguments), stderr=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + TIMEOUT
-        while not path.exists():
-            assert process.poll() is None and time.monotonic() < end, process.stderr.read()
-            time.sleep(0.05)
+        wait_for_socket(process, path, TIMEOUT)
         yield process
         process.kill()
 

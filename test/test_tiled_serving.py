@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from fake_service import wait_for_socket
 from tiled_model import TILED, decided, tiled_model
 from world_model_rig import MOTION, rig
 
@@ -71,10 +72,7 @@ def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(fold
                '0']
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         try:
-            end = time.monotonic() + TIMEOUT
-            while not path.exists():
-                assert process.poll() is None and time.monotonic() < end, process.stderr.read()
-                time.sleep(0.05)
+            wait_for_socket(process, path, TIMEOUT)
             link = open_link(path, '/robot', PRESET)
             for number, frame in enumerate(images(20), 1):  # beyond the window, so that slabs are evicted
                 link.slots.write(0, number, frame)
