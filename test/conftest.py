@@ -27,7 +27,7 @@ PHASE, REPORT, ONLY, FILES = (
     os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
 # s: past `timeout` of pyproject.toml, at which pytest-timeout interrupts a test, nothing has interrupted it.
-HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', 700.0))
+HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '700'))
 
 _ENDED = pytest.StashKey[bool]()
 _state_directory = _stderr = None
