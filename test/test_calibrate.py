@@ -30,7 +30,7 @@ from worldmodel_ros.calibrate.recording import Signals, calibrate, read, with_ti
 from worldmodel_ros.calibrate.response import CannotTell, fit, increments
 from worldmodel_ros.clocks import wall_minus_steady
 from worldmodel_ros.inputs.camera import Lens
-from worldmodel_ros.nodes.calibrator.node import Run, drive
+from worldmodel_ros.nodes.calibrator.node import Calibrator, Run, drive
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import COMMAND, ODOMETRY
 from worldmodel_ros.sim.cameras import WIDE
@@ -322,6 +322,21 @@ def test_a_deadman_that_is_let_go_stops_the_robot_and_nothing_is_told(robot):
         drive(run_of())
     moving = [at for at, command in base.heard if any(command)]
     assert moving and base.heard[-1][1] == (0.0, 0.0) and base.heard[-1][0] > moving[-1]
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_a_deadman_that_is_let_go_counts_where_each_command_is_late(robot, monkeypatch):
+    send, base = Calibrator.send, robot()
+
+    def late(self, *command):
+        send(self, *command)
+        time.sleep(1.2 * pattern.PERIOD)
+        base.held = len(self.commands) < 4
+    monkeypatch.setattr(Calibrator, 'send', late)
+    with pytest.raises(RuntimeError, match='let go'):
+        drive(run_of())
+    assert len(base.heard) < 30 and base.heard[-1][1] == (0.0, 0.0)
 
 
 @pytest.mark.ros

@@ -118,10 +118,12 @@ def drive(run: Run, say: Callable[[str], None] = lambda text: None, context: Con
         for speed, turn in pattern.commands(run.rounds, run.speed, run.turn):
             node.send(speed, turn)
             due += pattern.PERIOD
-            while (left := due - time.monotonic()) > 0.0:
-                executor.spin_once(timeout_sec=left)
+            while True:  # once at least: on a machine that is late the deadman counts no less
+                executor.spin_once(timeout_sec=max(0.0, due - time.monotonic()))
                 if not node.is_held:
                     raise RuntimeError('the deadman was let go: the robot was told to stand, and nothing was fitted')
+                if time.monotonic() >= due:
+                    break
     finally:
         for _ in range(_STOPS if node.commands else 0):  # what never drove has nothing to say to a base that others command
             node.send(0.0, 0.0)
