@@ -100,9 +100,15 @@ def test_ticks_that_take_longer_in_the_node_get_more_time(unasked, monkeypatch):
 
 @pytest.mark.parametrize('robots', [1, 2])
 def test_ticks_leave_time_for_questions_on_a_slow_machine(robots):
-    assert budget_for(USUAL_TICK, robots, questions=True) == Budget()
+    assert budget_for(0.019, robots, questions=True) == Budget()
     for tick in (0.03, 0.05, 0.08):
         given = budget_for(tick, robots, questions=True)
         assert given.tick == tick
         assert given.deadline == budget_for(tick, robots).deadline
         assert given.period >= robots * 1.5 * tick + tick
+
+
+def test_ticks_of_two_robots_leave_no_time_for_questions_on_a_usual_machine():
+    assert budget_for(USUAL_TICK, 1, questions=True) == Budget()
+    given = budget_for(USUAL_TICK, 2, questions=True)
+    assert given == Budget(period=given.period) and given.period > 0.12

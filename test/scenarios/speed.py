@@ -108,13 +108,13 @@ def budget(robots: int = 1, questions: bool = False, own: float = 0.0) -> Budget
 
 def budget_for(tick: float, robots: int, questions: bool = False) -> Budget:
     """Return the budget where a tick takes so long [s]. Never tighter than as configured."""
-    usual = Budget()
-    if tick <= USUAL_TICK:
-        return usual
-    # Robots whose ticks take turns on one engine, or on one core, wait for each other's.
-    deadline = max(usual.deadline, DEADLINE + robots * STRETCH * tick)
+    usual, deadline = Budget(), Budget().deadline
+    if tick > USUAL_TICK:
+        # Robots whose ticks take turns on one engine, or on one core, wait for each other's.
+        deadline = max(deadline, DEADLINE + robots * STRETCH * tick)
+    # Two robots leave nothing over for questions before a tick takes as long as that.
     work = robots * WORK + (WORK_OF_QUESTIONS if questions else 0.0)
-    return Budget(deadline, max(usual.period, work * tick, deadline), tick)
+    return Budget(deadline, max(usual.period, work * tick, deadline), max(usual.tick, tick))
 
 
 def tick_seconds() -> float:
