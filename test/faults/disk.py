@@ -13,6 +13,7 @@ from pathlib import Path
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 
 from faults.matrix import DEGRADED, RECOVERED, REFUSED, Seen, case
+from faults.memory import cannot_limit, starve
 from faults.seen import PAUSE, RESTART, afterwards, drives_through, right_after_a_command, stop
 from faults.shim import no_compiler
 from faults.systems import MODEL, ONE_ROBOT, SHIMMED, Running
@@ -105,6 +106,23 @@ def _recorder_ends(number: int, running: Running) -> Seen:
 for _name in ('sigkill', 'sigterm', 'sigint'):
     case(ONE_ROBOT, UNRECORDED, 'to its end', 3.0, name=f'recorder_{_name}', what=f'{_name.upper()} to the recorder')(
         partial(_recorder_ends, getattr(signal, _name.upper())))
+
+
+@case(ONE_ROBOT, UNRECORDED, 'to its end', 5.0, needs=cannot_limit)
+def recorder_out_of_memory(running: Running) -> Seen:
+    """The recorder has no more memory (a control group's limit): the kernel ends it"""
+    rig = running.rig
+    rig.drive()
+    with recording(running, _new_folder(running)) as recorder:
+        rig.watch(CHUNK + 2.0)
+        rig.drive()
+        start = time.monotonic()
+        ended = starve(recorder.process.pid, 'the recorder')
+        code = recorder.process.wait(5.0)
+        assert code == -signal.SIGKILL, f'it ended with {code}, and not by the kernel'
+        rig.watch(1.0)
+        drives_through(rig, start)
+        return Seen(UNRECORDED, ended - start, recorder.lost((recorder.began, start - CHUNK)))
 
 
 @case(ONE_ROBOT, WITHOUT_A_PART, 'longest pause of the robot', PAUSE)

@@ -29,6 +29,20 @@ def cannot_limit() -> str:
         return f'control groups for memory cannot be used here: {error}'
 
 
+def starve(pid: int, name: str, ask: Callable[[], object] = lambda: None) -> float:
+    """Leave a process without memory that it does not have yet; return when the kernel ended it (steady, s). ``ask`` has it
+    want some."""
+    with _group() as (group, limit):
+        (group / limit).write_text('65536')
+        (group / 'cgroup.procs').write_text(str(pid))
+        end = time.monotonic() + _PATIENCE
+        ask()
+        while _lives(pid):
+            assert time.monotonic() < end, f'{name} asked for no memory within {_PATIENCE:.0f} s'
+            time.sleep(0.0005)
+        return time.monotonic()
+
+
 def out_of_memory(running: Running, name: str) -> float:
     """
     Leave a node without memory that it does not have yet; return when the kernel ended it (steady, s).
@@ -39,17 +53,9 @@ def out_of_memory(running: Running, name: str) -> float:
     """
     process, ask = running.processes, _large_request(running.rig, name)
     pid, ended = process.pid(name), len(process.exit_codes(name))
-    with _group() as (group, limit):
-        (group / limit).write_text('65536')
-        (group / 'cgroup.procs').write_text(str(pid))
-        end = time.monotonic() + _PATIENCE
-        ask()
-        while _lives(pid):
-            assert time.monotonic() < end, f'{name} asked for no memory within {_PATIENCE:.0f} s'
-            time.sleep(0.0005)
-        at = time.monotonic()
-        while len(process.exit_codes(name)) == ended and time.monotonic() < end:
-            time.sleep(0.001)
+    at = starve(pid, name, ask)
+    while len(process.exit_codes(name)) == ended and time.monotonic() < at + _PATIENCE:
+        time.sleep(0.001)
     code = process.exit_codes(name)[-1]
     assert code == -9, f'{name} ended with {code}, and not by the kernel'
     return at

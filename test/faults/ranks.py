@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from faults.matrix import RECOVERED, Seen, case
+from faults.memory import cannot_limit, starve
 from faults.seen import RESTART, afterwards, right_after_a_command
 from faults.systems import DIVIDED, MODEL, Running
 from scenarios.checks import stopped_within
@@ -46,12 +48,18 @@ def _rank(running: Running) -> int:
     return int(max(set(children), key=resident))
 
 
-def _rank_fails(number: int, running: Running) -> Seen:
+def _signal(number: int, rank: int) -> float:
+    start = time.monotonic()
+    os.kill(rank, number)
+    return start
+
+
+def _rank_fails(fail: Callable[[int], float], running: Running) -> Seen:
+    """``fail`` ends a process, and returns when that was (steady, s)."""
     rig = running.rig
     right_after_a_command(rig, SPEED)
     rank = _rank(running)
-    start = time.monotonic()
-    os.kill(rank, number)
+    start = fail(rank)
     at = stopped_within(rig, start, STOP)
     told = rig.wait_for('deadline_status', lambda m: m.verdict == DeadlineStatus.INVALID and 'RankFailure' in m.reason,
                         'the lost process to be named', since=start).message.reason
@@ -65,4 +73,7 @@ def _rank_fails(number: int, running: Running) -> Seen:
 for _name in ('sigkill', 'sigterm', 'sigint', 'sigstop'):
     case(DIVIDED, RECOVERED, 'to the stop', STOP, name=f'rank_{_name}',
          what=f'{_name.upper()} to one of the two processes that a model is divided among')(
-        partial(_rank_fails, getattr(signal, _name.upper())))
+        partial(_rank_fails, partial(_signal, getattr(signal, _name.upper()))))
+case(DIVIDED, RECOVERED, 'from its end to the stop', STOP, needs=cannot_limit, name='rank_out_of_memory',
+     what='One of these two has no more memory (a control group\'s limit): the kernel ends it')(
+    partial(_rank_fails, partial(starve, name='rank 1')))
