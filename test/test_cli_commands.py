@@ -10,12 +10,13 @@ import numpy as np
 import PIL.Image
 import pytest
 import rclpy
-from builtin_interfaces.msg import Time
+from builtin_interfaces.msg import Duration, Time
 from rclpy.executors import SingleThreadedExecutor
 from scenarios.speed import USUAL_TICK, measured
 from sensor_msgs.msg import CompressedImage, Image
 
 from worldmodel_ros.exit_codes import TOO_SLOW
+from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common.messages import to_jpeg
 from worldmodel_ros.nodes.common.qos import CAMERA
 from worldmodel_ros.nodes.sim_robot.messages import image
@@ -48,10 +49,8 @@ def test_what_if_without_a_system_says_what_to_look_at(tmp_path):
     assert '/world_model_node/what_if' in done.stderr and 'ROS_DOMAIN_ID' in done.stderr
 
 
-@pytest.mark.ros
-@pytest.mark.untimed
-@pytest.mark.parametrize('kind', [Image, CompressedImage])
-def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_path, kind):
+def ask_what_if(folder, answer, kind=Image, *options):
+    """Run the command next to a model that answers so; return its exit code, and what it has printed."""
     context = rclpy.Context()
     rclpy.init(context=context)
     node = rclpy.create_node('world_model_node', context=context)
@@ -61,20 +60,42 @@ def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_
     picture = to_jpeg(pixels, Time(sec=7), '') if kind is CompressedImage else image(pixels, 7 * 10 ** 9)
     camera = node.create_publisher(kind, '/front/camera', CAMERA)
     node.create_timer(0.05, lambda: camera.publish(picture))
-
-    def refuse(request, response):
-        response.message = 'asked with a picture at hand'
-        return response
-
-    node.create_service(WhatIf, 'world_model_node/what_if', refuse)
+    node.create_service(WhatIf, 'world_model_node/what_if', answer)
     option = '--compressed-image' if kind is CompressedImage else '--image'
     asking = subprocess.Popen([*WORLDMODEL, 'what-if', '--timeout', '20', option, '/front/camera', '--out',
-                               str(tmp_path)], stderr=subprocess.PIPE, text=True)
+                               str(folder), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while asking.poll() is None:
         executor.spin_once(timeout_sec=0.05)
     node.destroy_node()
     rclpy.shutdown(context=context)
-    assert 'asked with a picture at hand' in asking.communicate()[1]
+    return asking.returncode, *asking.communicate()
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+@pytest.mark.parametrize('kind', [Image, CompressedImage])
+def test_what_if_looks_at_the_camera_under_the_name_that_the_robot_gives_it(tmp_path, kind):
+    def refuse(request, response):
+        response.message = 'asked with a picture at hand'
+        return response
+    code, _, said = ask_what_if(tmp_path, refuse, kind)
+    assert code == 1 and 'asked with a picture at hand' in said
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
+def test_what_if_says_what_is_left_out_and_gives_the_model_most_of_its_time(tmp_path):
+    def one_of_two(request, response):
+        assert request.names == ['left', 'stop'] and request.deadline == Duration(sec=16)
+        frame = to_jpeg(np.full((64, 64, 3), 90, np.uint8), Time(sec=7), '')
+        response.success, response.step_period, response.deadline_exceeded = True, 0.1, True
+        response.message = 'the deadline passed after 1 of 2 branches'
+        actions = ActionChunk(names=['v', 'w'], values=[0.0] * 8, step_period=0.1)
+        response.branches = [WhatIfBranch(name='left', actions=actions, frames=[frame] * 4, collision_risk=[0.0] * 4,
+                                          x=[0.0] * 4, y=[0.0] * 4, yaw=[0.0] * 4)]
+        return response
+    code, printed, said = ask_what_if(tmp_path, one_of_two, Image, '--names', 'left', 'stop')
+    assert code == 0 and 'left ' in printed and 'after 1 of 2 branches' in said, printed + said
 
 
 @pytest.mark.ros
@@ -119,8 +140,8 @@ def test_system_that_is_up_can_be_asked_and_goes_down_without_leaving_a_process(
             assert line and 'Not all' not in line, line or up.stderr.read()
         nodes = children(up.pid)
         assert len(nodes) >= 3
-        done = run('what-if', '--names', 'left', 'policy', '--goal', 'red', '--namespace', 'left', '--out',
-                   str(tmp_path), timeout=60)
+        done = run('what-if', '--names', 'left', 'policy', '--goal', 'red', '--namespace', 'left', '--timeout', '60',
+                   '--out', str(tmp_path), timeout=90)
         assert done.returncode == 0, done.stderr
         assert 'left' in done.stdout and 'policy' in done.stdout and 'really:' in done.stdout
         assert PIL.Image.open(tmp_path / 'what_if.png').width > 400

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help='ROS namespace of the robot')
     arguments.add_topics(parser, 'image', 'compressed_image')
     parser.add_argument('--timeout', type=arguments.positive, default=10.0,
-                        help='to wait for the answer [s] (default: 10)')
+                        help='to wait for the answer [s] (default: 10); what is not imagined by then is left out')
     parser.add_argument('--out', type=Path, default=Path('out/what_if'),
                         help='folder for the image (default: out/what_if)')
     parser.set_defaults(run=_run)
@@ -74,5 +74,7 @@ def _run(chosen: argparse.Namespace) -> int:
         if branch.terms:  # as the candidates of a decision
             print(f'{"":<10} score {sum(branch.terms):+.2f}: '
                   + '; '.join(f'{value:+.2f} {term}' for value, term in zip(branch.terms, answer.terms, strict=True)))
+    if answer.left_out:
+        print(f'worldmodel what-if: {answer.left_out}', file=sys.stderr)
     print(f'{answer.elapsed * 1e3:.0f} ms for {len(answer.branches)} branches; {chosen.out / "what_if.png"}')
     return 0

@@ -158,6 +158,7 @@ class WhatIf:
     branches: tuple[Branch, ...]
     truth: tuple[Branch, ...] = ()      # from the simulator; same order, empty if it did not answer
     terms: tuple[str, ...] = ()         # of the task that the robot has, in words; none without a forecast
+    left_out: str = ''                  # what is not answered, and why
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from worldmodel_ros.demo.recording import Branch, Recording, WhatIf
 from worldmodel_ros.inputs.images import ImageError, read
 from worldmodel_ros.msg import WhatIfBranch
-from worldmodel_ros.nodes.common.messages import nanoseconds
+from worldmodel_ros.nodes.common.messages import NS, duration_message, nanoseconds
 from worldmodel_ros.srv import WhatIf as WhatIfService
 
 MODEL_NODE = 'world_model_node'
@@ -24,6 +24,7 @@ ROBOT_NODE = 'sim_robot'
 IMAGE, COMPRESSED_IMAGE = 'camera/image_raw', 'camera/image_raw/compressed'
 PICTURE_SIZE = (64, 64)  # height and width of what the shipped model sees and predicts [pixels]
 PATIENCE = 10.0  # after which an unanswered question is given up [s]
+_OF_THE_MODEL = 0.8  # of the time for which a command waits; the rest is for images, and for the simulator's own answer
 
 
 class WhatIfClient:
@@ -43,14 +44,16 @@ class WhatIfClient:
         """Whether the model's service is there."""
         return self._model.service_is_ready()
 
-    def ask(self, names: tuple[str, ...], goal: str, horizon: float) -> bool:
-        """Ask; ``horizon`` in s, 0 for the model's own. False: not asked; there is no such service, or a question is open."""
+    def ask(self, names: tuple[str, ...], goal: str, horizon: float, deadline: float = 0.0) -> bool:
+        """Ask; ``horizon`` and ``deadline``, for the model's answer, in s, 0 for the model's own. False: not asked; there is no
+        such service, or a question is open."""
         if not self.reachable:
             return False
         if self._asked is not None and time.monotonic() - self._asked < PATIENCE:
             return False
         self._asked = time.monotonic()
-        request = WhatIfService.Request(names=list(names), goal=goal, horizon=horizon)
+        request = WhatIfService.Request(names=list(names), goal=goal, horizon=horizon,
+                                        deadline=duration_message(round(deadline * NS)))
         self._model.call_async(request).add_done_callback(partial(self._on_model, goal, self._asked))
         return True
 
@@ -62,7 +65,8 @@ class WhatIfClient:
             return
         result = partial(
             WhatIf, nanoseconds(answer.header.stamp), goal, answer.step_period, answer.elapsed,
-            time.monotonic() - asked, tuple(_branch(b) for b in answer.branches), terms=tuple(answer.terms))
+            time.monotonic() - asked, tuple(_branch(b) for b in answer.branches), terms=tuple(answer.terms),
+            left_out=answer.message)
         if self._robot is None or not self._robot.service_is_ready():
             self._finish(result())
             return
@@ -88,7 +92,7 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
     """
     Ask a running system one question; returns the answer and the image it starts from, (H, W, 3) or None.
 
-    ``images``: topics of the raw and of the compressed camera image; either will do.
+    ``images``: topics of the raw and of the compressed camera image; either will do. Most of ``timeout`` [s] is the model's.
     Raises RuntimeError, with the remedy, when no answer comes within ``timeout`` seconds.
     """
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
@@ -105,7 +109,7 @@ def ask_once(names: tuple[str, ...], goal: str, horizon: float, namespace: str,
             if time.monotonic() > give_up:
                 raise RuntimeError(_silence(node, client, timeout, () if recent.images else images))
             # With an image at hand, so that the one that the answer starts from is among those seen.
-            asked = asked or (bool(recent.images) and client.ask(names, goal, horizon))
+            asked = asked or (bool(recent.images) and client.ask(names, goal, horizon, _OF_THE_MODEL * timeout))
             rclpy.spin_once(node, timeout_sec=0.1)
         if not answers:
             raise RuntimeError(f'the model refused: {client.refusal}')
