@@ -41,6 +41,7 @@ class FakeEngine:
         self.costs = dict.fromkeys(('encode', 'commit', 'policy', 'denoise', 'decode', 'what_if', 'session'), 0.0)
         self.costs.update(costs)
         self.predicted = None
+        self.interruption = 0.0  # s, by which the high quantile of a unit is above its median
         self.sessions = []
         self.step_times = self
         self.recorded = []
@@ -85,6 +86,9 @@ class FakeEngine:
         return SimpleNamespace(on_host=True, pieces=lambda: iter(()), close=lambda: None)
 
     def unit(self) -> float:
+        return self.typical_unit() + self.interruption
+
+    def typical_unit(self) -> float:
         return max(self.costs.values())
 
     def spend(self, part: str) -> None:

@@ -459,6 +459,18 @@ def test_a_unit_that_never_fits_is_answered_with_deadline_exceeded():
     assert not answer.complete and answer.branches == []
 
 
+def test_where_only_the_median_of_a_unit_fits_one_is_done_each_second():
+    rig = Rig()
+    rig.engine.interruption = 0.1
+    rig.tick()
+    asked, seconds = question(rig, 'forward', steps=4), 0.0
+    while not asked.done():
+        assert rig.tick().latency == pytest.approx(0.020)
+        seconds += 0.1
+        assert seconds < 20.0, 'a question is never answered'
+    assert asked.result().complete and seconds >= 4.0  # of four units at least
+
+
 def test_questions_expire_in_any_order_also_while_ticks_leave_no_time_at_all():
     rig = Rig(encode=0.13)  # each tick takes longer than the camera's period
     rig.tick()

@@ -32,7 +32,7 @@ _ARRIVALS = 4     # of the newest observations, which tell how fast the camera i
 _CLEARLY = 1.2    # periods between observations; what is less is jitter
 _MARGIN = 0.002  # s, before the next observation is expected, for its early arrival
 _POLL = 0.0005  # s, after which a device is asked again whether it has done what was asked of it
-_STARVED = 1.0  # s without images, after which they need not fit before the next observation any more
+_STARVED = 1.0  # s without images, after which they need not fit before the next observation any more; of a question likewise
 _JOB_EXCESS = 2.0  # times the median, which a job is given; not the high quantile, which one interruption may decide
 
 Job = Callable[['Session'], Any]
@@ -243,7 +243,8 @@ class BackgroundWork:
 
     A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
     comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
-    without. Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
+    without. Of a question one unit a second is begun where only the median fits: on a busy machine the high quantile may not for
+    long. Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
     two pieces of work, ticks too: a question's time passes also where there is none to spare.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.
@@ -258,6 +259,7 @@ class BackgroundWork:
         self._questions: deque[tuple[Question, Promise]] = deque()
         self._asking = threading.Lock()  # held by who adds a question or looks through them
         self._inquiry: tuple[Inquiry, Promise] | None = None
+        self._inquired_at = clock()  # s, when a question's newest unit was begun, or the first question came
 
     @property
     def undecoded(self) -> bool:
@@ -283,6 +285,8 @@ class BackgroundWork:
         """Ask a question; the promise holds a what_if.Answer."""
         promise: Promise = Promise()
         with self._asking:
+            if not self._questions and not self._inquiry:
+                self._inquired_at = self._clock()
             self._questions.append((question, promise))
         return promise
 
@@ -329,11 +333,17 @@ class BackgroundWork:
         elif self._inquiry and session.busy:
             return _POLL
         elif (self._questions or self._inquiry) and (
-                session.overlaps or self.fits(self._step_times.unit(), expected)):
+                session.overlaps or self.fits(self._unit_time(), expected)):
+            self._inquired_at = self._clock()
             self._inquire(session, observed)
         else:
             return self._patience(expected)
         return 0.0
+
+    def _unit_time(self) -> float:
+        """Return how long a unit of a question is given [s]."""
+        starved = self._clock() - self._inquired_at > _STARVED
+        return self._step_times.typical_unit() if starved else self._step_times.unit()
 
     def _inquire(self, session: Session, observed: int | None) -> None:
         """Begin the next question, or do one unit of the one in progress."""

@@ -233,6 +233,10 @@ class StepTimes:
         """Time (s) of the longest single network call: the quantum that cannot be interrupted."""
         return max((self.quantile(part) for part in self._times if part != SESSION), default=0.0)
 
+    def typical_unit(self) -> float:
+        """Median (s) of that call."""
+        return max((self.typical(part) for part in self._times if part != SESSION), default=0.0)
+
     def typical(self, part: str) -> float:
         """Median (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, 0.5, self._times.get(part, ()))
