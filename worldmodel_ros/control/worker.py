@@ -243,8 +243,8 @@ class BackgroundWork:
 
     A piece of it is begun only if, by the high quantile of what such pieces took, it is over when the next observation
     comes; what never fits is never done, but for one prediction's images a second, since people and recordings are blind
-    without. Of a question one unit a second is begun where only the median fits: on a busy machine the high quantile may not for
-    long. Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
+    without. Of a question one unit a second is begun where only the median fits: on a busy machine the high quantile may never.
+    Where the device answers questions next to ticks, these need not fit. ``expire`` is to be called between any
     two pieces of work, ticks too: a question's time passes also where there is none to spare.
 
     Jobs and questions may be handed in from any thread; everything else belongs to the thread that owns the session.

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -78,9 +79,12 @@ class WhatIfClient:
 
     def _on_robot(self, result: Callable[..., WhatIf], names: list[str], future: Future) -> None:
         truth: WhatIfService.Response = future.result()
+        answer = result(truth=tuple(_branch(b, name) for name, b in zip(names, truth.branches)))
         if not truth.success:
             self.refusal = truth.message
-        self._finish(result(truth=tuple(_branch(b, name) for name, b in zip(names, truth.branches))))
+            answer = replace(answer, left_out='; '.join(filter(None, [
+                answer.left_out, f'what really follows is not shown: {truth.message}'])))
+        self._finish(answer)
 
     def _finish(self, answer: WhatIf) -> None:
         self._asked = None
