@@ -385,6 +385,28 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
 
 @pytest.mark.ros
 @pytest.mark.untimed
+def test_what_has_come_and_was_not_taken_when_it_is_told_to_end_is_in_the_bag_too(robot, tmp_path):
+    subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
+        Parameter('bag', value=str(tmp_path / 'bag')), Parameter('topics', value=['cmd_vel'])])
+    executor = SingleThreadedExecutor(context=robot.context)
+    executor.add_node(subject)
+    commands, end = robot.publishers['cmd_vel'], time.monotonic() + 10.0
+    while not commands.get_subscription_count():
+        assert time.monotonic() < end
+        executor.spin_once(timeout_sec=0.05)
+    before = time.time_ns()
+    for _ in range(5):
+        commands.publish(TwistStamped())
+    time.sleep(0.5)  # as long as a busy machine keeps it waiting
+    subject.on_shutdown()
+    subject.destroy_node()
+    with open_bag(tmp_path / 'bag') as bag:
+        received = [received for _, _, received in bag.messages(['/robot7/cmd_vel'])]
+    assert len(received) == 5 and before < min(received) and max(received) < before + 0.4 * NS
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
 def test_the_command_records_one_robot_with_its_own_names_until_it_is_interrupted(robot, tmp_path):
     robot.rename('camera/image_raw', 'front/image_raw', Image, CAMERA)
     robot.rename('cmd_vel', '/base/cmd_vel', TwistStamped, COMMAND)

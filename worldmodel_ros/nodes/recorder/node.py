@@ -72,6 +72,8 @@ class Recorder(Node):
 
     def on_shutdown(self) -> None:
         """Write what waits, complete the bag, and say what is in it."""
+        for topic, (subscription, *_) in self._recorded.items():
+            self._take_the_rest(topic, subscription)
         self._backlog.close()
         self._writer.join()
         with self._lock:
@@ -153,6 +155,15 @@ class Recorder(Node):
         clock = self.get_clock()
         received = clock.now().nanoseconds if clock.ros_time_is_active else info['received_timestamp']
         self._backlog.put(Received(topic, received, data))
+
+    def _take_the_rest(self, topic: str, subscription: Subscription) -> None:
+        """Take what DDS has and no callback was called for yet: on a busy machine that may be all of the last second."""
+        with subscription.handle:
+            for _ in range(_DEPTH):  # others go on publishing
+                taken = subscription.handle.take_message(subscription.msg_type, True)
+                if taken is None:
+                    return
+                self._on_message(topic, *taken)
 
     def _write(self) -> None:
         while (message := self._backlog.get()) is not None:
