@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,9 +131,18 @@ def drive(robot, ticks):
 
 
 def test_an_actor_is_started_where_no_server_has_slack(tmp_path_factory, environment):
-    """A second server comes where the first one has a robot and no place for another, and not before."""
+    """
+    A second server comes where the first one has a robot and no place for another, and not before.
+
+    The newest cluster that Ray knows of on this machine is one that was killed.
+    """
     folder = tmp_path_factory.mktemp('r')
-    with fleet(folder, environment, '--servers', '1', '--most', '2', '--sessions', '1', '--full', '1000') as (front, _):
+    with tempfile.TemporaryDirectory(prefix='r') as rays, contextlib.ExitStack() as stack:
+        (Path(rays) / 'ray').mkdir()
+        (Path(rays) / 'ray' / 'ray_current_cluster').write_text(f'127.0.0.1:{free_port()}')
+        environment['RAY_TMPDIR'] = rays
+        front, _ = stack.enter_context(fleet(folder, environment, '--servers', '1', '--most', '2', '--sessions', '1', '--full',
+                                             '1000'))
         first, = servers(front)
         robot = Robot(1, front)
         drive(robot, 2)

@@ -31,8 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        'where these have no slack for another robot, emptied and ended when the others have (default: no more)')
     start.add_argument('--pool', choices=('local', 'ray'), default='local', help='what starts servers, and starts again those '
                        'that have ended (default: local, processes of this machine)')
-    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: one is started '
-                       'here)')
+    start.add_argument('--ray-address', default='', metavar='ADDRESS', help='of a cluster of Ray (default: RAY_ADDRESS; '
+                       'where that is not set one is started here)')
     start.add_argument('--store', default='', metavar='WHERE', help='folder or URL that all servers keep sessions in (default: '
                        'worldmodel_store in $ROS_HOME or ~/.ros)')
     start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots of one server (default: 8)')

@@ -133,7 +133,8 @@ class RayPool:
     name = 'ray'
 
     def __init__(self, servers: int, address: str | None = None, cpus: float = 1.0) -> None:
-        """``address``: of a cluster; None: one is started here. ``cpus``: of each server. Raises PoolError."""
+        """``address``: of a cluster; None: RAY_ADDRESS, and where that is not set one is started here. ``cpus``: of each
+        server. Raises PoolError."""
         try:
             import ray
             from ray.util.placement_group import placement_group
@@ -142,6 +143,7 @@ class RayPool:
             raise PoolError('ray is not installed: pip install "worldmodel-ros[ray]"') from error
         self._ray, self._owned = ray, not ray.is_initialized()
         if self._owned:
+            address = address or os.environ.get('RAY_ADDRESS')
             self._begin(address, {} if address else {'num_cpus': max(1, round(servers * cpus))})
         self._group = placement_group([{'CPU': cpus}] * servers, strategy='PACK')
         if not self._group.wait(60):
@@ -178,8 +180,9 @@ class RayPool:
         # Ray waits for its own processes for 30 s, which a busy machine may take longer for.
         for attempt in range(_ATTEMPTS):
             try:
-                self._ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False,
-                               **options)
+                # None would be the newest cluster of this machine, whosever, or one that was killed.
+                self._ray.init(address=address or 'local', include_dashboard=False, log_to_driver=False,
+                               configure_logging=False, **options)
                 return
             except Exception as error:  # it raises no class of its own
                 self._ray.shutdown()
