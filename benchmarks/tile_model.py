@@ -3,9 +3,14 @@ imagination, precision by age, the time of a chunk, and one process against two.
 
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
-Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``prediction``, ``memory``, ``ten_minutes``, ``precision``, ``chunk_time``, ``sharded`` with the preset's
-name.
+Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file, with
+the preset's name, and does so as its rows come:
+
+* chunk_time: a chunk of two steps with pages in bf16 and FP8, and of the same network under torch.compile; on GPUs alone
+* prediction, agreement: PSNR at 0.4 and 1 s; how far sessions on pages are from the pass of training
+* precision: PSNR by the precision of pages; decisions: what-if ranking and success of driving, by the same precisions
+* weights: PSNR of the finished model, such as one in 8 bits, against the weights before rounding (``--full``)
+* memory: objects that were turned away from; ten_minutes: of imagination; sharded: one process against two
 """
 from __future__ import annotations
 
@@ -15,8 +20,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +61,11 @@ TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns aw
 CLOSE = math.radians(5.0)
 AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a turn all around
 MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
+PARTS = ('chunk_time', 'prediction', 'agreement', 'precision', 'decisions', 'weights', 'memory', 'ten_minutes', 'sharded')
+# Pages of which precision, and from which age [frames] on those of FP4 are FP4, instead of a quarter of the window. A slab that
+# is not complete lies in bf16, and an FP8 page is what it becomes first.
+PAGES = {'bf16': (Precision.BF16, None), 'fp8': (Precision.FP8, None),
+         'fp8 for the newest quarter, fp4': (Precision.FP4, None), 'fp4 for all complete slabs': (Precision.FP4, 2)}
 
 
 @dataclass(frozen=True)
@@ -132,16 +144,22 @@ def end(units: Iterator) -> Any:
             return stop.value
 
 
-def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
-    """A model with its pages in a precision; ``near``: frames of age from which on FP4 pages are FP4, instead of a quarter of
-    the window."""
+@contextmanager
+def fp4_from(near: int | None) -> Iterator[None]:
+    """Engines that are made within it have FP4 pages in FP4 from so many frames of age on; None: as they always have."""
     by_window = memory.TierPolicy.by_window
     if near is not None:
         memory.TierPolicy.by_window = staticmethod(lambda frames: TierPolicy((near,)))
     try:
-        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
+        yield
     finally:
         memory.TierPolicy.by_window = by_window
+
+
+def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
+    """A model with its pages in a precision; ``near``: see ``fp4_from``."""
+    with fp4_from(near):
+        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
 
 
 def seen(session: Session, frames: np.ndarray, actions: np.ndarray) -> None:
@@ -280,26 +298,61 @@ def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int)
             round(sum(len(room['found']) for room in rooms) / max(1, there), 3), 'objects': there, 'rooms': list(rooms)}
 
 
-def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[dict]:
-    """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
-    rows, base = [], None
-    for name, kind, near in (('bf16', Precision.BF16, None), ('fp8', Precision.FP8, None),
-                             ('fp8 for the newest quarter, fp4', Precision.FP4, None),
-                             ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
-        engine = engine_of(model, kind, near)
+def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int
+                  ) -> Iterator[dict]:
+    """PSNR of two steps by each of the engines, by their names under ``key``, and how far it and the latents are from those of
+    the first one, of the same moments."""
+    base = None
+    for name, make in engines:
+        engine = make()
         result = quality(engine, episodes, first, 6, (2,))
         scores, latents = np.array(result.pop('rows')['2 steps']), result.pop('latents')
         base = base or (scores, latents)
         change = (scores - base[0]).mean(1)
         draws = np.random.default_rng(0).choice(change, (2000, len(change))).mean(1)
-        rows.append({'pages': name, **result, 'change_db': round(float(change.mean()), 4),
-                     'interval_95': [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
-                     'latent_error': round(float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b)
-                                                          for a, b in zip(latents, base[1])])), 5)})
-        print(rows[-1], file=sys.stderr, flush=True)
+        yield {key: name, **result, 'change_db': round(float(change.mean()), 4),
+               'interval_95': [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
+               'latent_error': round(float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b)
+                                                    for a, b in zip(latents, base[1])])), 5)}
         del engine
         torch.cuda.empty_cache()
-    return rows
+
+
+def decided(job: tuple[Path, int, int, float]) -> list[tuple[str, list[dict], dict]]:
+    """In one room, by the name of each of PAGES: records of ``evaluate.quality.ranking`` from so many starts, and how the robot
+    drove to its goal, in so many seconds, by the plans that the action head makes of what it sees over these pages."""
+    from worldmodel_ros.evaluate.quality import closed_loop
+    from worldmodel_ros.evaluate.quality.drives import record_drive
+    from worldmodel_ros.evaluate.quality.horizons import context_of, drive_frames
+    from worldmodel_ros.evaluate.quality.ranking import ranking_records
+    folder, seed, starts, seconds = job
+    torch.set_num_threads(1)
+    device, found, drive = 'cuda' if torch.cuda.is_available() else 'cpu', [], None
+    for name, (kind, near) in PAGES.items():
+        with fp4_from(near):
+            network = checkpoint.load(folder, device)
+            imagination = TiledImagination(network, folder, starts, TorchBackend(network, precision=kind))
+        spec = imagination.spec
+        drive = drive or record_drive(seed, drive_frames(spec.step_period, starts, context_of(spec)), spec.image_size)
+        ranks = ranking_records(drive, imagination)
+        del imagination
+        driver = closed_loop.policy(engine_of(folder, kind, near), 2)
+        found.append((name, ranks, {'driver': 'two_step', **asdict(closed_loop.drive(seed, driver, spec.image_size, seconds))}))
+    return found
+
+
+def decisions(model: Path, seeds: Sequence[int], starts: int, seconds: float, workers: int) -> Iterator[list[dict]]:
+    """What-if ranking and success by the precision of pages; rows of all rooms so far, after each."""
+    from worldmodel_ros.evaluate.quality import summary
+    ranks: dict[str, list[dict]] = {name: [] for name in PAGES}
+    drives: dict[str, list[dict]] = {name: [] for name in PAGES}
+    with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds), 8)) as pool:
+        for room in pool.imap_unordered(decided, [(model, seed, starts, seconds) for seed in seeds]):
+            for name, records, episode in room:
+                ranks[name] += records
+                drives[name].append(episode)
+            yield [{'pages': name, 'rooms': len(drives[name]), **summary.what_if(ranks[name]),
+                    'closed_loop': summary.closed_loop(drives[name])} for name in PAGES]
 
 
 def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: int = 20) -> dict:
@@ -466,7 +519,7 @@ def simulated(options: argparse.Namespace, size: int, with_sights: bool
     sizes = {size, 64} if options.compared else {size}
     if options.episodes and options.episodes.is_file():
         with np.load(options.episodes) as file:
-            episodes = {name: file[name] for name in ('frames', 'actions')}
+            episodes = {name: file[name][:options.rooms] for name in ('frames', 'actions')}
             sights = {pixels: [Sight(**{name: _plain(file[f'{pixels}.{n}.{name}']) for name in Sight.__dataclass_fields__})
                                for n in range(int(file[f'{pixels}.count']))] for pixels in sizes} if with_sights else {}
         return episodes, sights
@@ -495,6 +548,7 @@ def _plain(array: np.ndarray) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--model', required=True)
+    parser.add_argument('--full', type=Path, help='folder of the same model before its weights were rounded, for part weights')
     parser.add_argument('--compared', default='tiny', help="model with a short window whose memory is measured, too; '': none")
     parser.add_argument('--rooms', type=int, default=32)
     parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
@@ -504,26 +558,53 @@ def main() -> int:
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
     parser.add_argument('--long-rooms', type=int, default=3, help='of the imagination over minutes')
     parser.add_argument('--seconds', type=float, default=600.0, help='of that imagination')
+    parser.add_argument('--driving-rooms', type=int, default=8, help='of part decisions')
+    parser.add_argument('--starts', type=int, default=3, help='of each of these rooms, from which maneuvers are imagined')
+    parser.add_argument('--driving-seconds', type=float, default=30.0, help='in which a robot is to reach its goal')
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,ten_minutes,sharded')
+    parser.add_argument('--parts', default=','.join(part for part in PARTS if part != 'weights'),
+                        help='with commas between (default: all but weights)')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
-    parts, model = options.parts.split(','), model_folder(options.model)
-    size = read_description(model).preset.image_size[0]
+    parts = options.parts.split(',')
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f'--parts: {", ".join(sorted(unknown))} is unknown; choose from {", ".join(PARTS)}')
+    if 'weights' in parts and options.full is None:
+        parser.error('part weights compares with the model before rounding: give its folder as --full')
+    try:
+        judge(options, parts)
+    except ModelError as error:
+        print(f'tile_model: {error}', file=sys.stderr)
+        return 1
+    return 0
+
+
+def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
+    """Measure the parts. Raises ModelError for folders that hold no model, or other models than the parts need."""
+    model = model_folder(options.model)
+    preset = read_description(model).preset
+    if preset.tile is None and (others := set(parts) - {'chunk_time', 'prediction', 'memory'}):
+        raise ModelError(f'{options.model} is of preset {preset.name!r}, without tiles, and {", ".join(sorted(others))} are of '
+                         'models over tiles: leave these parts out')
     episodes, sights = {'frames': ()}, {}
-    if not set(parts) <= {'ten_minutes', 'sharded'}:
-        episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
+    if not set(parts) <= {'ten_minutes', 'sharded', 'decisions'}:
+        episodes, sights = simulated(options, preset.image_size[0], 'memory' in parts or options.episodes is not None)
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
-    name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
     on_gpu = torch.cuda.is_available()
-    kind = Precision.BF16 if on_gpu else Precision.FP32
+    kind, first = Precision.BF16 if on_gpu else Precision.FP32, min(options.first, options.frames - AHEAD - 4)
 
     def write(part: str, result: dict) -> None:
-        write_result({**start, **result}, options.folder / f'{part}_{name}.json')
+        write_result({**start, **result}, options.folder / f'{part}_{preset.name}.json')
         print(part, result, file=sys.stderr, flush=True)
+
+    def write_rows(part: str, rows: Iterable[dict]) -> None:
+        found: list[dict] = []
+        for row in rows:
+            found.append(row)
+            write(part, {'rows': found})
 
     if 'chunk_time' in parts and on_gpu:
         write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
@@ -532,7 +613,7 @@ def main() -> int:
     if 'prediction' in parts:
         engine = engine_of(model, kind)
         engine.warm_up()
-        found = quality(engine, episodes, min(options.first, options.frames - AHEAD - 4), 6)
+        found = quality(engine, episodes, first, 6)
         found.pop('rows'), found.pop('latents')
         result = {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes)}
         write('prediction', result)
@@ -540,22 +621,32 @@ def main() -> int:
             same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
             write('prediction', {**result, 'agreement_with_training': same})
         del engine
+    few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
     if 'precision' in parts:
-        few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
-        write('precision', {'rows': precision(model, few, min(options.first, options.frames - AHEAD - 4))})
+        engines = ((name, partial(engine_of, model, *pages)) for name, pages in PAGES.items())
+        write_rows('precision', against_first(engines, 'pages', few, first))
+    if 'weights' in parts:
+        folders = {'before rounding': options.full, 'as finished': model}
+        write_rows('weights', against_first(((name, partial(engine_of, folder, kind)) for name, folder in folders.items()),
+                                            'weights', episodes, first))
+    if 'decisions' in parts:
+        seeds = range(options.first_seed + 3000, options.first_seed + 3000 + options.driving_rooms)
+        for rows in decisions(model, seeds, options.starts, options.driving_seconds, options.workers):
+            write('decisions', {'rows': rows})
     if 'ten_minutes' in parts:
         seeds = range(options.first_seed + 2000, options.first_seed + 2000 + options.long_rooms)
         write('ten_minutes', ten_minutes(model, seeds, options.seconds, options.workers))
     if 'memory' in parts:
-        rows = {name: remembered(engine_of(model, kind), sights[size])}
-        write('memory', {'rows': rows})
-        if not options.compared:
-            return 0
-        other = Engine(TorchBackend(checkpoint.load(model_folder(options.compared)),
-                                    precision=Precision.FP32), model_folder(options.compared), 1)
-        rows[options.compared] = remembered(other, sights[64])
-        write('memory', {'rows': rows})
-    return 0
+        engines = {preset.name: (engine_of(model, kind), sights[preset.image_size[0]])}
+        if options.compared:
+            other = model_folder(options.compared)
+            engines[options.compared] = Engine(TorchBackend(checkpoint.load(other)), other, 1), sights[64]
+        rows: dict[str, dict] = {}
+        for name, (engine, seen_by_it) in engines.items():
+            for hidden in options.hidden:
+                found = remembered(engine, [sight for sight in seen_by_it if sight.hidden == hidden][:options.sights])
+                rows.setdefault(name, {}).update(found)
+                write('memory', {'rows': rows})
 
 
 if __name__ == '__main__':
