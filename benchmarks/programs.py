@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Of programs that use GPUs: multicast over NVLink is not there on every machine.
+ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
+               'PYTHONUNBUFFERED': '1'}
 
 
 class Program:

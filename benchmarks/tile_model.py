@@ -6,7 +6,7 @@ imagination, precision by age, the time of a chunk, and one process against two.
 Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file, with
 the preset's name, and does so as its rows come:
 
-* chunk_time: a chunk of two steps with pages in bf16 and FP8, and of the same network under torch.compile; on GPUs alone
+* chunk_time: a chunk of two steps with pages in bf16 and FP8, and of the same network under torch.compile over a cloned cache
 * prediction, agreement: PSNR at 0.4 and 1 s; how far sessions on pages are from the pass of training
 * precision: PSNR by the precision of pages; decisions: what-if ranking and success of driving, by the same precisions
 * weights: PSNR of the finished model, such as one in 8 bits, against the weights before rounding (``--full``)
@@ -234,8 +234,8 @@ def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
 class Watched(TiledImagination):
     """As its base; and notes of each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
 
-    def __init__(self, model: WorldModel, folder: Path) -> None:
-        super().__init__(model, folder, 1)
+    def __init__(self, model: WorldModel, folder: Path, backend: TorchBackend) -> None:
+        super().__init__(model, folder, 1, backend)
         self.held: list[tuple[int, np.ndarray, int, int]] = []
         self.last: SessionMemory | None = None
 
@@ -273,7 +273,9 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
     from worldmodel_ros.evaluate.quality.horizons import context_of
     folder, seed, seconds = job
     torch.set_num_threads(1)
-    watched = Watched(checkpoint.load(folder, 'cuda' if torch.cuda.is_available() else 'cpu'), folder)
+    device, kind = ('cuda', Precision.BF16) if torch.cuda.is_available() else ('cpu', Precision.FP32)
+    network = checkpoint.load(folder, device)
+    watched = Watched(network, folder, TorchBackend(network, precision=kind))
     spec = watched.spec
     drive = record_drive(seed, context_of(spec) + drift.drift_steps(spec, seconds), spec.image_size, drift.MIX)
     start = time.perf_counter()
@@ -289,13 +291,17 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
                     'not_there': sorted(found - there), **watched.report()}
 
 
-def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> dict:
+def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> Iterator[dict]:
+    """What ``long_imagination`` found in all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
+    records, rooms = [], []
     with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds))) as pool:
-        records, rooms = zip(*pool.map(long_imagination, [(model, seed, seconds) for seed in seeds], chunksize=1))
-    there = sum(len(room['there']) for room in rooms)
-    return {'seconds': seconds, **summary.drift(list(records)), 'share_of_objects_found':
-            round(sum(len(room['found']) for room in rooms) / max(1, there), 3), 'objects': there, 'rooms': list(rooms)}
+        for record, room in pool.imap_unordered(long_imagination, [(model, seed, seconds) for seed in seeds]):
+            records.append(record)
+            rooms.append(room)
+            there = sum(len(each['there']) for each in rooms)
+            yield {'seconds': seconds, **summary.drift(records), 'share_of_objects_found':
+                   round(sum(len(each['found']) for each in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
 
 
 def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int
@@ -380,29 +386,23 @@ def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: i
             'rms_error_max': round(float(errors.max()), 6)}
 
 
-def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int = 200) -> dict:
-    """ms of a chunk of two steps over a full window, on the device and as a call of a session; and of the same network under
-    torch.compile with FlexAttention over keys and values that are cloned when the window rolls."""
+def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int) -> dict:
+    """ms of a chunk of two steps over a full window, as a call of a session; and of the same network under torch.compile with
+    FlexAttention over keys and values that are cloned when the window rolls, on a CPU neither compiled nor with its kernels."""
     result: dict[str, Any] = {}
     for name, kind in (('paged bf16', Precision.BF16), ('paged fp8', Precision.FP8)):
         engine = engine_of(model, kind)
         engine.warm_up()
         session, chunk = engine.open_session(), engine.spec.chunk_frames
-        times = []
-        seen(session, frames[:72], actions[:72])
-        for _ in range(20):
-            session.imagine(actions[72:72 + chunk])
-        for _ in range(repeats):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            session.imagine(actions[72:72 + chunk])
-            times.append(1e3 * (time.perf_counter() - start))
-        result[name] = _quantiles(times)
+        count = min(72, len(frames) - chunk)
+        seen(session, frames[:count], actions[:count])
+        result[name] = _quantiles(_timed(partial(session.imagine, actions[count:count + chunk]), repeats))
         print(name, result[name], file=sys.stderr, flush=True)
         del session, engine
         torch.cuda.empty_cache()
-    for name, graph in (('torch.compile, FlexAttention, cloned cache', False),
-                        ('torch.compile, FlexAttention, cloned cache, CUDA graph', True)):
+    compiled = 'torch.compile, FlexAttention, cloned cache'
+    others = {compiled: False, f'{compiled}, CUDA graph': True} if torch.cuda.is_available() else {'cloned cache': False}
+    for name, graph in others.items():
         try:
             result[name] = _quantiles(_cloned(model, graph, repeats))
         except Exception as error:  # the others are still worth having
@@ -411,14 +411,29 @@ def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: i
     return result
 
 
+def _timed(work: Callable[[], Any], repeats: int) -> list[float]:
+    """ms of each of so many calls, after some that are not counted."""
+    found = []
+    for number in range(-(repeats // 10), repeats):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if number >= 0:
+            found.append(1e3 * (time.perf_counter() - start))
+    return found
+
+
 @torch.inference_mode()
 def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
-    network = checkpoint.load(model, 'cuda').dit.bfloat16()
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    network = checkpoint.load(model, str(device)).dit.bfloat16()
     network.conditioning.float()
-    preset, device = network.preset, torch.device('cuda')
+    preset = network.preset
     k, f = preset.chunk_frames, preset.window_frames + preset.sink_slabs * preset.tile[0]
-    for block in network.blocks:
-        block.compile(dynamic=False)
+    if device.type == 'cuda':
+        for block in network.blocks:
+            block.compile(dynamic=False)
     times = np.arange(f)
     starts = np.array([f])
     shape = *preset.latent_size, preset.latent_channels
@@ -456,13 +471,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
         def work() -> Tensor:
             captured.replay()
             return out
-    found = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work().cpu()
-        found.append(1e3 * (time.perf_counter() - start))
-    return found
+    return _timed(lambda: work().cpu(), repeats)
 
 
 def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, shown: tuple[np.ndarray, np.ndarray] | None = None
@@ -562,8 +571,10 @@ def main() -> int:
     parser.add_argument('--starts', type=int, default=3, help='of each of these rooms, from which maneuvers are imagined')
     parser.add_argument('--driving-seconds', type=float, default=30.0, help='in which a robot is to reach its goal')
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default=','.join(part for part in PARTS if part != 'weights'),
-                        help='with commas between (default: all but weights)')
+    parser.add_argument('--repeats', type=int, default=200, help='of a chunk that is timed')
+    parser.add_argument('--parts', default=','.join(part for part in PARTS if part != 'weights' and
+                                                    (part != 'chunk_time' or torch.cuda.is_available())),
+                        help='with commas between (default: all but weights, and without a GPU chunk_time)')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
@@ -606,8 +617,8 @@ def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
             found.append(row)
             write(part, {'rows': found})
 
-    if 'chunk_time' in parts and on_gpu:
-        write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
+    if 'chunk_time' in parts:
+        write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0], options.repeats)})
     if 'sharded' in parts:
         write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
     if 'prediction' in parts:
@@ -635,7 +646,8 @@ def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
             write('decisions', {'rows': rows})
     if 'ten_minutes' in parts:
         seeds = range(options.first_seed + 2000, options.first_seed + 2000 + options.long_rooms)
-        write('ten_minutes', ten_minutes(model, seeds, options.seconds, options.workers))
+        for found in ten_minutes(model, seeds, options.seconds, options.workers):
+            write('ten_minutes', found)
     if 'memory' in parts:
         engines = {preset.name: (engine_of(model, kind), sights[preset.image_size[0]])}
         if options.compared:

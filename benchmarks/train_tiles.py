@@ -36,7 +36,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package is not installed
 
-from programs import Program, script
+from programs import ENVIRONMENT, Program, script
 from result_file import ROOT, provenance, write_result
 
 CONFIGS = ROOT / 'config' / 'train'
@@ -52,7 +52,8 @@ SMOKE = ('compile=false', 'workers=1', 'data.episodes=2', 'data.live=2', 'data.b
 SMOKE_OF = {TILES: ('preset=smoke_tiles', 'teacher.objective.pieces=2', 'teacher.objective.recall_share=0'),
             COMPARED: ('preset=tiny',)}
 SMOKE_SIZES = ('--rooms', '1', '--frames', '40', '--first', '20', '--sights', '4', '--hidden', '1.5', '--long-rooms', '1',
-               '--seconds', '4', '--driving-rooms', '1', '--starts', '1', '--driving-seconds', '2', '--workers', '1')
+               '--seconds', '4', '--driving-rooms', '1', '--starts', '1', '--driving-seconds', '2', '--repeats', '3',
+               '--workers', '1')
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Plan:
         """What takes the newest weights from runs that are not finished."""
         return [Job(f'newest_{run}', 5.0, ('-m', 'worldmodel_ros.train.run.newest', str(self.folder / run),
                                            str(self.folder / run / 'newest')))
-                for run in (TILES, COMPARED) if self.begun(run) and self.weights(run).name != 'final']
+                for run in (TILES, COMPARED) if self.begun(run) and not (self.folder / run / 'final' / 'model.json').is_file()]
 
     def judge(self) -> list[list[Job]]:
         """Jobs that may run next to each other, one group after the other: what is timed runs alone."""
@@ -244,7 +245,7 @@ def _of_files(files: Mapping[str, Any], preset: str) -> dict[str, Any]:
         others = [value for name, value in medians.items() if value and not name.startswith('paged')]
         found['chunk_ms'] = medians
         if others and medians.get('paged bf16'):
-            found['times_of_the_faster_compiled'] = round(min(others) / medians['paged bf16'], 3)
+            found['times_faster_than_cloned'] = round(min(others) / medians['paged bf16'], 3)
     for part in ('precision', 'weights'):
         if part in files:
             found[part] = {row.get('pages') or row['weights']: {name: row[name] for name in (
@@ -268,7 +269,7 @@ def surroundings() -> dict[str, str]:
                                env={**os.environ, 'MUJOCO_GL': 'egl'})
         drawing = 'osmesa' if tried.returncode else 'egl'
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
-    return {'PYTHONPATH': path, 'MUJOCO_GL': drawing, 'OMP_NUM_THREADS': '1', 'PYTHONUNBUFFERED': '1'}
+    return {**ENVIRONMENT, 'PYTHONPATH': path, 'MUJOCO_GL': drawing}
 
 
 def _told(number: int, _frame: object) -> NoReturn:

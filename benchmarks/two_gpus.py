@@ -18,12 +18,9 @@ import json
 import time
 from pathlib import Path
 
-from programs import Program, script
+from programs import ENVIRONMENT, Program, script
 from result_file import provenance, write_result
 
-# Multicast over NVLink is not there on every machine.
-ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
-               'PYTHONUNBUFFERED': '1'}
 PARTS = ('robot', 'worlds', 'loss', 'cold')
 TICK_S = {'robot_3b': 14, 'robot_3b_4k': 8}  # of ticks
 

@@ -1,6 +1,7 @@
 """The command that trains a model over tiles and judges it: all of it with next to nothing to do, its time, what it refuses."""
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -45,12 +46,34 @@ def test_a_model_is_trained_and_judged_in_one_command(tmp_path):
     assert found['agreement_with_training']['rms_error_max'] < 1e-3
     assert found['turned_away']['1.5 s']['episodes'] == other['turned_away']['1.5 s']['episodes'] >= 1
     assert found['ten_minutes']['seconds'] == 4.0
+    assert set(found['chunk_ms']) == {'paged bf16', 'paged fp8', 'cloned cache'} and found['times_faster_than_cloned'] > 0.0
     ours, theirs = (each['prediction_db']['2 steps']['1.0 s'] for each in (found, other))
     assert result['numbers']['prediction_db_over_compared']['1.0 s'] == pytest.approx(ours - theirs, abs=1e-3)
     # A finished run is taken.
     assert subprocess.run([*COMMAND, *options, 'train'], capture_output=True).returncode == 0
     again = json.loads((tmp_path / 'results' / 'train_tiles.json').read_text())
     assert [set(each) for each in again['programs']] == [{'program', 'taken'}] * 2 and again['numbers'] == result['numbers']
+
+
+@pytest.mark.slow
+def test_a_run_that_time_stops_is_judged_by_its_newest_weights_and_goes_on(train_tiles, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_tiles, 'SMOKE', (*train_tiles.SMOKE, 'teacher.steps=100000'))
+    monkeypatch.setattr(train_tiles, 'SAVING', 1000.0)
+    plan, log = train_tiles.Plan(tmp_path, True, 60.0, 0), tmp_path / 'train_small_tiles.log'
+    monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, log, '[teacher] step'))
+    steps = []
+    for attempt in range(2):
+        found = train_tiles.Schedule(tmp_path, 200.0, 0, train_tiles.surroundings(), lambda: None)
+        found.run(plan.train(200.0)[:1])
+        assert found.done[0]['exit_status'] == 130, log.read_text()
+        steps.append(int(re.search(r'saved at step (\d+) of', log.read_text())[1]))
+        if not attempt:
+            found.run(plan.newest())
+            assert [each['exit_status'] for each in found.done] == [130, 0]
+            taken = read_description(plan.weights('small_tiles'))
+            assert plan.weights('small_tiles').name == 'newest' and taken.preset.name == 'smoke_tiles'
+            assert taken.provenance['stages']['teacher']['steps'] == steps[0]
+    assert f'goes on at step {steps[0]} of' in log.read_text() and steps[1] > steps[0] > 0
 
 
 @pytest.mark.parametrize('arguments, complaint', [
@@ -129,16 +152,16 @@ def test_when_time_is_up_what_can_save_has_been_told_to_and_the_rest_is_ended(tr
     monkeypatch.setattr(train_tiles, 'SAVING', 1000.0)
     saves = ('-c', 'import signal, time, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n'
                    'print("ready", flush=True)\ntime.sleep(600)')
-    monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, tmp_path / 'saves.log'))
+    monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, tmp_path / 'saves.log', 'ready'))
     found, took = schedule(train_tiles, tmp_path, 8.0, train_tiles.Job('saves', 0.0, saves, saves=True),
                            train_tiles.Job('stays', 0.0, ('-c', 'import time\ntime.sleep(600)')))
     assert {each['program']: each['exit_status'] for each in found} == {'saves': 130, 'stays': None}
     assert took < 30.0
 
 
-def told_when_ready(tell, log):
+def told_when_ready(tell, log, sign):
     def told(program):
-        if 'ready' in log.read_text():
+        if sign in log.read_text():
             tell(program)
     return told
 
