@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,7 +58,8 @@ class Program:
         except subprocess.TimeoutExpired:
             code = None
         self.kill()
-        found = {'program': self.name, 'command': ' '.join(['python', *map(_from_here, self._command[1:])]), 'cold': self._cold,
+        command = shlex.join(['python', *map(_from_here, self._command[1:])])
+        found = {'program': self.name, 'command': command, 'cold': self._cold,
                  'seconds': round(time.monotonic() - self._start, 1), 'exit_status': code}
         print(json.dumps(found), file=sys.stderr, flush=True)
         return found

@@ -523,7 +523,8 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 
 def simulated(options: argparse.Namespace, size: int, with_sights: bool
               ) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
-    """Episodes of images of ``size`` pixels, and the objects that are turned away from, at this size and for ``compared``."""
+    """Episodes of images of ``size`` pixels, and ``with_sights`` the objects that are turned away from, at this size and for
+    ``compared``; a new file of episodes always gets these, for those who need them later."""
     from worldmodel_ros.sim.rollout import collect
     sizes = {size, 64} if options.compared else {size}
     if options.episodes and options.episodes.is_file():
@@ -535,7 +536,7 @@ def simulated(options: argparse.Namespace, size: int, with_sights: bool
     collected = collect(range(options.first_seed, options.first_seed + options.rooms), options.frames, (size, size),
                         options.workers)
     episodes, sights = {name: np.array(collected[name]) for name in ('frames', 'actions')}, {}
-    if with_sights:
+    if with_sights or options.episodes:
         seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
         with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
             for pixels in sizes:
@@ -596,12 +597,12 @@ def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
     """Measure the parts. Raises ModelError for folders that hold no model, or other models than the parts need."""
     model = model_folder(options.model)
     preset = read_description(model).preset
-    if preset.tile is None and (others := set(parts) - {'chunk_time', 'prediction', 'memory'}):
+    if preset.tile is None and (others := set(parts) - {'prediction', 'memory'}):
         raise ModelError(f'{options.model} is of preset {preset.name!r}, without tiles, and {", ".join(sorted(others))} are of '
                          'models over tiles: leave these parts out')
     episodes, sights = {'frames': ()}, {}
     if not set(parts) <= {'ten_minutes', 'sharded', 'decisions'}:
-        episodes, sights = simulated(options, preset.image_size[0], 'memory' in parts or options.episodes is not None)
+        episodes, sights = simulated(options, preset.image_size[0], 'memory' in parts)
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
     on_gpu = torch.cuda.is_available()

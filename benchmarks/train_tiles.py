@@ -7,8 +7,7 @@
 * train: ``config/train/small_tiles.yaml``; on a second GPU at the same time, or after it where time is left, what it is
   compared with (``small_minutes.yaml``, a window of 1.6 s), for the same seconds. By default that is what ``--seconds`` leaves.
 * judge: ``tile_model.py`` and its parts, each a program of its own, the most wanted first; with two GPUs, two at a time.
-* ablations: short runs that differ in what cache layers see (``small_tiles_ablations.yaml``), each judged; with two GPUs while
-  the last programs of judge run.
+* ablations: short runs that differ in what cache layers see (``small_tiles_ablations.yaml``), each judged when it is trained.
 
 A run that is not finished when time is up has saved where it is, and the same command goes on from there; judge takes its
 newest weights until then. A finished run is not done again, what is judged is. In ``results``, ``train_tiles.json`` has each
@@ -27,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,10 +70,13 @@ class Job:
 
 
 class Schedule:
-    """Runs jobs within ``seconds``, one a GPU at a time, and notes what became of each in ``done``."""
+    """Runs jobs within ``seconds``, one a GPU at a time, and notes what became of each in ``done``; calls ``save`` after each.
+    ``drawing``: GPUs that images can be drawn on, each by the jobs that it runs."""
 
-    def __init__(self, logs: Path, seconds: float, gpus: int, environment: Mapping[str, str], save):
+    def __init__(self, logs: Path, seconds: float, gpus: int, environment: Mapping[str, str], save: Callable[[], None],
+                 drawing: Sequence[int] = ()):
         self._logs, self._end, self._environment, self._save = logs, time.monotonic() + seconds, environment, save
+        self._drawing = drawing
         self._slots: list[int | None] = list(range(gpus)) or [None]
         self.done: list[dict[str, Any]] = []
 
@@ -95,7 +97,7 @@ class Schedule:
                         del running[slot]
                         self._save()
                 for slot in self._slots:
-                    if slot not in running and (job := self._next(waiting)):
+                    if slot not in running and (job := self._next(waiting, [job for job, _ in running.values()])):
                         running[slot] = job, self._begin(job, slot)
                 time.sleep(0.1)
         finally:
@@ -104,20 +106,26 @@ class Schedule:
 
     def _begin(self, job: Job, slot: int | None) -> Program:
         gpu = None if job.all_gpus else slot
-        drawing = {} if gpu is None else {'MUJOCO_EGL_DEVICE_ID': str(gpu)}
+        drawing = {'MUJOCO_EGL_DEVICE_ID': str(gpu)} if gpu in self._drawing else {}
         program = Program(job.name, math.inf, *job.arguments, environment={**self._environment, **drawing}, gpu=gpu)
         program.begin(self._logs)
         return program
 
-    def _next(self, waiting: list[Job]) -> Job | None:
-        while waiting:
-            job = waiting.pop(0)
+    def _next(self, waiting: list[Job], running: Sequence[Job]) -> Job | None:
+        """Take the next job that can be begun from ``waiting``, and those before it that cannot any more; what earlier jobs are
+        yet to give is waited for."""
+        expected = {job.gives for job in running}
+        for job in list(waiting):
+            if expected.intersection(job.needs):
+                expected.add(job.gives)
+                continue
+            waiting.remove(job)
             missing = [str(path) for path in job.needs if not path.exists()]
             if job.gives is not None and job.gives.exists():
                 self._note(job, 'taken', f'{job.gives} is there')
             elif missing:
                 self._note(job, 'left_out', f'{", ".join(missing)} is not there')
-            elif self.left < job.least:
+            elif self.left < max(1.0, job.least):
                 self._note(job, 'left_out', f'it takes {job.least:.0f} s at least, and {max(0.0, self.left):.0f} s are left')
             else:
                 return job
@@ -177,15 +185,17 @@ class Plan:
         both = [self._judging('sharded', 60.0, tiles, all_gpus=True)] if self._gpus > 1 else []
         return [[first], apart, both]
 
-    def ablations(self) -> tuple[list[Job], list[Job]]:
-        """Those that train, and those that judge."""
+    def ablations(self) -> list[Job]:
+        """Each trains, and the one after it judges."""
         content = yaml.safe_load((CONFIGS / 'small_tiles_ablations.yaml').read_text())
         changes = {entry['name']: entry.get('set') or {} for entry in content['variants']}
-        runs = {name: f'ablations/{name}' for name in changes}
-        return ([self._training(TILES, runs[name], ABLATION, changes[name]) for name in changes],
-                [self._judging('prediction,memory', 45.0, self.folder / run / 'final', '--rooms', '16', '--sights', '20',
-                               '--hidden', '3', '6', results=self.results / run, needs=(self._episodes,))
-                 for run in runs.values()])
+        jobs = []
+        for name, values in changes.items():
+            run = f'ablations/{name}'
+            jobs += [self._training(TILES, run, ABLATION, values),
+                     self._judging('prediction,memory', 45.0, self.folder / run / 'final', '--rooms', '16', '--sights', '20',
+                                   '--hidden', '3', '6', results=self.results / run, needs=(self._episodes,))]
+        return jobs
 
     @property
     def _episodes(self) -> Path:
@@ -261,15 +271,19 @@ def _of_files(files: Mapping[str, Any], preset: str) -> dict[str, Any]:
     return found
 
 
-def surroundings() -> dict[str, str]:
-    """Environment of the programs: this checkout's package, and images drawn on the GPU where that works."""
-    drawing = os.environ.get('MUJOCO_GL')
-    if drawing is None:
-        tried = subprocess.run([sys.executable, '-c', 'import mujoco.egl'], capture_output=True,
-                               env={**os.environ, 'MUJOCO_GL': 'egl'})
-        drawing = 'osmesa' if tried.returncode else 'egl'
+def surroundings(gpus: int) -> tuple[dict[str, str], list[int]]:
+    """Environment of the programs: this checkout's package, and images drawn by EGL where that works. And the GPUs that it
+    works on, if there are several to choose from."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get('PYTHONPATH')])])
-    return {**ENVIRONMENT, 'PYTHONPATH': path, 'MUJOCO_GL': drawing}
+    kind = os.environ.get('MUJOCO_GL') or ('egl' if _draws({}) else 'osmesa')
+    choice = gpus > 1 and kind == 'egl' and 'MUJOCO_EGL_DEVICE_ID' not in os.environ
+    drawing = [gpu for gpu in range(gpus) if choice and _draws({'MUJOCO_EGL_DEVICE_ID': str(gpu)})]
+    return {**ENVIRONMENT, 'PYTHONPATH': path, 'MUJOCO_GL': kind}, drawing
+
+
+def _draws(environment: Mapping[str, str]) -> bool:
+    return not subprocess.run([sys.executable, '-c', 'import mujoco.egl'], capture_output=True,
+                              env={**os.environ, 'MUJOCO_GL': 'egl', **environment}).returncode
 
 
 def _told(number: int, _frame: object) -> NoReturn:
@@ -285,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         f'--seconds but {OVERHEAD:.0f}); a run that was begun keeps its own')
     parser.add_argument('--gpus', type=int, help='(default: all there are)')
     parser.add_argument('--smoke', action='store_true', help='next to nothing to do: tries the code, measures nothing')
-    options = parser.parse_args(arguments)
+    options, start = parser.parse_args(arguments), time.monotonic()
 
     import torch
     there = torch.cuda.device_count()
@@ -297,24 +311,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder in (logs, plan.results):
         folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _told)
-    environment = surroundings()
+    environment, drawing = surroundings(gpus)
     result = {**provenance(('torch', 'triton', 'mujoco')), 'environment': {**environment, 'PYTHONPATH': '.'}, 'gpus_used': gpus}
 
     def save() -> None:
         write_result({**result, 'programs': schedule.done, 'numbers': numbers(plan)}, plan.results / 'train_tiles.json')
-    schedule = Schedule(logs, options.seconds, gpus, environment, save)
+    schedule = Schedule(logs, options.seconds - (time.monotonic() - start), gpus, environment, save, drawing)
     if 'train' in options.stages:
         schedule.run(plan.train(schedule.left))
-    training, judging = plan.ablations() if 'ablations' in options.stages else ([], [])
     if 'judge' in options.stages:
         schedule.run(plan.newest())
-        timed, apart, both = plan.judge()
-        schedule.run(timed)
-        schedule.run([*apart, *training])
-        schedule.run([*both, *judging])
-    else:
-        schedule.run(training)
-        schedule.run(judging)
+        for group in plan.judge():
+            schedule.run(group)
+    if 'ablations' in options.stages:
+        schedule.run(plan.ablations())
     save()
     print(json.dumps(numbers(plan), indent=1))
     return 1 if any(each.get('exit_status', 0) != 0 for each in schedule.done) else 0

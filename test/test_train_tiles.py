@@ -63,7 +63,7 @@ def test_a_run_that_time_stops_is_judged_by_its_newest_weights_and_goes_on(train
     monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, log, '[teacher] step'))
     steps = []
     for attempt in range(2):
-        found = train_tiles.Schedule(tmp_path, 200.0, 0, train_tiles.surroundings(), lambda: None)
+        found = train_tiles.Schedule(tmp_path, 200.0, 0, train_tiles.surroundings(0)[0], lambda: None)
         found.run(plan.train(200.0)[:1])
         assert found.done[0]['exit_status'] == 130, log.read_text()
         steps.append(int(re.search(r'saved at step (\d+) of', log.read_text())[1]))
@@ -124,7 +124,9 @@ def test_both_models_are_trained_for_the_same_seconds_and_what_was_begun_keeps_i
 
 
 def test_ablations_differ_in_what_cache_layers_see(train_tiles, tmp_path):
-    training, judging = train_tiles.Plan(tmp_path, False, None, 1).ablations()
+    jobs = train_tiles.Plan(tmp_path, False, None, 1).ablations()
+    training, judging = jobs[::2], jobs[1::2]
+    assert all(first.gives in second.needs for first, second in zip(training, judging))
     presets = {job.name: read_config(*changes(job)).model_preset for job in training}
     assert len(presets) == len(set(map(str, presets.values()))) == len(judging) == 5
     assert presets['train_ablations_window-of-16'].window_frames == 16
@@ -146,6 +148,16 @@ def test_what_does_not_fit_or_lacks_what_it_needs_is_left_out_and_said(train_til
     assert by_name['long']['left_out'].startswith('it takes 100 s at least, and ')
     assert by_name['needy']['left_out'] == f'{tmp_path / "none"} is not there'
     assert by_name['finished']['taken'] == f'{tmp_path / "there"} is there' and by_name['short']['exit_status'] == 0
+
+
+def test_what_another_program_is_to_give_is_waited_for(train_tiles, tmp_path):
+    job, file, none = train_tiles.Job, tmp_path / 'made', tmp_path / 'none'
+    make = ('-c', f'import time\ntime.sleep(1.0)\nopen({str(file)!r}, "w").close()')
+    found, _ = schedule(train_tiles, tmp_path, 60.0, job('makes', 0.0, make, gives=file),
+                        job('takes', 0.0, ('-c', f'open({str(file)!r})'), (file,)),
+                        job('fails', 0.0, ('-c', '1 / 0'), gives=none), job('in_vain', 0.0, ('-c', ''), (none,)))
+    assert {each['program']: each.get('exit_status', each.get('left_out')) for each in found} == {
+        'makes': 0, 'takes': 0, 'fails': 1, 'in_vain': f'{none} is not there'}
 
 
 def test_when_time_is_up_what_can_save_has_been_told_to_and_the_rest_is_ended(train_tiles, tmp_path, monkeypatch):
