@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import sys
 import time
@@ -41,6 +40,7 @@ from worldmodel_ros.engine.loading import load, model_folder
 from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
+from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.tiled_imagination import SessionMemory, TiledImagination
 from worldmodel_ros.kernels.pages import Precision
@@ -295,13 +295,13 @@ def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int)
     """What ``long_imagination`` found in all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
     records, rooms = [], []
-    with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds))) as pool:
-        for record, room in pool.imap_unordered(long_imagination, [(model, seed, seconds) for seed in seeds]):
-            records.append(record)
-            rooms.append(room)
-            there = sum(len(each['there']) for each in rooms)
-            yield {'seconds': seconds, **summary.drift(records), 'share_of_objects_found':
-                   round(sum(len(each['found']) for each in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
+    for _, done in each(long_imagination, [(model, seed, seconds) for seed in seeds], workers):
+        record, room = done.result()
+        records.append(record)
+        rooms.append(room)
+        there = sum(len(one['there']) for one in rooms)
+        yield {'seconds': seconds, **summary.drift(records), 'share_of_objects_found':
+               round(sum(len(one['found']) for one in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
 
 
 def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int
@@ -352,13 +352,12 @@ def decisions(model: Path, seeds: Sequence[int], starts: int, seconds: float, wo
     from worldmodel_ros.evaluate.quality import summary
     ranks: dict[str, list[dict]] = {name: [] for name in PAGES}
     drives: dict[str, list[dict]] = {name: [] for name in PAGES}
-    with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds), 8)) as pool:
-        for room in pool.imap_unordered(decided, [(model, seed, starts, seconds) for seed in seeds]):
-            for name, records, episode in room:
-                ranks[name] += records
-                drives[name].append(episode)
-            yield [{'pages': name, 'rooms': len(drives[name]), **summary.what_if(ranks[name]),
-                    'closed_loop': summary.closed_loop(drives[name])} for name in PAGES]
+    for _, done in each(decided, [(model, seed, starts, seconds) for seed in seeds], min(workers, 8)):
+        for name, records, episode in done.result():
+            ranks[name] += records
+            drives[name].append(episode)
+        yield [{'pages': name, 'rooms': len(drives[name]), **summary.what_if(ranks[name]),
+                'closed_loop': summary.closed_loop(drives[name])} for name in PAGES]
 
 
 def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: int = 20) -> dict:
@@ -538,16 +537,16 @@ def simulated(options: argparse.Namespace, size: int, with_sights: bool
     episodes, sights = {name: np.array(collected[name]) for name in ('frames', 'actions')}, {}
     if with_sights or options.episodes:
         seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
-        with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
-            for pixels in sizes:
-                sights[pixels] = [sight for sight in pool.map(
-                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
+        jobs = [(seed, hidden, pixels) for pixels in sizes for hidden in options.hidden for seed in seeds]
+        found = {job: done.result() for job, done in each(turned_away, jobs, options.workers)}
+        sights = {pixels: [found[job] for job in jobs if job[2] == pixels and found[job]] for pixels in sizes}
     if options.episodes:
         content = {f'{pixels}.{n}.{name}': np.asarray(getattr(sight, name)) for pixels, each in sights.items()
                    for n, sight in enumerate(each) for name in Sight.__dataclass_fields__}
-        partial = options.episodes.with_suffix('.partial.npz')
-        np.savez(partial, **episodes, **content, **{f'{pixels}.count': np.array(len(each)) for pixels, each in sights.items()})
-        partial.replace(options.episodes)
+        unfinished = options.episodes.with_suffix('.partial.npz')
+        counts = {f'{pixels}.count': np.array(len(each)) for pixels, each in sights.items()}
+        np.savez(unfinished, **episodes, **content, **counts)
+        unfinished.replace(options.episodes)
     return episodes, sights
 
 

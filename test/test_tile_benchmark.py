@@ -56,7 +56,7 @@ def test_decisions_are_judged_over_pages_of_every_precision(tile_model, tmp_path
     checkpoint.save(decided(tiled_model(preset)), tmp_path, {}, dtype=torch.float32)
     ages = [tile_model.engine_of(tmp_path, *pages).memory._tiers.ages for pages in tile_model.PAGES.values()]
     assert ages[2:] == [(1, 4), (1, 2)] and tile_model.TierPolicy.by_window(16).ages == (4,)  # as it was before
-    seeds, found = range(6_000_003, 6_000_005), []
+    seeds, found = range(6_000_003, 6_000_004), []
     for rows in map(tile_model.decided, [(tmp_path, seed, 1, 0.5) for seed in seeds]):
         assert [name for name, *_ in rows] == list(tile_model.PAGES)
         found.append([[record['psnr_db'] for record in records] for _, records, _ in rows])
