@@ -150,8 +150,9 @@ class Plan:
         return next((each for each in found if (each / 'model.json').is_file()), found[0])
 
     def begun(self, run: str) -> bool:
-        """Whether a run has saved weights."""
-        return any((self.folder / run).glob('teacher/progress/step-*')) or (self.weights(run) / 'model.json').is_file()
+        """Whether a run has saved weights, in progress or of a finished stage."""
+        kept = [path for name in ('teacher/progress/step-*', 'teacher/model.json') for path in (self.folder / run).glob(name)]
+        return bool(kept) or (self.weights(run) / 'model.json').is_file()
 
     def training_s(self, run: str, left: float) -> float:
         """Seconds of a run's schedule: those that it was begun with, else those that are asked for or left."""

@@ -118,7 +118,10 @@ def test_both_models_are_trained_for_the_same_seconds_and_what_was_begun_keeps_i
     assert (tiles.preset, compared.preset) == ('small_tiles', 'small_narrow')
     assert tiles.teacher.max_minutes == compared.teacher.max_minutes == pytest.approx(475.0 / 60.0, abs=1e-3)
     assert tiles.data == compared.data
-    (tmp_path / 'small_tiles').mkdir()
+    (tmp_path / 'small_tiles' / 'teacher').mkdir(parents=True)
+    assert not plan.begun('small_tiles') and not plan.newest()
+    (tmp_path / 'small_tiles' / 'teacher' / 'model.json').touch()  # its stage is finished, the model is not written yet
+    assert plan.begun('small_tiles') and [job.name for job in plan.newest()] == ['newest_small_tiles']
     (tmp_path / 'small_tiles' / 'config.yaml').write_text(yaml.safe_dump({'teacher': {'max_minutes': 2.5}}))
     assert [read_config(*changes(job)).teacher.max_minutes for job in plan.train(585.0)] == [2.5, 2.5]
 
