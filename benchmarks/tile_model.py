@@ -3,20 +3,26 @@ imagination, precision by age, the time of a chunk, and one process against two.
 
     python benchmarks/tile_model.py --model out/small_tiles/final --folder benchmarks/results
 
-Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file as
-soon as it is done: ``prediction``, ``memory``, ``ten_minutes``, ``precision``, ``chunk_time``, ``sharded`` with the preset's
-name.
+Rooms of seeds that no training draws from. Sessions run in the engine, as robots run them. Each part writes its own file, with
+the preset's name, and does so as its rows come:
+
+* chunk_time: a chunk of two steps with pages in bf16 and FP8, and of the same network under torch.compile over a cloned cache
+* prediction, agreement: PSNR at 0.4 and 1 s; how far sessions on pages are from the pass of training
+* precision: PSNR by the precision of pages; decisions: what-if ranking and success of driving, by the same precisions
+* weights: PSNR of the finished model, such as one in 8 bits, against the weights before rounding (``--full``)
+* memory: objects that were turned away from; ten_minutes: of imagination; sharded: one process against two
 """
 from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +40,7 @@ from worldmodel_ros.engine.loading import load, model_folder
 from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
+from worldmodel_ros.evaluate.processes import each
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.tiled_imagination import SessionMemory, TiledImagination
 from worldmodel_ros.kernels.pages import Precision
@@ -54,6 +61,11 @@ TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns aw
 CLOSE = math.radians(5.0)
 AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a turn all around
 MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
+PARTS = ('chunk_time', 'prediction', 'agreement', 'precision', 'decisions', 'weights', 'memory', 'ten_minutes', 'sharded')
+# Pages of which precision, and from which age [frames] on those of FP4 are FP4, instead of a quarter of the window. A slab that
+# is not complete lies in bf16, and an FP8 page is what it becomes first.
+PAGES = {'bf16': (Precision.BF16, None), 'fp8': (Precision.FP8, None),
+         'fp8 for the newest quarter, fp4': (Precision.FP4, None), 'fp4 for all complete slabs': (Precision.FP4, 2)}
 
 
 @dataclass(frozen=True)
@@ -132,16 +144,22 @@ def end(units: Iterator) -> Any:
             return stop.value
 
 
-def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
-    """A model with its pages in a precision; ``near``: frames of age from which on FP4 pages are FP4, instead of a quarter of
-    the window."""
+@contextmanager
+def fp4_from(near: int | None) -> Iterator[None]:
+    """Engines that are made within it have FP4 pages in FP4 from so many frames of age on; None: as they always have."""
     by_window = memory.TierPolicy.by_window
     if near is not None:
         memory.TierPolicy.by_window = staticmethod(lambda frames: TierPolicy((near,)))
     try:
-        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
+        yield
     finally:
         memory.TierPolicy.by_window = by_window
+
+
+def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
+    """A model with its pages in a precision; ``near``: see ``fp4_from``."""
+    with fp4_from(near):
+        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
 
 
 def seen(session: Session, frames: np.ndarray, actions: np.ndarray) -> None:
@@ -216,8 +234,8 @@ def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
 class Watched(TiledImagination):
     """As its base; and notes of each roll what its sessions hold: number of the newest frame, slabs, pages, bytes."""
 
-    def __init__(self, model: WorldModel, folder: Path) -> None:
-        super().__init__(model, folder, 1)
+    def __init__(self, model: WorldModel, folder: Path, backend: TorchBackend) -> None:
+        super().__init__(model, folder, 1, backend)
         self.held: list[tuple[int, np.ndarray, int, int]] = []
         self.last: SessionMemory | None = None
 
@@ -255,7 +273,9 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
     from worldmodel_ros.evaluate.quality.horizons import context_of
     folder, seed, seconds = job
     torch.set_num_threads(1)
-    watched = Watched(checkpoint.load(folder, 'cuda' if torch.cuda.is_available() else 'cpu'), folder)
+    device, kind = ('cuda', Precision.BF16) if torch.cuda.is_available() else ('cpu', Precision.FP32)
+    network = checkpoint.load(folder, device)
+    watched = Watched(network, folder, TorchBackend(network, precision=kind))
     spec = watched.spec
     drive = record_drive(seed, context_of(spec) + drift.drift_steps(spec, seconds), spec.image_size, drift.MIX)
     start = time.perf_counter()
@@ -271,35 +291,73 @@ def long_imagination(job: tuple[Path, int, float]) -> tuple[dict, dict]:
                     'not_there': sorted(found - there), **watched.report()}
 
 
-def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> dict:
+def ten_minutes(model: Path, seeds: Sequence[int], seconds: float, workers: int) -> Iterator[dict]:
+    """What ``long_imagination`` found in all rooms so far, after each."""
     from worldmodel_ros.evaluate.quality import summary
-    with multiprocessing.get_context('spawn').Pool(min(workers, len(seeds))) as pool:
-        records, rooms = zip(*pool.map(long_imagination, [(model, seed, seconds) for seed in seeds], chunksize=1))
-    there = sum(len(room['there']) for room in rooms)
-    return {'seconds': seconds, **summary.drift(list(records)), 'share_of_objects_found':
-            round(sum(len(room['found']) for room in rooms) / max(1, there), 3), 'objects': there, 'rooms': list(rooms)}
+    records, rooms = [], []
+    for _, done in each(long_imagination, [(model, seed, seconds) for seed in seeds], workers):
+        record, room = done.result()
+        records.append(record)
+        rooms.append(room)
+        there = sum(len(one['there']) for one in rooms)
+        yield {'seconds': seconds, **summary.drift(records), 'share_of_objects_found':
+               round(sum(len(one['found']) for one in rooms) / max(1, there), 3), 'objects': there, 'rooms': rooms}
 
 
-def precision(model: Path, episodes: dict[str, np.ndarray], first: int) -> list[dict]:
-    """Precisions of pages, by PSNR and by how far predicted latents are from those of bf16."""
-    rows, base = [], None
-    for name, kind, near in (('bf16', Precision.BF16, None), ('fp8', Precision.FP8, None),
-                             ('fp8 for the newest quarter, fp4', Precision.FP4, None),
-                             ('fp8 for the newest 4 frames, fp4', Precision.FP4, 4)):
-        engine = engine_of(model, kind, near)
+def against_first(engines: Iterable[tuple[str, Callable[[], Engine]]], key: str, episodes: dict[str, np.ndarray], first: int
+                  ) -> Iterator[dict]:
+    """PSNR of two steps by each of the engines, by their names under ``key``, and how far it and the latents are from those of
+    the first one, of the same moments."""
+    base = None
+    for name, make in engines:
+        engine = make()
         result = quality(engine, episodes, first, 6, (2,))
         scores, latents = np.array(result.pop('rows')['2 steps']), result.pop('latents')
         base = base or (scores, latents)
         change = (scores - base[0]).mean(1)
         draws = np.random.default_rng(0).choice(change, (2000, len(change))).mean(1)
-        rows.append({'pages': name, **result, 'change_db': round(float(change.mean()), 4),
-                     'interval_95': [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
-                     'latent_error': round(float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b)
-                                                          for a, b in zip(latents, base[1])])), 5)})
-        print(rows[-1], file=sys.stderr, flush=True)
+        yield {key: name, **result, 'change_db': round(float(change.mean()), 4),
+               'interval_95': [round(float(q), 4) for q in np.quantile(draws, (0.025, 0.975))],
+               'latent_error': round(float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b)
+                                                    for a, b in zip(latents, base[1])])), 5)}
         del engine
         torch.cuda.empty_cache()
-    return rows
+
+
+def decided(job: tuple[Path, int, int, float]) -> list[tuple[str, list[dict], dict]]:
+    """In one room, by the name of each of PAGES: records of ``evaluate.quality.ranking`` from so many starts, and how the robot
+    drove to its goal, in so many seconds, by the plans that the action head makes of what it sees over these pages."""
+    from worldmodel_ros.evaluate.quality import closed_loop
+    from worldmodel_ros.evaluate.quality.drives import record_drive
+    from worldmodel_ros.evaluate.quality.horizons import context_of, drive_frames
+    from worldmodel_ros.evaluate.quality.ranking import ranking_records
+    folder, seed, starts, seconds = job
+    torch.set_num_threads(1)
+    device, found, drive = 'cuda' if torch.cuda.is_available() else 'cpu', [], None
+    for name, (kind, near) in PAGES.items():
+        with fp4_from(near):
+            network = checkpoint.load(folder, device)
+            imagination = TiledImagination(network, folder, starts, TorchBackend(network, precision=kind))
+        spec = imagination.spec
+        drive = drive or record_drive(seed, drive_frames(spec.step_period, starts, context_of(spec)), spec.image_size)
+        ranks = ranking_records(drive, imagination)
+        del imagination
+        driver = closed_loop.policy(engine_of(folder, kind, near), 2)
+        found.append((name, ranks, {'driver': 'two_step', **asdict(closed_loop.drive(seed, driver, spec.image_size, seconds))}))
+    return found
+
+
+def decisions(model: Path, seeds: Sequence[int], starts: int, seconds: float, workers: int) -> Iterator[list[dict]]:
+    """What-if ranking and success by the precision of pages; rows of all rooms so far, after each."""
+    from worldmodel_ros.evaluate.quality import summary
+    ranks: dict[str, list[dict]] = {name: [] for name in PAGES}
+    drives: dict[str, list[dict]] = {name: [] for name in PAGES}
+    for _, done in each(decided, [(model, seed, starts, seconds) for seed in seeds], min(workers, 8)):
+        for name, records, episode in done.result():
+            ranks[name] += records
+            drives[name].append(episode)
+        yield [{'pages': name, 'rooms': len(drives[name]), **summary.what_if(ranks[name]),
+                'closed_loop': summary.closed_loop(drives[name])} for name in PAGES]
 
 
 def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: int = 20) -> dict:
@@ -327,29 +385,23 @@ def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: i
             'rms_error_max': round(float(errors.max()), 6)}
 
 
-def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int = 200) -> dict:
-    """ms of a chunk of two steps over a full window, on the device and as a call of a session; and of the same network under
-    torch.compile with FlexAttention over keys and values that are cloned when the window rolls."""
+def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: int) -> dict:
+    """ms of a chunk of two steps over a full window, as a call of a session; and of the same network under torch.compile with
+    FlexAttention over keys and values that are cloned when the window rolls, on a CPU neither compiled nor with its kernels."""
     result: dict[str, Any] = {}
     for name, kind in (('paged bf16', Precision.BF16), ('paged fp8', Precision.FP8)):
         engine = engine_of(model, kind)
         engine.warm_up()
         session, chunk = engine.open_session(), engine.spec.chunk_frames
-        times = []
-        seen(session, frames[:72], actions[:72])
-        for _ in range(20):
-            session.imagine(actions[72:72 + chunk])
-        for _ in range(repeats):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            session.imagine(actions[72:72 + chunk])
-            times.append(1e3 * (time.perf_counter() - start))
-        result[name] = _quantiles(times)
+        count = min(72, len(frames) - chunk)
+        seen(session, frames[:count], actions[:count])
+        result[name] = _quantiles(_timed(partial(session.imagine, actions[count:count + chunk]), repeats))
         print(name, result[name], file=sys.stderr, flush=True)
         del session, engine
         torch.cuda.empty_cache()
-    for name, graph in (('torch.compile, FlexAttention, cloned cache', False),
-                        ('torch.compile, FlexAttention, cloned cache, CUDA graph', True)):
+    compiled = 'torch.compile, FlexAttention, cloned cache'
+    others = {compiled: False, f'{compiled}, CUDA graph': True} if torch.cuda.is_available() else {'cloned cache': False}
+    for name, graph in others.items():
         try:
             result[name] = _quantiles(_cloned(model, graph, repeats))
         except Exception as error:  # the others are still worth having
@@ -358,14 +410,29 @@ def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: i
     return result
 
 
+def _timed(work: Callable[[], Any], repeats: int) -> list[float]:
+    """ms of each of so many calls, after some that are not counted."""
+    found = []
+    for number in range(-(repeats // 10), repeats):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if number >= 0:
+            found.append(1e3 * (time.perf_counter() - start))
+    return found
+
+
 @torch.inference_mode()
 def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
-    network = checkpoint.load(model, 'cuda').dit.bfloat16()
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    network = checkpoint.load(model, str(device)).dit.bfloat16()
     network.conditioning.float()
-    preset, device = network.preset, torch.device('cuda')
+    preset = network.preset
     k, f = preset.chunk_frames, preset.window_frames + preset.sink_slabs * preset.tile[0]
-    for block in network.blocks:
-        block.compile(dynamic=False)
+    if device.type == 'cuda':
+        for block in network.blocks:
+            block.compile(dynamic=False)
     times = np.arange(f)
     starts = np.array([f])
     shape = *preset.latent_size, preset.latent_channels
@@ -403,13 +470,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
         def work() -> Tensor:
             captured.replay()
             return out
-    found = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work().cpu()
-        found.append(1e3 * (time.perf_counter() - start))
-    return found
+    return _timed(lambda: work().cpu(), repeats)
 
 
 def closed_loop(model: Path, seed: int, ticks: int, gpus: int, parallel: str, shown: tuple[np.ndarray, np.ndarray] | None = None
@@ -461,30 +522,31 @@ def _quantiles(times: Sequence[float]) -> dict[str, float]:
 
 def simulated(options: argparse.Namespace, size: int, with_sights: bool
               ) -> tuple[dict[str, np.ndarray], dict[int, list[Sight]]]:
-    """Episodes of images of ``size`` pixels, and the objects that are turned away from, at this size and for ``compared``."""
+    """Episodes of images of ``size`` pixels, and ``with_sights`` the objects that are turned away from, at this size and for
+    ``compared``; a new file of episodes always gets these, for those who need them later."""
     from worldmodel_ros.sim.rollout import collect
     sizes = {size, 64} if options.compared else {size}
     if options.episodes and options.episodes.is_file():
         with np.load(options.episodes) as file:
-            episodes = {name: file[name] for name in ('frames', 'actions')}
+            episodes = {name: file[name][:options.rooms] for name in ('frames', 'actions')}
             sights = {pixels: [Sight(**{name: _plain(file[f'{pixels}.{n}.{name}']) for name in Sight.__dataclass_fields__})
                                for n in range(int(file[f'{pixels}.count']))] for pixels in sizes} if with_sights else {}
         return episodes, sights
     collected = collect(range(options.first_seed, options.first_seed + options.rooms), options.frames, (size, size),
                         options.workers)
     episodes, sights = {name: np.array(collected[name]) for name in ('frames', 'actions')}, {}
-    if with_sights:
+    if with_sights or options.episodes:
         seeds = range(options.first_seed + 1000, options.first_seed + 1000 + options.sights)
-        with multiprocessing.get_context('spawn').Pool(options.workers) as pool:
-            for pixels in sizes:
-                sights[pixels] = [sight for sight in pool.map(
-                    turned_away, [(seed, hidden, pixels) for hidden in options.hidden for seed in seeds], chunksize=2) if sight]
+        jobs = [(seed, hidden, pixels) for pixels in sizes for hidden in options.hidden for seed in seeds]
+        found = {job: done.result() for job, done in each(turned_away, jobs, options.workers)}
+        sights = {pixels: [found[job] for job in jobs if job[2] == pixels and found[job]] for pixels in sizes}
     if options.episodes:
         content = {f'{pixels}.{n}.{name}': np.asarray(getattr(sight, name)) for pixels, each in sights.items()
                    for n, sight in enumerate(each) for name in Sight.__dataclass_fields__}
-        partial = options.episodes.with_suffix('.partial.npz')
-        np.savez(partial, **episodes, **content, **{f'{pixels}.count': np.array(len(each)) for pixels, each in sights.items()})
-        partial.replace(options.episodes)
+        unfinished = options.episodes.with_suffix('.partial.npz')
+        counts = {f'{pixels}.count': np.array(len(each)) for pixels, each in sights.items()}
+        np.savez(unfinished, **episodes, **content, **counts)
+        unfinished.replace(options.episodes)
     return episodes, sights
 
 
@@ -495,6 +557,7 @@ def _plain(array: np.ndarray) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--model', required=True)
+    parser.add_argument('--full', type=Path, help='folder of the same model before its weights were rounded, for part weights')
     parser.add_argument('--compared', default='tiny', help="model with a short window whose memory is measured, too; '': none")
     parser.add_argument('--rooms', type=int, default=32)
     parser.add_argument('--sights', type=int, default=60, help='rooms in which an object is turned away from')
@@ -504,35 +567,64 @@ def main() -> int:
     parser.add_argument('--first-seed', type=int, default=FIRST_SEED)
     parser.add_argument('--long-rooms', type=int, default=3, help='of the imagination over minutes')
     parser.add_argument('--seconds', type=float, default=600.0, help='of that imagination')
+    parser.add_argument('--driving-rooms', type=int, default=8, help='of part decisions')
+    parser.add_argument('--starts', type=int, default=3, help='of each of these rooms, from which maneuvers are imagined')
+    parser.add_argument('--driving-seconds', type=float, default=30.0, help='in which a robot is to reach its goal')
     parser.add_argument('--ticks', type=int, default=24, help='of the closed loops of one and two processes')
-    parser.add_argument('--parts', default='chunk_time,prediction,agreement,precision,memory,ten_minutes,sharded')
+    parser.add_argument('--repeats', type=int, default=200, help='of a chunk that is timed')
+    parser.add_argument('--parts', default=','.join(part for part in PARTS if part != 'weights' and
+                                                    (part != 'chunk_time' or torch.cuda.is_available())),
+                        help='with commas between (default: all but weights, and without a GPU chunk_time)')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
-    parts, model = options.parts.split(','), model_folder(options.model)
-    size = read_description(model).preset.image_size[0]
+    parts = options.parts.split(',')
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f'--parts: {", ".join(sorted(unknown))} is unknown; choose from {", ".join(PARTS)}')
+    if 'weights' in parts and options.full is None:
+        parser.error('part weights compares with the model before rounding: give its folder as --full')
+    try:
+        judge(options, parts)
+    except ModelError as error:
+        print(f'tile_model: {error}', file=sys.stderr)
+        return 1
+    return 0
+
+
+def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
+    """Measure the parts. Raises ModelError for folders that hold no model, or other models than the parts need."""
+    model = model_folder(options.model)
+    preset = read_description(model).preset
+    if preset.tile is None and (others := set(parts) - {'prediction', 'memory'}):
+        raise ModelError(f'{options.model} is of preset {preset.name!r}, without tiles, and {", ".join(sorted(others))} are of '
+                         'models over tiles: leave these parts out')
     episodes, sights = {'frames': ()}, {}
-    if not set(parts) <= {'ten_minutes', 'sharded'}:
-        episodes, sights = simulated(options, size, 'memory' in parts or options.episodes is not None)
+    if not set(parts) <= {'ten_minutes', 'sharded', 'decisions'}:
+        episodes, sights = simulated(options, preset.image_size[0], 'memory' in parts)
     print(f'{len(episodes["frames"])} episodes, { {k: len(v) for k, v in sights.items()} } sights', file=sys.stderr, flush=True)
-    name = read_description(model).preset.name
     start = {**provenance(), 'model': options.model, 'seeds': f'{options.first_seed}:+{options.rooms}'}
     on_gpu = torch.cuda.is_available()
-    kind = Precision.BF16 if on_gpu else Precision.FP32
+    kind, first = Precision.BF16 if on_gpu else Precision.FP32, min(options.first, options.frames - AHEAD - 4)
 
     def write(part: str, result: dict) -> None:
-        write_result({**start, **result}, options.folder / f'{part}_{name}.json')
+        write_result({**start, **result}, options.folder / f'{part}_{preset.name}.json')
         print(part, result, file=sys.stderr, flush=True)
 
-    if 'chunk_time' in parts and on_gpu:
-        write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0])})
+    def write_rows(part: str, rows: Iterable[dict]) -> None:
+        found: list[dict] = []
+        for row in rows:
+            found.append(row)
+            write(part, {'rows': found})
+
+    if 'chunk_time' in parts:
+        write('chunk_time', {'rows': chunk_times(model, episodes['frames'][0], episodes['actions'][0], options.repeats)})
     if 'sharded' in parts:
         write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
     if 'prediction' in parts:
         engine = engine_of(model, kind)
         engine.warm_up()
-        found = quality(engine, episodes, min(options.first, options.frames - AHEAD - 4), 6)
+        found = quality(engine, episodes, first, 6)
         found.pop('rows'), found.pop('latents')
         result = {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes)}
         write('prediction', result)
@@ -540,22 +632,33 @@ def main() -> int:
             same = agreement(engine_of(model, kind), episodes['frames'][0], episodes['actions'][0])
             write('prediction', {**result, 'agreement_with_training': same})
         del engine
+    few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
     if 'precision' in parts:
-        few = {key: value[:max(4, options.rooms // 2)] for key, value in episodes.items()}
-        write('precision', {'rows': precision(model, few, min(options.first, options.frames - AHEAD - 4))})
+        engines = ((name, partial(engine_of, model, *pages)) for name, pages in PAGES.items())
+        write_rows('precision', against_first(engines, 'pages', few, first))
+    if 'weights' in parts:
+        folders = {'before rounding': options.full, 'as finished': model}
+        write_rows('weights', against_first(((name, partial(engine_of, folder, kind)) for name, folder in folders.items()),
+                                            'weights', episodes, first))
+    if 'decisions' in parts:
+        seeds = range(options.first_seed + 3000, options.first_seed + 3000 + options.driving_rooms)
+        for rows in decisions(model, seeds, options.starts, options.driving_seconds, options.workers):
+            write('decisions', {'rows': rows})
     if 'ten_minutes' in parts:
         seeds = range(options.first_seed + 2000, options.first_seed + 2000 + options.long_rooms)
-        write('ten_minutes', ten_minutes(model, seeds, options.seconds, options.workers))
+        for found in ten_minutes(model, seeds, options.seconds, options.workers):
+            write('ten_minutes', found)
     if 'memory' in parts:
-        rows = {name: remembered(engine_of(model, kind), sights[size])}
-        write('memory', {'rows': rows})
-        if not options.compared:
-            return 0
-        other = Engine(TorchBackend(checkpoint.load(model_folder(options.compared)),
-                                    precision=Precision.FP32), model_folder(options.compared), 1)
-        rows[options.compared] = remembered(other, sights[64])
-        write('memory', {'rows': rows})
-    return 0
+        engines = {preset.name: (engine_of(model, kind), sights[preset.image_size[0]])}
+        if options.compared:
+            other = model_folder(options.compared)
+            engines[options.compared] = Engine(TorchBackend(checkpoint.load(other)), other, 1), sights[64]
+        rows: dict[str, dict] = {}
+        for name, (engine, seen_by_it) in engines.items():
+            for hidden in options.hidden:
+                found = remembered(engine, [sight for sight in seen_by_it if sight.hidden == hidden][:options.sights])
+                rows.setdefault(name, {}).update(found)
+                write('memory', {'rows': rows})
 
 
 if __name__ == '__main__':

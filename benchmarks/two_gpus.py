@@ -15,20 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 
+from programs import ENVIRONMENT, Program, script
 from result_file import provenance, write_result
 
-HERE = Path(__file__).resolve().parent
-# Multicast over NVLink is not there on every machine.
-ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
-               'PYTHONUNBUFFERED': '1'}
 PARTS = ('robot', 'worlds', 'loss', 'cold')
 TICK_S = {'robot_3b': 14, 'robot_3b_4k': 8}  # of ticks
 
@@ -53,49 +45,14 @@ class Programs:
             self.done.append(program.end(self.left()))
 
 
-class Program:
-    """One of this folder's, in a session of its own, with nothing compiled where ``cold``."""
-
-    def __init__(self, name: str, limit: float, *arguments: str, cold: bool = False, gpu: int | None = None):
-        self.name, self._limit, self._cold = name, limit, cold
-        self._command = [sys.executable, str(HERE / arguments[0]), *arguments[1:]]
-        self._environment = {} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)}
-
-    def begin(self, folder: Path) -> None:
-        print(f'{self.name} ...', file=sys.stderr, flush=True)
-        self._cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        caches = {'TRITON_CACHE_DIR': f'{self._cache.name}/triton', 'TORCHINDUCTOR_CACHE_DIR': f'{self._cache.name}/inductor'} \
-            if self._cold else {}
-        self._log = (folder / f'{self.name}.log').open('w')
-        self._start = time.monotonic()
-        self._child = subprocess.Popen(self._command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
-                                       env={**os.environ, **ENVIRONMENT, **caches, **self._environment})
-
-    def end(self, left: float) -> dict:
-        try:
-            code = self._child.wait(max(1.0, min(self._start + self._limit - time.monotonic(), left)))
-        except subprocess.TimeoutExpired:
-            code = None
-        try:
-            os.killpg(self._child.pid, signal.SIGKILL)  # and what it has started
-        except ProcessLookupError:
-            pass
-        self._child.wait()
-        self._log.close()
-        self._cache.cleanup()
-        found = {'program': self.name, 'command': ' '.join(['python', *map(str, self._command[1:])]), 'cold': self._cold,
-                 'seconds': round(time.monotonic() - self._start, 1), 'exit_status': code}
-        print(json.dumps(found), file=sys.stderr, flush=True)
-        return found
-
-
 def ticks(name: str, preset: str, gpus: int, folder: Path, cold: bool = False, gpu: int | None = None, only_start: bool = False
           ) -> Program:
     """Ticks of a preset, in a folder of their own: two programs of one GPU would write the same file."""
     seconds = TICK_S[preset]
-    return Program(name, 150.0, 'tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
-                   '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name),
-                   *(['--ticks', '0'] if only_start else []), cold=cold, gpu=gpu)
+    return Program(name, 150.0, *script('tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
+                                        '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name),
+                                        *(['--ticks', '0'] if only_start else [])),
+                   environment=ENVIRONMENT, cold=cold, gpu=gpu)
 
 
 def chunk_ms(folder: Path) -> dict | None:
@@ -139,15 +96,17 @@ def main() -> int:
         elif part == 'worlds':
             for dtype, limit in (('fp8', 160.0), ('bf16', 190.0)):
                 limit = min(limit, programs.left())
-                programs.run(Program(f'wan_{dtype}', limit + 5.0, 'wan_parallel.py', '--gpus', '2', '--dtypes', dtype,
-                                     '--large-chunks', str(options.large_chunks), '--seconds', f'{limit - 5.0:.0f}',
-                                     '--folder', str(folder / f'wan_{dtype}'), *(['--tiny'] if options.tiny else [])))
+                programs.run(Program(f'wan_{dtype}', limit + 5.0, *script(
+                    'wan_parallel.py', '--gpus', '2', '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
+                    '--seconds', f'{limit - 5.0:.0f}', '--folder', str(folder / f'wan_{dtype}'),
+                    *(['--tiny'] if options.tiny else [])), environment=ENVIRONMENT))
                 save()
         elif part == 'loss':
-            programs.run(Program('rank_loss', 110.0, 'rank_loss.py', '--kills', '2', '--json', str(folder / 'rank_loss.json')))
+            programs.run(Program('rank_loss', 110.0, *script('rank_loss.py', '--kills', '2', '--json',
+                                                             str(folder / 'rank_loss.json')), environment=ENVIRONMENT))
             save()
-            programs.run(Program('parallel', 90.0, 'parallel.py', '--gpus', '2', '--parallel', 'sequence-fp8', '--json',
-                                 str(folder / 'parallel.json')))
+            programs.run(Program('parallel', 90.0, *script('parallel.py', '--gpus', '2', '--parallel', 'sequence-fp8', '--json',
+                                                           str(folder / 'parallel.json')), environment=ENVIRONMENT))
         else:
             for count in (2, 3):
                 programs.run(ticks(f'cold_start_{count}', 'robot_3b', 2, folder, cold=True, only_start=True))

@@ -3,23 +3,31 @@ in."""
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from bag_messages import odometry
 from bags import NS, START, at_rate, gap, late, shuffled_commands, simulated_drive, truncate, without_commands, write_bag
 from evaluations import TIMES, engine, evaluate, evaluated
 from real_drive import ROOT, real_drive
+from tiled_model import TILED, decided, tiled_model
 
 from worldmodel_ros import cli
-from worldmodel_ros.bags.drive import Tick
+from worldmodel_ros.bags.drive import Tick, read_drive
+from worldmodel_ros.bags.guess import find_mapping
+from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine import load
 from worldmodel_ros.engine.forecast.loading import FORECASTS, load_forecast
 from worldmodel_ros.engine.loading import WEIGHTS
 from worldmodel_ros.evaluate.drive.compare import compare
 from worldmodel_ros.evaluate.drive.forecast import ForecastReplay, in_words
+from worldmodel_ros.evaluate.drive.pictures import psnr
 from worldmodel_ros.evaluate.drive.verdict import BAD, FAIR, GOOD, judge
-from worldmodel_ros.motion import along_arc
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.motion import MANEUVERS, along_arc
 
 TELEPORT = 8.0  # s
 
@@ -74,6 +82,32 @@ def test_the_plans_for_the_goal_that_was_set_are_those_of_the_expert(kitchen):
 def test_the_branch_of_the_real_action_is_the_best_one(kitchen):
     found = kitchen.numbers['what_if']
     assert found['decisive'] >= 8 and found['nearest_is_best']['mean'] > 0.7 and found['mean_rank']['mean'] < 1.6
+
+
+def test_a_model_over_tiles_is_judged_along_a_bag_beyond_its_window(tmp_path):
+    preset = replace(TILED, name='tiled-bag-test', image_size=(64, 64), depth=2, window_frames=12, heading_pairs=4)
+    checkpoint.save(decided(tiled_model(preset)), tmp_path / 'tiled', {'trained': False}, dtype=torch.float32)
+    bag, out = write_bag(tmp_path / 'kitchen', simulated_drive(3.0), encoding='png'), tmp_path / 'out'
+    TIMES.save(tmp_path / 'times.json')
+    line = ['evaluate', 'bag', str(bag), '--model', str(tmp_path / 'tiled'), '--step-times', str(tmp_path / 'times.json')]
+    for folder in (out, tmp_path / 'again'):
+        assert cli.main([*line, '--out', str(folder)]) == 0
+    windows = [json.loads(text) for text in (out / 'windows.jsonl').read_text().splitlines()]
+    assert (out / 'windows.jsonl').read_bytes() == (tmp_path / 'again' / 'windows.jsonl').read_bytes()
+    # What a session on pages imagines under the actions that followed is what was judged.
+    with open_bag(bag) as opened:
+        ticks = list(read_drive(opened, find_mapping(opened, preset), preset))
+    assert len(windows) == len(ticks) == 30 > preset.window_frames
+    session, later = load(str(tmp_path / 'tiled'), 'torch', sessions=1).open_session(), len(ticks) - preset.chunk_frames
+    for now, tick in enumerate(ticks):
+        session.observe(tick.image, tick.executed)
+        if now < later:
+            future = session.imagine(np.stack([ticks[now + 1 + k].executed for k in range(preset.chunk_frames)]))
+            expected = [psnr(image, ticks[now + 1 + k].image) for k, image in enumerate(session.decode(future))]
+            assert windows[now]['psnr_db'] == pytest.approx(expected, abs=0.01), now
+    assert {name for window in windows if window['branches'] for name in window['branches']['psnr_db']} == set(MANEUVERS)
+    summary = json.loads((out / 'summary.json').read_text())
+    assert 'torch-cpu' in json.dumps(summary) and (out / 'report.html').stat().st_size > 1000
 
 
 def test_what_was_done_at_other_times_foretells_less(kitchen):

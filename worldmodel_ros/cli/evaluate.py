@@ -113,7 +113,8 @@ def _evaluate(chosen: argparse.Namespace, models: list[str]) -> int:
     marks = iter(('',) if len(chosen.bag) * len(models) == 1 else ('_a', '_b'))
     evaluations = []
     for model in models:
-        engine, measured = load(model, chosen.backend), given
+        # A session to measure with and one a bag: of a model over tiles, each holds its window of pages.
+        engine, measured = load(model, chosen.backend, sessions=1 + len(chosen.bag)), given
         for bag in chosen.bag:
             mark = next(marks)
             if measured is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.checkpoint_description import WORLD_FILE, ModelError
+from ..model.checkpoint_description import WORLD_FILE, ModelError, read_description
 from .backends import BACKENDS, PARALLEL_BACKENDS
 from .device_failure import RankFailure
 
@@ -42,12 +42,12 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
     """Engine of a model.
 
     ``model`` names a shipped model or a folder that ``worldmodel train`` wrote. ``backend`` is one of ``backends.BACKENDS``:
-    ``auto`` takes torch on a GPU and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16`` with its layers compiled for
-    one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the layers' weights in FP8, and the
-    pages of presets with tiles, too, ``torch-fp4`` those older than a quarter of the window in FP4. ``threads`` bounds the
-    threads of one network call on a CPU. ``sessions`` may be open at a time; a robot needs one, and a second one while it
-    begins again. ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of ``backends.PARALLEL_KINDS``,
-    says.
+    ``auto`` takes torch on a GPU and for presets with tiles, and ONNX Runtime on a CPU; ``torch-compiled`` is ``torch-bf16``
+    with its layers compiled for one session, which takes minutes at its first start on a machine; ``torch-fp8`` has the
+    layers' weights in FP8, and the pages of presets with tiles, too, ``torch-fp4`` those older than a quarter of the window in
+    FP4. ``threads`` bounds the threads of one network call on a CPU. ``sessions`` may be open at a time; a robot needs one, and
+    a second one while it begins again. ``gpus``: on so many, if the preset has tiles, divided as ``parallel``, one of
+    ``backends.PARALLEL_KINDS``, says.
 
     Raises ModelError, with the remedy, for a model or back end that is missing or does not work here.
     """
@@ -66,7 +66,7 @@ def load(model: str = 'tiny', backend: str = 'auto', threads: int = 1, sessions:
         shipped = ', '.join(sorted(p.parent.name for p in WEIGHTS.glob('*/model.json'))) or 'none'
         raise ModelError(f'no model {model!r}: neither a shipped one ({shipped}) nor a folder with model.json')
     if backend == 'auto':
-        backend = 'torch' if _has_gpu() else 'onnx-int8'
+        backend = 'torch' if _has_gpu() or read_description(folder).preset.tile else 'onnx-int8'
     if gpus > 1 or backend.startswith('torch'):
         return _torch_engine(str(folder), None, backend, threads, sessions, gpus, parallel)
     from .backends.onnx import OnnxBackend

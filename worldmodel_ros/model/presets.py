@@ -280,7 +280,12 @@ SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, 
                       head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
                       heading_pairs=8, **NO_SINKS)
 
+# The same parts with next to no work in them, so that training over tiles can be tried on a CPU. It learns nothing.
+SMOKE_TILES = replace(SMALL_TILES, name='smoke_tiles', image_size=(64, 64), width=64, depth=6, heads=2, window_frames=16,
+                      tile=(4, 4, 4), patterns=((2, 0, 0), (0, 1, 1)), heading_pairs=2)
+
 # The same network over a quarter of the tokens: 4,096 a chunk.
 ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)
 
-PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_NARROW, SMALL_TILES, BASE, ROBOT_3B, ROBOT_3B_4K)}
+PRESETS = {preset.name: preset for preset in (TINY, SMALL, SMALL_NARROW, SMALL_TILES, SMOKE_TILES, BASE, ROBOT_3B,
+                                            ROBOT_3B_4K)}

@@ -35,12 +35,13 @@ class SessionMemory:
 
 
 class TiledImagination(Imagination):
-    """As ``Imagination``, for at most ``streams`` at a time: those observed before are over when new ones are."""
+    """As ``Imagination``, for at most ``streams`` at a time: those observed before are over when new ones are. ``backend`` runs
+    the model; None: in float32."""
 
-    def __init__(self, model: WorldModel, folder: Path, streams: int) -> None:
+    def __init__(self, model: WorldModel, folder: Path, streams: int, backend: TorchBackend | None = None) -> None:
         self.model, self.spec = model, model.preset
         self.device = next(model.parameters()).device
-        self._engine, self._open = Engine(TorchBackend(model), folder, streams), []
+        self._engine, self._open = Engine(backend or TorchBackend(model), folder, streams), []
 
     def observe(self, frames: np.ndarray, executed: np.ndarray, seeds: tuple[int, ...]) -> SessionMemory:
         for session in self._open:

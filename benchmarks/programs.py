@@ -1,0 +1,84 @@
+"""Programs that a benchmark starts: each with its limit of seconds, its environment and its log."""
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Of programs that use GPUs: multicast over NVLink is not there on every machine.
+ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'OMP_NUM_THREADS': '1',
+               'PYTHONUNBUFFERED': '1'}
+
+
+class Program:
+    """A command of Python's, in a session of its own: ``arguments`` follow the interpreter. ``gpu``: the one that it sees, None
+    for all; ``environment``: what it has besides this process's; ``cold``: nothing that was compiled before is there."""
+
+    def __init__(self, name: str, limit: float, *arguments: str, environment: Mapping[str, str], cold: bool = False,
+                 gpu: int | None = None):
+        self.name, self._limit, self._cold, self._told = name, limit, cold, False
+        self._command = [sys.executable, *arguments]
+        self._environment = {**os.environ, **environment, **({} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)})}
+
+    def begin(self, folder: Path) -> None:
+        """Start it; what it says goes to a log in the folder."""
+        print(f'{self.name} ...', file=sys.stderr, flush=True)
+        self._cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        caches = {'TRITON_CACHE_DIR': f'{self._cache.name}/triton', 'TORCHINDUCTOR_CACHE_DIR': f'{self._cache.name}/inductor'} \
+            if self._cold else {}
+        self._start = time.monotonic()
+        with (folder / f'{self.name}.log').open('w') as log:
+            self._child = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                           env={**self._environment, **caches})
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or its limit is reached."""
+        return self._child.poll() is not None or time.monotonic() > self._start + self._limit
+
+    def tell(self) -> None:
+        """Have it save and end, once, as Ctrl-C would."""
+        if not self._told:
+            self._told = True
+            self._child.send_signal(signal.SIGINT)
+
+    def end(self, left: float) -> dict:
+        """Wait for its end, at most to its limit and for ``left`` s, and kill what is left of it. Return what became of it, for
+        the record; where time was up, it has no exit status."""
+        try:
+            code = self._child.wait(max(1.0, min(self._start + self._limit - time.monotonic(), left)))
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        command = shlex.join(['python', *map(_from_here, self._command[1:])])
+        found = {'program': self.name, 'command': command, 'cold': self._cold,
+                 'seconds': round(time.monotonic() - self._start, 1), 'exit_status': code}
+        print(json.dumps(found), file=sys.stderr, flush=True)
+        return found
+
+    def kill(self) -> None:
+        """End it and what it has started."""
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._child.wait()
+        self._cache.cleanup()
+
+
+def _from_here(argument: str) -> str:
+    """The argument as one would give it in the repository."""
+    return str(argument).removeprefix(f'{HERE.parent}{os.sep}')
+
+
+def script(name: str, *arguments: str) -> tuple[str, ...]:
+    """Arguments of Python's for a benchmark of this folder."""
+    return str(HERE / name), *arguments
