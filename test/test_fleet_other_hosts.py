@@ -126,6 +126,9 @@ def test_a_host_has_memory_for_as_many_sessions_as_it_says_whatever_an_own_serve
     (status(preset='base'), 'another model'),
     (status(robots=[('x', 'y')]), 'cannot be understood'),
     ({'service': {'step_times': [3]}}, 'cannot be understood'),
+    (status(tick_ms=float('nan')), 'cannot be understood'),
+    (status(tick_ms=0.0), 'cannot be understood'),
+    (status(sessions='many'), 'cannot be understood'),
     ({'service': 7}, 'cannot be understood')])
 def test_a_host_that_is_of_no_use_gets_nobody_and_the_status_says_why(fleet, said, problem):
     made = fleet(status(tick_ms=60.0), {OTHER: said, THIRD: status(tick_ms=60.0)})

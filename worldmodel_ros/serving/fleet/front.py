@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import threading
@@ -52,10 +53,12 @@ class ServerStatus:
             service = values.get('service', {})
             times = {row['network'].rpartition('/')[2]: float(row['p50_ms']) / 1e3 for row in service.get('step_times', [])
                      if row['batch'] == 1}
-            known = {'observe', 'denoise'} <= times.keys()
-            return cls(values, times['observe'] + 2.0 * times['denoise'] if known else _DEFAULT_COST,
-                       {str(robot['session']): int(robot['generation']) for robot in values.get('robots', ())
-                        if robot.get('session')}, service.get('most_sessions'))
+            cost = times['observe'] + 2.0 * times['denoise'] if {'observe', 'denoise'} <= times.keys() else _DEFAULT_COST
+            most = service.get('most_sessions')
+            if not 0.0 < cost < math.inf or (most is not None and type(most) is not int):
+                raise ValueError(f'ticks of {cost} s, {most} sessions')
+            return cls(values, cost, {str(robot['session']): int(robot['generation']) for robot in values.get('robots', ())
+                                      if robot.get('session')}, most)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f'its status cannot be understood: {type(error).__name__}: {error}') from error
 
@@ -299,8 +302,9 @@ class Front:
     # --- servers ---
 
     def _demand(self, session: str = '') -> Demand:
-        costs = [self.servers[number].cost for number in self._own if self.servers[number].status]
-        cost = max(costs, default=_DEFAULT_COST)
+        own = [self.servers[number] for number in self._own]
+        cost = max((server.cost for server in own if not server.silent), default=0.0)
+        cost = cost or max((server.cost for server in own if server.status), default=_DEFAULT_COST)
         if not self._links:
             return Demand(cost, self._period)
         # The store is of this host: another one would have to read the session over the network.
@@ -322,7 +326,10 @@ class Front:
 
     def _look_at_host_always(self, number: int) -> None:
         while not self._over.wait(POLL):
-            self._look_at_host(number)
+            try:
+                self._look_at_host(number)
+            except Exception:  # the next look may do better
+                _log.exception('a look at the host at %s failed', self.servers[number].address)
 
     def _look_at_host(self, number: int) -> None:
         """Ask another host's server how it is, which takes as long as ``ask_host_status`` at most."""
