@@ -48,6 +48,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        'system\'s)')
     start.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
                        '(default: none)')
+    start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='of the front, under SCHED_FIFO where '
+                       'that is permitted: below that of the servers, 1 to 99, or 0 for none (default: 10)')
     start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '
                        'machine alone; 0: any free one, -1: none (default: 8090)')
     start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='of worldmodel serve, for each server')
@@ -71,7 +73,7 @@ def _up(chosen: argparse.Namespace) -> int:
         return up(socket_path(chosen.socket), Options(chosen.servers, chosen.pool, chosen.ray_address, chosen.store,
                                                       chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments),
                                                       chosen.most, tuple(chosen.host), chosen.host_token, chosen.host_ca,
-                                                      chosen.host_certificate))
+                                                      chosen.host_certificate, chosen.realtime_priority))
     except (PoolError, ValueError) as error:
         return _refused('up', error)
     except (AddressError, OSError) as error:

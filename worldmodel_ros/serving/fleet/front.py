@@ -252,6 +252,7 @@ class Front:
             return
         self._connections.add(connection)
         self._selector.register(connection, selectors.EVENT_READ)
+        self._receive(connection)  # nearly always there by now
 
     def _receive(self, connection: Connection) -> None:
         try:

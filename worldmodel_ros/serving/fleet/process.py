@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from worldmodel_ros import realtime
 from worldmodel_ros.engine.session_folder import default_folder
 from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport.address import ListeningSocket
@@ -41,6 +42,7 @@ class Options:
     host_token: str = ''         # as of worldmodel serve
     host_ca: str = ''
     host_certificate: str = ''
+    realtime_priority: int = 10  # of what answers robots, under SCHED_FIFO where that is permitted; 0: none
 
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
@@ -115,6 +117,9 @@ def up(socket: Path, options: Options) -> int:
         _log.info('a fleet of %d servers (%s)%s at %s%s', options.servers, pool.name,
                   f' and {len(options.hosts)} other hosts' if options.hosts else '', socket,
                   f', shown at {page.url}' if page else '')
+        # A robot that opens a session waits for it. What is started later, such as servers, is not to inherit it.
+        realtime.apply(_log, options.realtime_priority, inherited=False)
+        sys.setswitchinterval(0.0005)  # a look at the servers may hold the interpreter for so long
         while not refused.is_set():
             front.run(_LOOK)
         raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])
