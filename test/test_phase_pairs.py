@@ -82,6 +82,26 @@ def test_pairs_are_offered_at_all():
     assert pairs >= 3
 
 
+def test_among_many_robots_no_two_are_moved_where_a_tick_stays_late():
+    """With twelve, what eleven ticks in time cost together with one that is late is less than twelve."""
+    rng = np.random.default_rng(1382)
+    unit = float(rng.choice([0.0019, 0.0022, 0.0024]))
+    robots, tried = Robots(rng.uniform(0.0, PERIOD, 12), unit, 30), 0
+    for robot, phase in robots.phases.items():
+        robots.advice.ticked(robot, 5.0 + phase, LEAD, robots.spacing)
+    rhythms = robots.advice._rhythms
+
+    def cost(moved):
+        return waiting_cost({**rhythms, **moved}, PERIOD, ROUTE, robots.times, 1)
+    before = cost({})
+    assert before > LATE
+    for robot in rhythms:
+        for _ in range(len(rhythms) - 1):
+            move, tried = robots.advice._best_pair(robot, robots.advice._choices(robot), before, cost), tried + 1
+            assert not move.saves or before - move.saves < LATE
+    assert tried == 132
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(PHASES, UNITS, RATES)
 def test_two_are_moved_only_where_a_tick_is_late_and_none_is_late_after(phases, unit, rate):
