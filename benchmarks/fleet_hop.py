@@ -67,7 +67,8 @@ def main() -> int:
             for way, values in kinds.items()}
     added = {name: round(rows[f'{name}_front_ms']['p50'] - rows[f'{name}_server_ms']['p50'], 3) for name in ('open', 'tick')}
     result = {**provenance(), 'what': 'sessions opened at the front of a fleet and at its server, in turn', 'model': 'tiny',
-              'opens': options.opens, 'priority': options.priority, 'load_average': [round(before, 2), round(os.getloadavg()[0], 2)], **rows,
+              'opens': options.opens, 'priority': options.priority,
+              'load_average': [round(before, 2), round(os.getloadavg()[0], 2)], **rows,
               'added_p50_ms': added, 'front_status_ms': quantiles(sent_on)}
     write_result(result, options.json, show=True)
     return 0
