@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument('--opens', type=int, default=80, help='of each kind (default: 80)')
     parser.add_argument('--ticks', type=int, default=5, help='of each session (default: 5)')
     parser.add_argument('--pause', type=float, default=0.3, help='s between two sessions (default: 0.3)')
+    parser.add_argument('--priority', type=int, default=10, help='of the front, as of worldmodel fleet up; 0: none')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     before = os.getloadavg()[0]
@@ -41,8 +42,8 @@ def main() -> int:
         log = open(Path(folder) / 'log', 'w')
         fleet = subprocess.Popen(
             [sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--servers', '1', '--socket', str(front), '--store',
-             str(Path(folder) / 'store'), '--page', '-1', '--full', '1000', '--sessions', '100', '--', '--backend', 'onnx-int8',
-             '--ticks', '0'],
+             str(Path(folder) / 'store'), '--page', '-1', '--full', '1000', '--sessions', '100',
+             '--realtime-priority', str(options.priority), '--', '--backend', 'onnx-int8', '--ticks', '0'],
             stdout=log, stderr=log)
         try:
             server = wait_for_server(fleet, front)
@@ -66,7 +67,8 @@ def main() -> int:
             for way, values in kinds.items()}
     added = {name: round(rows[f'{name}_front_ms']['p50'] - rows[f'{name}_server_ms']['p50'], 3) for name in ('open', 'tick')}
     result = {**provenance(), 'what': 'sessions opened at the front of a fleet and at its server, in turn', 'model': 'tiny',
-              'opens': options.opens, 'load_average': [round(before, 2), round(os.getloadavg()[0], 2)], **rows,
+              'opens': options.opens, 'priority': options.priority,
+              'load_average': [round(before, 2), round(os.getloadavg()[0], 2)], **rows,
               'added_p50_ms': added, 'front_status_ms': quantiles(sent_on)}
     write_result(result, options.json, show=True)
     return 0

@@ -91,35 +91,30 @@ class FleetFiles:
         return self.folder / f'{name}.pem', self.folder / f'{name}.key'
 
 
-class Host:
-    """A server and the gateway before it, as two processes; ``url``: of the gateway, at ``address``."""
+class HostGateway:
+    """``worldmodel gateway`` of a fleet's host as a process; ``url``: its own, at ``address``."""
 
-    def __init__(self, fleet: FleetFiles, name: str, address: str, store: str = '', sessions: int = 8,
-                 options: tuple[str, ...] = (), priority: int = 0) -> None:
-        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway alone. Raises RuntimeError."""
-        folder, self.files = fleet.folder, fleet.files
-        self.folder, self.address = folder, address
+    def __init__(self, fleet: FleetFiles, name: str, address: str, socket: Path, store: Path | None = None) -> None:
+        """``socket``: of what it is before; ``store``: folder that this host keeps for the others. Waits for it. Raises
+        RuntimeError."""
+        folder, self.files, self.address = fleet.folder, fleet.files, address
         certificate, key = fleet.issue(address, name)
         self._log = open(folder / f'{name}.gateway.log', 'w+')
         self._gateway = subprocess.Popen(
             [sys.executable, '-m', 'worldmodel_ros.cli', 'gateway', '--host', address, '--port', '0', '--socket',
-             str(folder / f'{name}.sock'), '--accounts', str(folder / 'accounts.yaml'), '--certificate', str(certificate),
+             str(socket), '--accounts', str(folder / 'accounts.yaml'), '--certificate', str(certificate),
              '--key', str(key), '--client-ca', str(folder / 'ca.pem'), '--connects', '0',
-             *(() if store else ('--store', str(folder / 'store')))], stderr=self._log, env=dict(os.environ))
+             *(('--store', str(store)) if store else ())], stderr=self._log, env=dict(os.environ))
         self.port = self._port()
         self.url = f'wss://{address}:{self.port}'
         self.endpoint = Endpoint(self.url, *self.files)
-        self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', sessions, (
-            '--host-address', self.url, '--host-token', self.files[0], '--host-ca', self.files[1], '--host-certificate',
-            self.files[2], *options), priority)
 
-    def stop(self) -> tuple[int, int]:
-        """End both; return their exit codes."""
-        code = self.server.stop()
-        self._gateway.terminate()
-        gateway = self._gateway.wait(30)
+    def stop_gateway(self, kill: bool = False) -> int:
+        """End it; return its exit code."""
+        (self._gateway.kill if kill else self._gateway.terminate)()
+        code = self._gateway.wait(30)
         self._log.close()
-        return code, gateway
+        return code
 
     def _port(self) -> int:
         end, log = time.monotonic() + 60.0, Path(self._log.name)
@@ -128,6 +123,23 @@ class Host:
                 return int(said.partition(' wss://')[2].split()[0].rpartition(':')[2])
             time.sleep(0.05)
         raise RuntimeError(f'the gateway at {self.address} has not come up: {log.read_text()}')
+
+
+class Host(HostGateway):
+    """A server and the gateway before it, as two processes."""
+
+    def __init__(self, fleet: FleetFiles, name: str, address: str, store: str = '', sessions: int = 8,
+                 options: tuple[str, ...] = (), priority: int = 0) -> None:
+        """``store``: URL of another host's; empty: this one keeps it. Waits for the gateway alone. Raises RuntimeError."""
+        self.folder = folder = fleet.folder
+        super().__init__(fleet, name, address, folder / f'{name}.sock', None if store else folder / 'store')
+        self.server = ServerProcess(folder / f'{name}.sock', store or folder / 'store', sessions, (
+            '--host-address', self.url, '--host-token', self.files[0], '--host-ca', self.files[1], '--host-certificate',
+            self.files[2], *options), priority)
+
+    def stop(self, kill: bool = False) -> tuple[int, int]:
+        """End both; return their exit codes."""
+        return self.server.stop(kill), self.stop_gateway(kill)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,8 @@ def test_the_quick_search_finds_what_looking_at_all_servers_finds(seed, sessions
     router = Router(rng.uniform(0.5, 2.0, 12), settings=RouterSettings(full=full, blocking=blocking), sessions=6)
 
     def demand():
-        return Demand(rng.uniform(0.002, 0.02), 0.1, rng.random(), frozenset(rng.integers(0, 12, 2).tolist()), 0.02)
+        only = frozenset(rng.integers(0, 12, 4).tolist()) if rng.random() < 0.3 else None
+        return Demand(rng.uniform(0.002, 0.02), 0.1, rng.random(), frozenset(rng.integers(0, 12, 2).tolist()), 0.02, only)
 
     def looked_at_all(asked, but):
         waits = router._waits[int(asked.phase * PHASES) % PHASES]
@@ -42,11 +43,14 @@ def test_the_quick_search_finds_what_looking_at_all_servers_finds(seed, sessions
         if number % 11 == 10:
             router.lose([int(rng.integers(12))])
         if number % 9 == 8:
-            router.restore(int(rng.integers(12)))
+            server = int(rng.integers(12))
+            changed = {} if router.sessions(server) else {'speed': rng.uniform(0.5, 2.0), 'sessions': int(rng.integers(0, 9))}
+            router.restore(server, **changed)
         asked = demand()
         expected = looked_at_all(asked, None)
         try:
             assert router.route(number, asked, 0.0).server == expected
+            assert asked.only is None or expected in asked.only
         except NoRoom:
             assert expected is None
 
@@ -119,6 +123,25 @@ def test_a_server_that_is_emptied_gets_no_more_and_gives_up_what_it_has():
     for session in router.drain(0):
         assert router.move(session, 1.0).server != 0
     assert router.sessions(0) == [] and router.route('new', TICK, 1.0).server != 0
+
+
+def test_a_server_that_is_there_again_is_as_fast_and_large_as_it_says():
+    router = Router([1.0] * 2, settings=RouterSettings(blocking=1.0), sessions=9)
+    router.lose([0, 1])
+    router.restore(1, speed=0.25, sessions=1)
+    assert router.route('a', TICK, 0.0).server == 1 and router.load.tolist() == pytest.approx([0.0, 0.24])
+    with pytest.raises(NoRoom):
+        router.route('b', TICK, 0.0)
+    for session, speed in (('a', 2.0), ('', 0.0), ('', float('nan')), ('', float('inf'))):
+        with pytest.raises(ValueError, match='cannot have the speed'):
+            router.restore(1 if session else 0, speed=speed)
+    router.restore(0)
+    with pytest.raises(NoRoom):  # the session cannot go there
+        router.route('b', Demand(0.006, only=frozenset({1})), 0.0)
+    router.release('a')
+    assert router.route('b', Demand(0.006, only=frozenset({1})), 0.0).server == 1
+    with pytest.raises(NoRoom):
+        router.move('b', 0.0)
 
 
 def test_only_above_the_high_mark_are_sessions_moved_and_only_to_who_is_below_the_low_one():

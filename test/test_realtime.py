@@ -30,6 +30,21 @@ def test_a_thread_that_ends_meanwhile_keeps_no_other_from_its_priority(monkeypat
     assert not log.warnings
 
 
+def test_what_is_started_later_does_not_inherit_a_priority_that_is_not_to_be_inherited():
+    def run():
+        if not realtime.apply(Log(), 1, inherited=False):
+            return
+        found.append(realtime.priority_of(0))
+        thread = threading.Thread(target=lambda: found.append(realtime.priority_of(0)))
+        thread.start()
+        thread.join(PATIENCE)
+    found = []
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+    assert found in ([1, 0], [])  # or it is not permitted here
+
+
 def test_without_the_permission_the_remedy_is_told(monkeypatch):
     def schedule(*given):
         raise PermissionError(1, 'Operation not permitted')

@@ -20,24 +20,27 @@ class Logger(Protocol):
 
 def priority_of(process: int) -> int:
     """SCHED_FIFO priority of a process's main thread, by its id (0: this thread's own); 0 under another scheduling."""
-    return os.sched_getparam(process).sched_priority if os.sched_getscheduler(process) == os.SCHED_FIFO else 0
+    scheduling = os.sched_getscheduler(process) & ~os.SCHED_RESET_ON_FORK
+    return os.sched_getparam(process).sched_priority if scheduling == os.SCHED_FIFO else 0
 
 
-def apply(logger: Logger, priority: int, *, all_threads: bool = False) -> bool:
+def apply(logger: Logger, priority: int, *, all_threads: bool = False, inherited: bool = True) -> bool:
     """
     Put the calling thread under SCHED_FIFO with ``priority`` (1 to 99; 0 leaves it as it is).
 
     ``all_threads`` takes every thread that the process has by now, those of DDS included: right where receiving
-    is as urgent as the callback, wrong where threads compute for long. Returns whether it took effect. Where
+    is as urgent as the callback, wrong where threads compute for long. ``inherited``: threads and processes that are
+    started later have it, too. Returns whether it took effect. Where
     it is not permitted, warns with the remedy and goes on: the node works without, only with more jitter on a
     busy machine.
     """
     if priority <= 0:
         return False
+    scheduling = os.SCHED_FIFO | (0 if inherited else os.SCHED_RESET_ON_FORK)
     try:
         for thread in map(int, os.listdir('/proc/self/task')) if all_threads else (0,):
             try:
-                os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+                os.sched_setscheduler(thread, scheduling, os.sched_param(priority))
             except ProcessLookupError:
                 continue  # it has ended since it was listed
     except PermissionError:

@@ -11,6 +11,8 @@ examples:
   worldmodel fleet up                              two servers of this machine, their front, and a page at port 8090
   worldmodel fleet up --servers 4 --store /data/sessions -- --model FOLDER --backend torch-fp8
   worldmodel fleet up --pool ray                   the same, placed and restarted by Ray (extra [ray])
+  worldmodel fleet up --host wss://b:8000 --host-token token --host-ca ca.pem --host-certificate fleet.pem
+                                                   robots that no server here has time for go to host b's
   worldmodel fleet status                          servers, claims and slack, as JSON
   worldmodel fleet move SESSION                    to another server, while its robot goes on
 
@@ -38,6 +40,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start.add_argument('--sessions', type=int, default=8, metavar='N', help='robots of one server (default: 8)')
     start.add_argument('--full', type=float, default=0.85, metavar='SHARE', help='of a server\'s time, beyond which no robot '
                        'is placed there and drives with its own model instead (default: 0.85)')
+    start.add_argument('--host', action='append', default=[], metavar='URL', help='wss://host:port of another host\'s gateway, '
+                       'whose server gets robots that no server here has time for; may be given again (default: none)')
+    start.add_argument('--host-token', default='', metavar='FILE', help='token with which other hosts\' gateways are reached '
+                       '(default: none)')
+    start.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
+                       'system\'s)')
+    start.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
+                       '(default: none)')
+    start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='of the front, under SCHED_FIFO where '
+                       'that is permitted: below that of the servers, 1 to 99, or 0 for none (default: 10)')
     start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '
                        'machine alone; 0: any free one, -1: none (default: 8090)')
     start.add_argument('arguments', nargs='*', metavar='-- OPTION', help='of worldmodel serve, for each server')
@@ -46,7 +58,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     status.set_defaults(run=_status)
     move = actions.add_parser('move', help='move a session to another server')
     move.add_argument('session', metavar='SESSION', help='as fleet status names it')
-    move.add_argument('--to', default='auto', metavar='PATH', help='socket of the server (default: auto, where there is time)')
+    move.add_argument('--to', default='auto', metavar='WHERE', help='socket of the server, or wss:// of a host (default: auto, '
+                      'where there is time)')
     move.set_defaults(run=_move)
     for each in (start, status, move):
         each.add_argument('--socket', default='auto', metavar='PATH', help='of the front (default: auto, this user\'s own)')
@@ -59,7 +72,8 @@ def _up(chosen: argparse.Namespace) -> int:
     try:
         return up(socket_path(chosen.socket), Options(chosen.servers, chosen.pool, chosen.ray_address, chosen.store,
                                                       chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments),
-                                                      chosen.most))
+                                                      chosen.most, tuple(chosen.host), chosen.host_token, chosen.host_ca,
+                                                      chosen.host_certificate, chosen.realtime_priority))
     except (PoolError, ValueError) as error:
         return _refused('up', error)
     except (AddressError, OSError) as error:

@@ -30,6 +30,14 @@ class Unavailable(RuntimeError):
     """There is no server for this robot; the text says why."""
 
 
+class SentOn(Unavailable):
+    """The session is on another host, at the gateway ``address``, where its robot has to connect by itself."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f'the session is at {address}')
+        self.address = address
+
+
 @dataclass(frozen=True)
 class Link:
     """An open session on a server."""
@@ -54,22 +62,27 @@ class Link:
         return message, None if descriptor is None else pictures.take(descriptor)
 
 def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: str = '', generation: int = 0,
-              patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0, files: tuple[str, str, str] = ('', '', '')) -> Link:
+              patience: float = HANDSHAKE_TIMEOUT, linger: float = 0.0, files: tuple[str, str, str] = ('', '', ''),
+              for_mobile: bool = False) -> Link:
     """
     Open a session on the server at a socket, or behind a gateway, for the node of a name, whose own model has the preset
     ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
     ``session``; one whose generation of it is below ``generation`` is not believed. Any server keeps the session for
     ``linger`` s when the connection is lost, for who comes back with its name. ``files``: as ``Endpoint.files``, for where it
-    is sent on to another host.
+    is sent on to another host; a fleet sends nobody there who has no certificate. ``for_mobile``: it is
+    opened for a robot that connects to another host by itself.
 
-    Raises Unavailable.
+    Raises Unavailable; SentOn, where that robot has to.
     """
+    hello = messages.Hello(robot, session, generation, linger, for_mobile or bool(files[2]))
     for _ in range(_REDIRECTS):
-        found = _open(server, robot, own, messages.Hello(robot, session, generation, linger), patience)
+        found = _open(server, robot, own, hello, patience)
         if isinstance(found, Link):
             return found
         try:
             server = server_address(found.address, *files)
+            if for_mobile and isinstance(server, Endpoint):
+                raise SentOn(found.address)
         except (AddressError, EndpointError) as error:
             raise Unavailable(f'it was sent to {found.address}: {error}') from error
     raise Unavailable(f'it was sent from one server to the next {_REDIRECTS} times, last to {server}')
@@ -81,7 +94,10 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
     connection = None
     try:
         if isinstance(server, Endpoint):
-            connection, welcome = connect_over_network(server, hello, max(patience, NETWORK_TIMEOUT))
+            found = connect_over_network(server, hello, max(patience, NETWORK_TIMEOUT))
+            if isinstance(found, messages.Moved):
+                return found
+            connection, welcome = found
             return _believed(Link(connection, connection.slots, _preset(welcome, own), welcome.backend, welcome.generation,
                                   welcome.frames, welcome.number, welcome.answered, welcome.note), hello)
         connection = Connection(connect(server, HANDSHAKE_TIMEOUT))
@@ -110,6 +126,13 @@ def ask_status(server: Path) -> dict:
     """Return the status of the server at a socket. Raises Unavailable."""
     connection, status = say(server, messages.StatusRequest(), messages.Status)
     connection.close()
+    return status_values(status, server)
+
+
+def status_values(status: object, server: Path | Endpoint) -> dict:
+    """Return what a message of a server says of its status. Raises Unavailable."""
+    if not isinstance(status, messages.Status):
+        raise _refusal(status)
     try:
         values = json.loads(status.json)
     except (ValueError, RecursionError) as error:

@@ -252,10 +252,10 @@ def dial(endpoint: Endpoint, path: str) -> Dialed:
 
 
 def connect(endpoint: Endpoint, hello: messages.Hello, patience: float = HANDSHAKE_TIMEOUT
-            ) -> tuple[NetworkConnection, messages.Welcome]:
+            ) -> tuple[NetworkConnection, messages.Welcome] | messages.Moved:
     """
     Open a session for the node that ``hello`` names, which may take ``patience`` s; return the connection and what the server
-    says of itself.
+    says of itself, or where else the session is.
 
     Raises EndpointError, ConnectionLost, MessageError.
     """
@@ -266,6 +266,9 @@ def connect(endpoint: Endpoint, hello: messages.Hello, patience: float = HANDSHA
         if received is None:
             raise ConnectionLost(f'it did not answer within {patience:g} s')
         welcome, _ = received
+        if isinstance(welcome, messages.Moved):
+            connection.close()
+            return welcome
         if not isinstance(welcome, messages.Welcome):
             raise ConnectionLost(getattr(welcome, 'reason', '') or f'it answered with {type(welcome).__name__}')
         for _ in range(_EXCHANGES):

@@ -33,8 +33,8 @@ async function show() {
       `${fleet.servers_lost || 0} servers lost`;
     const servers = document.getElementById('servers'), claims = document.getElementById('claims');
     servers.replaceChildren(); claims.replaceChildren();
-    for (const s of fleet.servers.filter(s => s.wanted || s.alive))
-      row(servers, [s.socket, s.pid, (s.alive ? 'alive ' : 'lost ') + s.pool,
+    for (const s of fleet.servers.filter(s => s.wanted || s.alive || s.host))
+      row(servers, [s.socket, s.pid, (s.host ? 'other host, ' : '') + (s.alive ? 'alive ' : 'lost ') + (s.pool || s.problem),
                     s.sessions + (s.places != null ? `, ${s.places} with pages` : ''), s.load, s.busy, s.slack_ms + ' ms',
                     s.tick_ms + ' ms', s.ticks, s.late, (100 * s.two_steps).toFixed(1) + ' %'],
           s.alive ? (s.slack_ms < 0 ? 'tight' : '') : 'lost');

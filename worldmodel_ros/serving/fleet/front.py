@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
+from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
+from .hosts import HostLink, ask_host_status
 from .move import MoveError, ask_move
 from .router import Claim, Demand, NoRoom, Router, RouterSettings
 
@@ -27,25 +31,47 @@ _log = logging.getLogger(__name__)
 POLL = 0.5        # s, between two looks at a server
 _SILENT = 3       # looks without an answer, after which a server is taken to be lost
 _CONNECTIONS = 256
+_AWAY = 1e6       # s, that count against another host: it is taken where no own server is feasible
 _DEFAULT_COST = 0.02  # s of a tick, before a server has said what it takes
 # The phases of cameras are not known here; the server's own scheduler advises them.
 SETTINGS = RouterSettings(lease=10.0, blocking=1.0, phase=0.0)
 
 
+@dataclass(frozen=True)
+class ServerStatus:
+    """What the front takes from the status of a server."""
+
+    values: dict[str, Any]
+    cost: float              # s that a tick in two steps takes it alone, typically
+    running: dict[str, int]  # the generation of each session
+    sessions: int | None     # that it has memory for; None: it does not say
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> ServerStatus:
+        """Raises Unavailable where it cannot be understood."""
+        try:
+            service = values.get('service', {})
+            times = {row['network'].rpartition('/')[2]: float(row['p50_ms']) / 1e3 for row in service.get('step_times', [])
+                     if row['batch'] == 1}
+            cost = times['observe'] + 2.0 * times['denoise'] if {'observe', 'denoise'} <= times.keys() else _DEFAULT_COST
+            most = service.get('most_sessions')
+            if not 0.0 < cost < math.inf or (most is not None and type(most) is not int):
+                raise ValueError(f'ticks of {cost} s, {most} sessions')
+            return cls(values, cost, {str(robot['session']): int(robot['generation']) for robot in values.get('robots', ())
+                                      if robot.get('session')}, most)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Unavailable(f'its status cannot be understood: {type(error).__name__}: {error}') from error
+
+
 @dataclass
 class Server:
-    """A server as its last status told it."""
+    """A server as its last status told it: of this host, by its socket, or of another one, by its gateway."""
 
-    path: Path
+    address: Path | Endpoint
     silent: int = _SILENT  # looks in a row without an answer
     status: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def cost(self) -> float:
-        """s that a tick in two steps takes it alone, typically."""
-        rows = self.status.get('service', {}).get('step_times', [])
-        times = {row['network'].rpartition('/')[2]: row['p50_ms'] / 1e3 for row in rows if row['batch'] == 1}
-        return times['observe'] + 2.0 * times['denoise'] if {'observe', 'denoise'} <= times.keys() else _DEFAULT_COST
+    cost: float = _DEFAULT_COST  # as ``ServerStatus``
+    problem: str = ''      # why another host is not used
 
 
 class Front:
@@ -53,18 +79,22 @@ class Front:
     Answers robots at one socket by where to go (``messages.Moved``), by a ``Router`` that knows the servers by their statuses.
 
     No tick comes through here: a robot that has its server does not notice that the front is lost. One that comes up again
-    learns from the servers what they run. ``run`` belongs to one thread, the looks at the servers to another one.
+    learns from the servers what they run. Servers of other hosts get robots that no own server has time for, if these can go
+    there. ``run`` belongs to one thread, the looks at the servers to another one, those at each other host to one of its own.
     """
 
     def __init__(self, listening: ListeningSocket, servers: list[Path], sessions: int, period: float = 0.1,
-                 settings: RouterSettings = SETTINGS) -> None:
-        """``servers``: sockets of all that there may be; ``wanted`` are those that are to run. ``sessions``: that one takes."""
+                 settings: RouterSettings = SETTINGS, hosts: Sequence[Endpoint] = ()) -> None:
+        """``servers``: sockets of all that there may be; ``wanted`` are those that are to run. ``sessions``: that one takes.
+        ``hosts``: gateways of other hosts, each before one server, whose numbers follow those of ``servers``."""
         self._listening, self._period = listening, period
-        self.servers = [Server(path) for path in servers]
-        self.wanted = set(range(len(servers)))
+        self.servers = [Server(address) for address in (*servers, *hosts)]
+        self._own = frozenset(range(len(servers)))
+        self.wanted = set(self._own)
         self._settings, self._sessions = settings, sessions
-        self._router = Router([1.0] * len(servers), settings=settings, sessions=sessions)
-        self._router.lose(range(len(servers)))  # until they answer
+        self._router = Router([1.0] * len(self.servers), settings=settings, sessions=sessions)
+        self._router.lose(range(len(self.servers)))  # until they answer
+        self._mobile: set[str] = set()  # sessions whose robots can go to another host
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
@@ -76,8 +106,13 @@ class Front:
         self.pool: dict[int, str] = {}  # what the pool says of its servers
         self._begun = time.monotonic()
         self._over = threading.Event()
-        self._looking = threading.Thread(target=self._look_always, name='looking', daemon=True)
-        self._looking.start()
+        self._links = {number: HostLink(server.address) for number, server in enumerate(self.servers)
+                       if isinstance(server.address, Endpoint)}
+        self._looking = [threading.Thread(target=self._look_always, name='looking', daemon=True), *(
+            threading.Thread(target=self._look_at_host_always, args=(number,), name=f'host {number}', daemon=True)
+            for number in self._links)]
+        for thread in self._looking:
+            thread.start()
 
     def run(self, timeout: float | None = None) -> None:
         """Serve; with a ``timeout`` [s], return after the first events, or after that time without any."""
@@ -93,7 +128,10 @@ class Front:
     def close(self) -> None:
         """End; the servers and the listening socket are not touched."""
         self._over.set()
-        self._looking.join()
+        for thread in self._looking:
+            thread.join()
+        for link in self._links.values():
+            link.close()
         for connection in list(self._connections):
             self._drop(connection)
         self._looks.shutdown(cancel_futures=True)
@@ -109,39 +147,46 @@ class Front:
             time.sleep(0.05)
         return False
 
-    def place(self, session: str) -> Path:
-        """Where a session is to be opened. Raises NoRoom."""
+    def place(self, session: str, mobile: bool = False) -> Path | Endpoint:
+        """Where a session is to be opened; ``mobile``: its robot can go to another host. Raises NoRoom."""
         with self._lock:
-            claim = self._router.route(session, self._demand(), time.monotonic())
+            (self._mobile.add if mobile else self._mobile.discard)(session)
+            claim = self._router.route(session, self._demand(session), time.monotonic())
             self.counts['placed'] += 1
-            return self.servers[claim.server].path
+            return self.servers[claim.server].address
 
     def move(self, session: str, target: str) -> None:
-        """Have a session moved to the server at a socket, or where the router puts it ('auto'). Waits; raises MoveError."""
+        """Have a session moved to the server at a socket or gateway, or where the router puts it ('auto'). Waits; raises
+        MoveError."""
         with self._lock:
             claim = self._router.claim(session)
             if claim is None:
                 raise MoveError(f'session {session} is on no server')
+            source = self.servers[claim.server].address
+            if isinstance(source, Endpoint):
+                raise MoveError(f'session {session} is at {source}, and is for that host to move')
             if session in self._moving:
                 raise MoveError(f'session {session} is moving already')
             try:
                 number = self._router.move(session, time.monotonic()).server if target == 'auto' else next(
-                    number for number, server in enumerate(self.servers) if str(server.path) == target)
+                    number for number, server in enumerate(self.servers) if str(server.address) == target)
             except (NoRoom, StopIteration) as error:
                 raise MoveError(str(error) or f'{target} is no server of this fleet') from error
             self._moving.add(session)
         try:
-            ask_move(self.servers[claim.server].path, session, self.servers[number].path)
+            ask_move(source, session, str(self.servers[number].address))
             self.counts['moved'] += 1
         except MoveError:
             self.counts['moves_refused'] += 1
             with self._lock:  # it is where it was
                 if self._router.claim(session):
                     self._router.release(session)
-                self._router.claims_of([(claim, self._demand())])
+                self._router.claims_of([(claim, self._demand(session))])
             raise
         finally:
             self._look_all()  # who has it now
+            if number in self._links:
+                self._look_at_host(number)
             with self._lock:
                 self._moving.discard(session)
 
@@ -154,8 +199,8 @@ class Front:
                 service = server.status.get('service', {})
                 ticks = max(1, service.get('ticks', 0))
                 servers.append({
-                    'socket': str(server.path), 'pid': server.status.get('pid'), 'alive': bool(alive[number]),
-                    'wanted': number in self.wanted,
+                    'socket': str(server.address), 'pid': server.status.get('pid'), 'alive': bool(alive[number]),
+                    'wanted': number in self.wanted, 'host': number in self._links, 'problem': server.problem,
                     'pool': self.pool.get(number, ''), 'load': round(float(load[number]), 3), 'busy': service.get('busy'),
                     'tick_ms': round(server.cost * 1e3, 2), 'sessions': len(self._router.sessions(number)),
                     'ticks': service.get('ticks', 0), 'late': service.get('late', 0),
@@ -172,10 +217,11 @@ class Front:
                 **about, 'fleet': {'servers': servers, 'claims': claims, **self.counts}}
 
     def room(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Of each server that answers: for how many more robots it has time and memory, and how many it has."""
+        """Of each own server that answers: for how many more robots it has time and memory, and how many it has."""
         with self._lock:
             load, demand = self._router.load, self._demand()
-            robots = {number: len(self._router.sessions(number)) for number in np.flatnonzero(self._router.alive).tolist()}
+            robots = {number: len(self._router.sessions(number)) for number in np.flatnonzero(self._router.alive).tolist()
+                      if number in self._own}
             time_for = {number: int((self._settings.full - load[number]) * demand.period / demand.cost + 1e-9)
                         for number in robots}
             return {number: max(0, min(time_for[number], self._sessions - count)) for number, count in robots.items()}, robots
@@ -206,6 +252,7 @@ class Front:
             return
         self._connections.add(connection)
         self._selector.register(connection, selectors.EVENT_READ)
+        self._receive(connection)  # nearly always there by now
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -229,7 +276,8 @@ class Front:
         if isinstance(message, messages.StatusRequest):
             connection.send(messages.Status(json.dumps(self.status())))
         elif isinstance(message, messages.Hello):
-            connection.send(messages.Moved(str(self.place(message.session or message.robot)), message.generation))
+            address = self.place(message.session or message.robot, message.mobile and bool(message.session))
+            connection.send(messages.Moved(str(address), message.generation))
             self._drop(connection)
         elif isinstance(message, messages.Move):
             self._moves.submit(self._move, connection, message)
@@ -254,9 +302,15 @@ class Front:
 
     # --- servers ---
 
-    def _demand(self) -> Demand:
-        costs = [server.cost for server in self.servers if not server.silent]
-        return Demand(max(costs, default=_DEFAULT_COST), self._period)
+    def _demand(self, session: str = '') -> Demand:
+        own = [self.servers[number] for number in self._own]
+        cost = max((server.cost for server in own if not server.silent), default=0.0)
+        cost = cost or max((server.cost for server in own if server.status), default=_DEFAULT_COST)
+        if not self._links:
+            return Demand(cost, self._period)
+        # The store is of this host: another one would have to read the session over the network.
+        return Demand(cost, self._period, resident=self._own, transfer=_AWAY,
+                      only=None if session in self._mobile else self._own)
 
     def _look_always(self) -> None:
         while not self._over.wait(POLL):
@@ -267,35 +321,71 @@ class Front:
                 _log.exception('a look at the servers failed')
 
     def _look_all(self) -> None:
-        for number, status in enumerate(self._looks.map(_status, [server.path for server in self.servers])):
-            self._take(number, status)
+        own = sorted(self._own)
+        for number, status in zip(own, self._looks.map(_status, [self.servers[number].address for number in own]), strict=True):
+            self._take(number, None if status is None else ServerStatus.read(status))
 
-    def _take(self, number: int, status: dict[str, Any] | None) -> None:
+    def _look_at_host_always(self, number: int) -> None:
+        while not self._over.wait(POLL):
+            try:
+                self._look_at_host(number)
+            except Exception:  # the next look may do better
+                _log.exception('a look at the host at %s failed', self.servers[number].address)
+
+    def _look_at_host(self, number: int) -> None:
+        """Ask another host's server how it is, which takes as long as ``ask_host_status`` at most."""
+        try:
+            self._take(number, ServerStatus.read(ask_host_status(self._links[number])))
+        except Unavailable as error:
+            self._take(number, None, str(error))
+
+    def _take(self, number: int, said: ServerStatus | None, problem: str = '') -> None:
         server, now = self.servers[number], time.monotonic()
         with self._lock:
-            if status is None:
+            if said is not None and number in self._links:
+                problem = self._unfit(said)
+            if problem != server.problem and number in self._links:
+                _log.log(logging.WARNING if problem else logging.INFO, 'the host at %s %s', server.address,
+                         f'is not used: {problem}' if problem else 'is used')
+            server.problem = problem
+            if said is None or problem:
                 server.silent += 1
                 if server.silent >= _SILENT and self._router.alive[number]:
                     lost = self._router.lose([number])
                     self.counts['servers_lost'] += 1
-                    _log.error('the server at %s is lost, with %d sessions', server.path, len(lost))
+                    _log.error('the server at %s is lost, with %d sessions', server.address, len(lost))
                 return
-            server.silent, server.status = 0, status
-            if not self._router.alive[number]:
+            server.silent, server.status, server.cost = 0, said.values, said.cost
+            if not self._router.alive[number] and number in self._links:
+                self._router.restore(number, self._demand().cost / server.cost, said.sessions)
+            elif not self._router.alive[number]:
                 self._router.restore(number)
-            demand = self._demand()
-            running = {robot['session']: robot['generation'] for robot in status.get('robots', ()) if robot.get('session')}
-            for session, generation in running.items():
+            for session, generation in said.running.items():
                 # The generation is the store's: exactly one server can have it.
-                self._router.claims_of([(Claim(session, number, generation, now + SETTINGS.lease), demand)])
+                self._router.claims_of([(Claim(session, number, generation, now + SETTINGS.lease), self._demand(session))])
                 self._router.renew(session, generation, now)
             for session in self._router.sessions(number):
-                if session not in running and self._router.claim(session).lease < now:
+                if session not in said.running and self._router.claim(session).lease < now:
                     self._router.release(session)
+            self._mobile = {session for session in self._mobile if self._router.claim(session)}
+
+    def _unfit(self, said: ServerStatus) -> str:
+        """Why robots cannot be sent to another host whose server says this; empty: they can."""
+        own = [self.servers[number].status for number in self._own if self.servers[number].status]
+        if not own:
+            return 'no own server has answered yet, with which it could be compared'
+        if 'fleet' in said.values:
+            return 'its gateway is before the front of a fleet, and must be before one server'
+        if 'store' not in said.values:
+            return 'its server keeps no sessions: start it with --store'
+        if said.values.get('preset') != own[0].get('preset'):
+            return 'its server has another model'
+        return ''
 
     def _balance(self) -> None:
         with self._lock:
-            moves = [session for session, _ in self._router.overloaded() if session not in self._moving]
+            moves = [session for session, server in self._router.overloaded() if server in self._own
+                     and session not in self._moving]
         for session in moves[:1]:  # and look again
             self._moves.submit(self._balance_one, session)
 

@@ -8,13 +8,15 @@ from concurrent.futures import Future as Promise
 from typing import Any
 
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, Blob, NotStored, StoreError, Threads, check_key
+from worldmodel_ros.serving.client.link import Unavailable, status_values
 from worldmodel_ros.serving.client.network import Dialed, Endpoint, EndpointError, dial
-from worldmodel_ros.serving.transport import peers
+from worldmodel_ros.serving.transport import messages, peers
 from worldmodel_ros.serving.transport.codec import MessageError, pack, unpack
 from worldmodel_ros.serving.transport.connection import ConnectionLost
 
 _PATIENCE = 5.0  # s for a store to answer
 _MORE = 1.0      # s for an answer to come back, besides what the other server may take
+_STATUS = 0.5    # s for a server to say how it is
 _FRESH = 60.0    # s, after which an unused connection is not trusted: the gateway closes those that are quiet
 _ERRORS = {'not stored': NotStored, 'already stored': AlreadyStored}
 
@@ -157,6 +159,16 @@ def ask(link: HostLink, message: Any, patience: float) -> Any:
     if 'error' in about or not blobs:
         raise MessageError(str(about.get('error', 'an answer without a message')))
     return unpack(blobs[0])
+
+
+def ask_host_status(link: HostLink) -> dict[str, Any]:
+    """Return the status of a host's server, within 4 s with a connection that is to be made, 1.5 s without. Raises
+    Unavailable."""
+    try:
+        answer = ask(link, messages.StatusRequest(), _STATUS)
+    except (ConnectionLost, MessageError, EndpointError) as error:
+        raise Unavailable(str(error)) from error
+    return status_values(answer, link.endpoint)
 
 
 def _end(connection: Dialed) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from worldmodel_ros import realtime
 from worldmodel_ros.engine.session_folder import default_folder
+from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport.address import ListeningSocket
 from .dashboard import Dashboard
 from .front import SETTINGS, Front
@@ -36,6 +38,11 @@ class Options:
     page: int = 8090       # port of the page; 0: any free one, -1: none
     arguments: tuple[str, ...] = ()
     most: int = 0          # servers, where those of ``servers`` have no slack left; 0: no more than these
+    hosts: tuple[str, ...] = ()  # wss://host:port of other hosts' gateways, each before one server; files for these,
+    host_token: str = ''         # as of worldmodel serve
+    host_ca: str = ''
+    host_certificate: str = ''
+    realtime_priority: int = 10  # of what answers robots, under SCHED_FIFO where that is permitted; 0: none
 
     def __post_init__(self) -> None:
         """Raise ValueError for values without sense."""
@@ -43,6 +50,20 @@ class Options:
             raise ValueError(f'{self.servers} servers of {self.sessions} robots, full at {self.full}, page {self.page}: at '
                              'least 1 of each, and a share above 0')
         self.scaling()
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError(f'a host is named twice: {", ".join(self.hosts)}')
+        for endpoint in self.endpoints():
+            endpoint.context(), endpoint.headers()
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The other hosts. Raises ValueError for an address that is none."""
+        return tuple(Endpoint(host, self.host_token, self.host_ca, self.host_certificate) for host in self.hosts)
+
+    @property
+    def host_arguments(self) -> list[str]:
+        """Of each server of this host, so that it can move sessions to the others."""
+        files = {'--host-token': self.host_token, '--host-ca': self.host_ca, '--host-certificate': self.host_certificate}
+        return [word for name, file in files.items() if file for word in (name, file)]
 
     def scaling(self) -> ScalingSettings:
         """How many servers there are to be. Raises ValueError."""
@@ -81,20 +102,24 @@ def up(socket: Path, options: Options) -> int:
         def start(number: int) -> None:
             path = paths[number]
             pool.start(number, [str(path), '--store', options.store or str(default_store()), '--sessions',
-                                str(options.sessions), *options.arguments], path.with_suffix('.log'))
+                                str(options.sessions), *options.host_arguments, *options.arguments], path.with_suffix('.log'))
         for number in range(scaling.fewest):
             start(number)
         # Sessions are moved away from a server a little before no robot would be placed there.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
-        front = Front(listening, paths, options.sessions, settings=settings)
+        front = Front(listening, paths, options.sessions, settings=settings, hosts=options.endpoints())
         front.wanted = set(range(scaling.fewest))
         page = Dashboard(front.status, options.page) if options.page >= 0 else None
         looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused), name='pool',
                                    daemon=True)
         looking.start()
         listening.listen()
-        _log.info('a fleet of %d servers (%s) at %s%s', options.servers, pool.name, socket,
+        _log.info('a fleet of %d servers (%s)%s at %s%s', options.servers, pool.name,
+                  f' and {len(options.hosts)} other hosts' if options.hosts else '', socket,
                   f', shown at {page.url}' if page else '')
+        # A robot that opens a session waits for it. What is started later, such as servers, is not to inherit it.
+        realtime.apply(_log, options.realtime_priority, inherited=False)
+        sys.setswitchinterval(0.0005)  # a look at the servers may hold the interpreter for so long
         while not refused.is_set():
             front.run(_LOOK)
         raise PoolError('its servers refuse their configuration: ' + paths[0].with_suffix('.log').read_text()[-500:])

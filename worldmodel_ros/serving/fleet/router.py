@@ -32,13 +32,15 @@ class Claim:
 @dataclass(frozen=True)
 class Demand:
     """What a session asks for: a tick every ``period`` s, which takes a server of speed 1 ``cost`` s, at a ``phase`` [0, 1) of
-    the period. ``resident``: servers that have its pages. ``transfer`` [s]: that another one takes to read them."""
+    the period. ``resident``: servers that have its pages. ``transfer`` [s]: that another one takes to read them. ``only``:
+    servers that it can go to; None: all."""
 
     cost: float
     period: float = 0.1
     phase: float = 0.0
     resident: frozenset[int] = _EMPTY
     transfer: float = 0.0
+    only: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Router:
         self._open = np.ones(len(speeds), bool)  # takes new sessions: not, while it is emptied
         self._busy = np.zeros(len(speeds))       # share of its time that its sessions ask for
         self._count = [0] * len(speeds)
-        self._most = math.inf if sessions is None else sessions
-        self._takes = np.full(len(speeds), self._most > 0)  # sessions: it is there, open, and has memory
+        self._most = [math.inf if sessions is None else sessions] * len(speeds)
+        self._takes = np.array([most > 0 for most in self._most], bool)  # sessions: it is there, open, and has memory
         # Of a placement's cost what is the server's alone: infinite where none is taken. Kept, so that the cheapest server is
         # found in four operations on arrays.
         self._base = np.where(self._takes, 0.0, math.inf)
@@ -165,10 +167,19 @@ class Router:
         """As ``lose``, of a whole rack."""
         return self.lose(np.flatnonzero((self._rack == rack) & self._alive).tolist())
 
-    def restore(self, server: int) -> None:
-        """A server is there again, empty."""
+    def restore(self, server: int, speed: float | None = None, sessions: int | None = None) -> None:
+        """
+        A server is there again, empty, or takes sessions again. ``speed``, ``sessions``: what it is and has memory for by now;
+        None: as before. Raises ValueError for a speed that changes while it has sessions, or is none.
+        """
+        if speed is not None:
+            if not 0.0 < speed < math.inf or self._of[server]:
+                raise ValueError(f'server {server} with {len(self._of[server])} sessions cannot have the speed {speed}')
+            self._slowness[server] = self._speed[server] = 1.0 / speed
+        if sessions is not None:
+            self._most[server] = sessions
         self._alive[server] = self._open[server] = True
-        self._takes[server] = self._count[server] < self._most
+        self._takes[server] = self._count[server] < self._most[server]
         self._rate(server)
 
     def drain(self, server: int) -> list[Hashable]:
@@ -231,7 +242,8 @@ class Router:
             costs[but] = math.inf
         server = int(costs.argmin())
         feasible = (self._takes[server] and server != but and waits[server] <= settings.blocking
-                    and self._busy[server] + self._speed[server] * share <= settings.full)
+                    and self._busy[server] + self._speed[server] * share <= settings.full
+                    and (demand.only is None or server in demand.only))
         return server if feasible else None
 
     def _rate(self, server: int) -> None:
@@ -245,7 +257,7 @@ class Router:
 
     def _count_in(self, server: int, demand: Demand, sign: int) -> None:
         self._count[server] += sign
-        self._takes[server] = self._alive[server] and self._open[server] and self._count[server] < self._most
+        self._takes[server] = self._alive[server] and self._open[server] and self._count[server] < self._most[server]
         phase, work = int(demand.phase * PHASES) % PHASES, demand.cost * self._speed[server]
         self._busy[server] += sign * work / demand.period
         self._rate(server)
@@ -272,6 +284,8 @@ def choose(settings: RouterSettings, takes: np.ndarray, busy: np.ndarray, slowne
     feasible = takes & (after <= settings.full) & (waits <= settings.blocking)
     if but is not None:
         feasible[but] = False
+    if demand.only is not None:
+        feasible &= np.isin(np.arange(len(feasible)), list(demand.only))
     cost = settings.load * after + settings.phase * waits
     for server in demand.resident:  # all others have the transfer to wait for
         cost[server] -= settings.transfer * demand.transfer

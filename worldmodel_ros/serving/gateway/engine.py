@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.model.presets import Preset
-from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Link, Unavailable, open_link
+from worldmodel_ros.serving.client.link import HANDSHAKE_TIMEOUT, Link, SentOn, Unavailable, open_link
 from worldmodel_ros.serving.client.network import Endpoint, server_address
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.codec import MessageError
@@ -75,16 +75,20 @@ class EngineSession:
         self._loop.add_reader(link.connection.fileno(), self._read)
 
     @classmethod
-    async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0, generation: int = 0) -> EngineSession:
+    async def open(cls, path: Path, name: str, session: str = '', linger: float = 0.0, generation: int = 0,
+                   mobile: bool = False) -> EngineSession:
         """
         Open a session for a robot of a name on the server at a socket; with a ``session``, the one that it knows by this name,
-        which waits there for ``linger`` s whenever its connection is lost, and is of no older ``generation``. Raises
-        EngineAway.
+        which waits there for ``linger`` s whenever its connection is lost, and is of no older ``generation``;
+        ``mobile``: its robot can connect to another host. Raises EngineAway; SentOn, where that robot has to.
         """
         def opened() -> Link:  # it may wait, up to half a second, or longer for what is read from a store
-            return open_link(path, name, None, session, generation, _STORE if session else HANDSHAKE_TIMEOUT, linger)
+            return open_link(path, name, None, session, generation, _STORE if session else HANDSHAKE_TIMEOUT, linger,
+                             for_mobile=mobile)
         try:
             return cls(await asyncio.to_thread(opened))
+        except SentOn:
+            raise
         except Unavailable as error:
             raise EngineAway(str(error)) from error
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from websockets.exceptions import ConnectionClosed
 
+from worldmodel_ros.serving.client.link import SentOn
 from worldmodel_ros.serving.client.network import Endpoint
 from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.codec import MessageError
@@ -64,7 +65,7 @@ class Bridge:
         session = sessions.claim(self._client.account, '', NAME, self._client)
         session.label, engine = hello.robot, None
         if self._client.account.fleet:  # others' sessions end with their connections
-            session.known_as, session.generation = hello.session, hello.generation
+            session.known_as, session.generation, session.mobile = hello.session, hello.generation, hello.mobile
         try:
             self._engine = engine = await session.engine()
             engine.pictured, engine.ended = self._pictured, self._ended
@@ -83,6 +84,8 @@ class Bridge:
                                                                    'alone'))
                 else:
                     raise WireError(f'{type(message).__name__} is no message of a node')
+        except SentOn as error:
+            await self._send(messages.Moved(error.address, hello.generation))
         finally:
             if engine:
                 engine.pictured = engine.ended = None

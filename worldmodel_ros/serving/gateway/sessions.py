@@ -86,7 +86,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.seconds: deque[float] = deque(maxlen=_TIMES)
         self.label = name                 # for the engine, which serves fairly by it
-        self.known_as, self.generation = '', 0  # on the engine, where a robot of its fleet says so
+        self.known_as, self.generation = '', 0  # on the engine, where a robot of its fleet says so,
+        self.mobile = False                     # and can connect to another host
         self.world: Any = None  # what a dialect keeps of what was seen; goes when that is forgotten
         self.newest: np.ndarray | None = None  # predicted frames, uint8 (T, H, W, 3), and how many there were
         self.pictures = 0
@@ -100,7 +101,8 @@ class Session:
         self._plan: tuple[np.ndarray, float] | None = None  # the newest one, and when its observation came
 
     async def engine(self) -> EngineSession:
-        """Return the session's engine, connected anew where it was lost. Raises Refusal."""
+        """Return the session's engine, connected again where it was lost. Raises Refusal; SentOn, where that is another host's,
+        for a robot that is ``mobile``."""
         if self._engine and not self._engine.gone:
             return self._engine
         now = time.monotonic()
@@ -112,7 +114,7 @@ class Session:
         try:
             engine = await EngineSession.open(moved or self._socket, f'gateway/{self.account.name}/{self.label}'[:200],
                                               self.key if self.kept else self.known_as, self._linger if self.kept else 0.0,
-                                              self.generation)
+                                              self.generation, self.mobile)
             if not engine.resumed.number:
                 if self._engine:  # another engine, or the same after too long a time
                     self.begin_anew()

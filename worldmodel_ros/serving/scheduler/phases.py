@@ -170,7 +170,7 @@ class PhaseAdvice:
         for earlier, rhythm in choices:
             for partner_earlier, moved in self._choices(partner):
                 saves = now - cost({session: rhythm, partner: moved})
-                if saves > best.saves and now - saves <= len(self._rhythms):
+                if saves > best.saves and now - saves < _LATE:
                     best = Move(saves, earlier, partner, partner_earlier)
         return best
 

@@ -254,7 +254,7 @@ class Service:
             elapsed = self._clock() - self._started
             pages = [pool.allocator.usage() for engine in self._engines for pool in engine.memory.pools]
             return {'models': list(self._models), 'backend': self._engines[0].backend.name,
-                    'sessions': len(self._clients), 'waiting': self._requests.waiting,
+                    'sessions': len(self._clients), 'most_sessions': self.settings.sessions, 'waiting': self._requests.waiting,
                     'pages': {'used': sum(each.used for each in pages), 'total': sum(each.pages for each in pages)},
                     **self._requests.statistics.summary(),
                     'busy': round(self._busy / elapsed, 4) if self._thread.running and elapsed > 0 else 0.0,

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 MAGIC = 0x31524D57  # 'WMR1'
-VERSION = 8         # of the protocol; both sides must have the same
+VERSION = 9         # of the protocol; both sides must have the same
 MAX_MESSAGE = 192 * 1024  # bytes
 MAX_DIMENSIONS = 4
 _HEADER = struct.Struct('<IHH')  # magic, version, kind

@@ -1,5 +1,5 @@
 """
-What the front end of a robot and the engine's server say to each other, version 8.
+What the front end of a robot and the engine's server say to each other, version 9.
 
 Times are of CLOCK_MONOTONIC in s, which all processes of a machine share, and stamps are in ns. Every Tick is
 answered by exactly one Planned, Refused or Failed of its number; a Question by its branches and one Answered; a
@@ -30,6 +30,7 @@ class Hello:
     session: str = text(default='')  # what it calls its session; the server goes on with it, if it is in its store
     generation: int = u64(default=0)  # of that session, the highest that the robot has been told
     linger: float = f64(default=0.0)  # s, for which the session waits for its robot when the connection is lost
+    mobile: bool = flag(default=False)  # the robot has what gateways of other hosts ask for, and may be sent to one
 
 
 @message(2)

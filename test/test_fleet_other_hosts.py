@@ -1,0 +1,296 @@
+"""A front that knows other hosts: who is sent there, and what becomes of a host that does not answer."""
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_service import wait_for as waits
+
+from benchmarks.fleet_robots import FleetFiles, Host, HostGateway, Robot
+from worldmodel_ros.control.ladder import Tier
+from worldmodel_ros.engine import load
+from worldmodel_ros.engine.session_store import owner_of
+from worldmodel_ros.cache.stores.files import FileStore
+from worldmodel_ros.serving.client.link import Unavailable, ask_status, open_link
+from worldmodel_ros.serving.client.network import Endpoint, NetworkConnection
+from worldmodel_ros.serving.fleet import front as fronts
+from worldmodel_ros.serving.fleet.front import SETTINGS, Front
+from worldmodel_ros.serving.fleet.move import MoveError, ask_move
+from worldmodel_ros.serving.fleet.process import Options
+from worldmodel_ros.serving.fleet.router import NoRoom
+from worldmodel_ros.serving.transport.address import ListeningSocket
+
+OWN, OTHER, THIRD = Path('/nowhere/0.sock'), 'wss://127.0.0.2:8000', 'wss://127.0.0.3:8000'
+FIRST, SECOND = '127.0.0.1', '127.0.0.2'
+wait_for = partial(waits, timeout=60.0, period=0.02)
+
+
+def status(tick_ms=20.0, sessions=8, robots=(), preset='tiny', **more):
+    """As a server tells it, whose ticks in two steps take so long."""
+    times = [{'network': f'{preset}/observe', 'batch': 1, 'p50_ms': tick_ms / 2},
+             {'network': f'{preset}/denoise', 'batch': 1, 'p50_ms': tick_ms / 4}]
+    return {'pid': 1, 'preset': {'name': preset}, 'store': {}, 'robots': [
+        {'session': session, 'generation': generation} for session, generation in robots],
+            'service': {'backend': 'none', 'step_times': times, 'most_sessions': sessions}, **more}
+
+
+class Fleet:
+    """A front whose looks at servers are answered from here. ``hosts``: a status, an error, or what gives one."""
+
+    def __init__(self, folder, own, hosts, settings=SETTINGS, sessions=8):
+        self.own, self.hosts = own, hosts
+        self.listening = ListeningSocket(folder / 'front.sock')
+        self.front = Front(self.listening, [OWN], sessions, settings=settings, hosts=[Endpoint(host) for host in hosts])
+
+    def of(self, number):
+        return self.front.status()['fleet']['servers'][number]
+
+    def alive(self):
+        return [server['alive'] for server in self.front.status()['fleet']['servers']]
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch):
+    made = []
+
+    def make(*arguments, **options):
+        made.append(Fleet(tmp_path, *arguments, **options))
+        return made[0]
+
+    def answer_of_host(link):
+        said = made[0].hosts[link.endpoint.url] if made else Unavailable('not yet')
+        said = said() if callable(said) else said
+        if isinstance(said, Exception):
+            raise said
+        return said
+    monkeypatch.setattr(fronts, 'POLL', 0.01)
+    monkeypatch.setattr(fronts, '_status', lambda path: made[0].own if made else None)
+    monkeypatch.setattr(fronts, 'ask_host_status', answer_of_host)
+    yield make
+    for each in made:
+        each.front.close()
+        each.listening.close()
+
+
+def test_robots_go_to_another_host_only_where_no_own_server_has_slack_and_they_can_go_there(fleet):
+    made = fleet(status(), {OTHER: status()})
+    wait_for(lambda: all(made.alive()))
+    places = [made.front.place(f's{number}', mobile=True) for number in range(8)]
+    assert [str(place) for place in places] == [str(OWN)] * 4 + [OTHER] * 4  # 85 % of the time is 4 ticks of 20 ms
+    with pytest.raises(NoRoom):
+        made.front.place('one more', mobile=True)
+    assert made.front.room() == ({0: 0}, {0: 4})  # what decides whether servers are started here
+
+
+def test_robots_without_a_certificate_stay_on_this_host(fleet):
+    made = fleet(status(tick_ms=60.0), {OTHER: status(tick_ms=60.0)})
+    wait_for(lambda: all(made.alive()))
+    assert made.front.place('a') == OWN
+    with pytest.raises(NoRoom):
+        made.front.place('b')
+    assert str(made.front.place('b', mobile=True)) == OTHER
+
+
+@pytest.mark.parametrize('tick_ms, most', [(10.0, 8), (40.0, 2), (200.0, 0)])
+def test_a_host_takes_what_its_own_ticks_leave_time_for(fleet, tick_ms, most):
+    """An own server takes 20 ms for a tick, and is full with four robots."""
+    made = fleet(status(), {OTHER: status(tick_ms=tick_ms, sessions=8)})
+    wait_for(lambda: all(made.alive()))
+    placed = []
+    for number in range(13):
+        try:
+            placed.append(str(made.front.place(f's{number}', mobile=True)))
+        except NoRoom:
+            break
+    assert placed == [str(OWN)] * 4 + [OTHER] * most
+
+
+def test_a_host_has_memory_for_as_many_sessions_as_it_says_whatever_an_own_server_has(fleet):
+    made = fleet(status(tick_ms=1.0), {OTHER: status(tick_ms=1.0, sessions=3, robots=[('of its own', 5)])}, sessions=2)
+    wait_for(lambda: all(made.alive()) and made.of(1)['sessions'] == 1)
+    placed = [str(made.front.place(f's{number}', mobile=True)) for number in range(4)]
+    assert placed == [str(OWN)] * 2 + [OTHER] * 2
+    with pytest.raises(NoRoom):
+        made.front.place('one more', mobile=True)
+
+
+@pytest.mark.parametrize('said, problem', [
+    (Unavailable('it cannot be reached'), 'it cannot be reached'),
+    ({'pid': 2, 'fleet': {}}, 'before the front of a fleet'),
+    ({name: value for name, value in status().items() if name != 'store'}, 'keeps no sessions'),
+    (status(preset='base'), 'another model'),
+    (status(robots=[('x', 'y')]), 'cannot be understood'),
+    ({'service': {'step_times': [3]}}, 'cannot be understood'),
+    (status(tick_ms=float('nan')), 'cannot be understood'),
+    (status(tick_ms=0.0), 'cannot be understood'),
+    (status(sessions='many'), 'cannot be understood'),
+    ({'service': 7}, 'cannot be understood')])
+def test_a_host_that_is_of_no_use_gets_nobody_and_the_status_says_why(fleet, said, problem):
+    made = fleet(status(tick_ms=60.0), {OTHER: said, THIRD: status(tick_ms=60.0)})
+    wait_for(lambda: made.alive() == [True, False, True] and problem in made.of(1)['problem'])
+    assert made.of(1)['host'] and made.of(1)['socket'] == OTHER and not made.of(0)['host']
+    made.front.place('a', mobile=True)
+    assert str(made.front.place('b', mobile=True)) == THIRD
+    with pytest.raises(NoRoom):
+        made.front.place('c', mobile=True)
+
+
+def test_what_was_at_a_host_that_is_lost_is_placed_again_and_it_gets_nobody_until_it_answers(fleet):
+    made = fleet(status(tick_ms=60.0), {OTHER: status(tick_ms=60.0), THIRD: Unavailable('not yet')})
+    wait_for(lambda: made.alive() == [True, True, False])
+    made.front.place('a', mobile=True)
+    assert str(made.front.place('b', mobile=True)) == OTHER
+    made.hosts |= {OTHER: Unavailable('gone'), THIRD: status(tick_ms=60.0)}
+    wait_for(lambda: made.alive() == [True, False, True])
+    assert str(made.front.place('b', mobile=True)) == THIRD
+    made.hosts[OTHER] = status(tick_ms=60.0)
+    wait_for(lambda: made.alive() == [True, True, True])
+    assert str(made.front.place('c', mobile=True)) == OTHER
+
+
+def test_a_host_that_hangs_holds_up_neither_robots_nor_looks_at_own_servers(fleet):
+    hangs, entered = threading.Event(), threading.Event()
+
+    def hang():
+        entered.set()
+        hangs.wait(20.0)
+        return Unavailable('at last')
+    made = fleet(status(), {OTHER: hang})
+    try:
+        wait_for(entered.is_set)
+        start = time.monotonic()
+        wait_for(lambda: made.alive()[0])
+        assert made.front.place('a', mobile=True) == OWN
+        made.own = None
+        wait_for(lambda: not made.alive()[0])
+        assert time.monotonic() - start < 10.0 and not hangs.is_set()
+    finally:
+        hangs.set()
+
+
+def test_a_front_that_comes_back_learns_what_other_hosts_run_and_moves_nothing_from_there(fleet):
+    made = fleet(status(), {OTHER: status(robots=[('a', 3)])}, settings=replace(SETTINGS, high=0.1, low=0.05, full=0.2))
+    wait_for(lambda: made.front.status()['fleet']['claims'] == [{'session': 'a', 'server': 1, 'generation': 3}])
+    with pytest.raises(MoveError, match='for that host to move'):
+        made.front.move('a', 'auto')
+    assert str(made.front.place('a', mobile=True)) == OTHER
+
+
+def test_options_that_name_no_other_host_are_refused(tmp_path):
+    for hosts, why in ((('wss://x:1', 'wss://x:1'), 'named twice'), (('x:1',), 'is no wss'), (('ws://far:1',), 'use wss')):
+        with pytest.raises(ValueError, match=why):
+            Options(hosts=hosts)
+    with pytest.raises(ValueError, match='no token'):
+        Options(hosts=(OTHER,), host_token=str(tmp_path / 'nothing'))
+    (tmp_path / 'token').write_text('x')
+    options = Options(hosts=(OTHER,), host_token=str(tmp_path / 'token'))
+    assert [str(each) for each in options.endpoints()] == [OTHER]
+    assert options.host_arguments == ['--host-token', str(tmp_path / 'token')]
+
+
+# --- with real servers, gateways and robots ---
+
+
+@pytest.fixture(scope='module')
+def two_hosts(tmp_path_factory):
+    """A fleet of two servers, with place for a robot each, and its gateway; and a second host with its own."""
+    folder = tmp_path_factory.mktemp('hosts')
+    files, socket, started = FleetFiles(folder), folder / 'front.sock', []
+    process = None
+    try:
+        gateway = HostGateway(files, 'a', FIRST, socket, folder / 'store')
+        started.append(gateway.stop_gateway)
+        other = Host(files, 'b', SECOND, gateway.url, options=('--backend', 'onnx'))
+        started.append(other.stop)
+        with open(folder / 'log', 'w') as log:
+            process = subprocess.Popen(
+                [sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--servers', '2', '--socket', str(socket),
+                 '--store', str(folder / 'store'), '--page', '-1', '--sessions', '1', '--full', '1000', '--host', other.url,
+                 '--host-token', files.files[0], '--host-ca', files.files[1], '--host-certificate', files.files[2],
+                 '--', '--backend', 'onnx', '--ticks', '0', '--realtime-priority', '0'], stdout=log, stderr=log)
+        other.server.wait()
+        wait_for(lambda: process.poll() is not None or [server['alive'] for server in servers(socket)] == [True] * 3,
+                 timeout=240.0)
+        assert process.poll() is None, (folder / 'log').read_text()
+        yield socket, gateway, other
+    finally:
+        if process:
+            process.terminate()
+            code = process.wait(60)
+        for stop in started[::-1]:
+            stop()
+    assert code == 0, (folder / 'log').read_text()
+
+
+def servers(socket):
+    try:
+        return ask_status(socket)['fleet']['servers']
+    except Unavailable:
+        return []
+
+
+def drive(robot, ticks=2):
+    for _ in range(ticks):
+        answer = robot.tick(due=60.0, patience=120.0)
+        assert answer.tier is not Tier.NONE, answer.reason
+        np.testing.assert_array_equal(answer.plan, robot.twin_answers(answer.tier)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.waiting
+def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(two_hosts):
+    socket, gateway, other = two_hosts
+    engine = load('tiny', 'onnx', sessions=8)
+    first, second = (Robot(seed, socket, engine, files=other.files) for seed in (1, 2))
+    for robot in (first, second):
+        drive(robot)
+    with pytest.raises(Unavailable, match='no server has'):
+        open_link(socket, '/without a certificate', None, 'stranger', patience=5.0)
+
+    third = Robot(3, socket, engine, files=other.files)
+    assert isinstance(third.link.connection, NetworkConnection)
+    assert [each['session'] for each in other.server.status()['robots']] == [third.session]
+    drive(third, 4)
+    # One that comes over the network, by its gateway, is sent on there by the same front.
+    fourth = Robot(4, gateway.endpoint, engine, files=other.files)
+    drive(fourth, 2)
+    assert {each['session'] for each in other.server.status()['robots']} == {third.session, fourth.session}
+
+    # A robot whose own server is to be emptied goes there, too, while it drives.
+    generation = first.generation
+    ask_move(socket, first.session, other.url, patience=60.0)
+    first.idle(1.0)
+    assert str(first.server) == other.url and first.generation == generation + 1
+    drive(first)
+    store = FileStore(socket.parent / 'store')
+    assert owner_of(store, first.session)[1] == other.url
+    store.close()
+    wait_for(lambda: servers(socket)[2]['sessions'] == 3)
+    with pytest.raises(MoveError, match='for that host to move'):
+        ask_move(socket, first.session, 'auto')
+
+    time.sleep(1.0)  # more than a session's period in the store, from tick to tick
+    drive(third, 1)
+    time.sleep(1.5)
+    other.stop(kill=True)
+    wait_for(lambda: not servers(socket)[2]['alive'] and servers(socket)[2]['problem'], timeout=15.0)
+    assert sum(server['alive'] for server in servers(socket)) == 2
+    for robot in (third, first):
+        robot.link.connection.close()
+        robot.link = None
+    # There is place for one of them, where the first one was.
+    wait_for(lambda: servers(socket)[0]['sessions'] + servers(socket)[1]['sessions'] == 1, timeout=30.0)
+    third.connect(socket)
+    assert third.link.frames >= 5 and not isinstance(third.link.connection, NetworkConnection)  # here, in its own past
+    assert third.tick(due=60.0, patience=120.0).tier is not Tier.NONE
+    for _ in range(3):  # it drives with its own model: nobody is sent to a host that is away
+        with pytest.raises(Unavailable, match='no server has'):
+            first.connect(socket)
+    drive(second)
+    for robot in (second, third, fourth):
+        robot.close()
