@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
 import threading
 import time
 from concurrent.futures import Future as Promise
@@ -171,8 +172,21 @@ def wait_for_socket(process, path, timeout=120.0):
     while not path.exists():
         if process.poll() is not None or time.monotonic() > end:
             process.kill()
-            raise AssertionError(f'nothing serves at {path}: {process.stderr.read()}')
+            raise AssertionError(f'nothing serves at {path}: {last_words(process)}')
         time.sleep(0.05)
+
+
+def last_words(process, timeout=5.0):
+    """
+    Return what a process that has ended wrote into its pipe of stderr.
+
+    A process that it started and left behind holds the pipe open, and then its end does not come: no more than ``timeout`` s
+    are spent on it.
+    """
+    try:
+        return process.communicate(timeout=timeout)[1]
+    except subprocess.TimeoutExpired as left:
+        return (left.stderr or b'').decode(errors='replace')
 
 
 def wait_for(condition, timeout=5.0, period=0.002):

@@ -43,6 +43,16 @@ def server(model, path):
         process.kill()
 
 
+def test_a_server_that_does_not_come_is_told_of_though_a_process_it_left_behind_holds_its_output(tmp_path):
+    code = 'import subprocess, sys; subprocess.Popen(["sleep", "30"]); sys.exit("no such model")'
+    begun = time.monotonic()
+    with subprocess.Popen([sys.executable, '-c', code], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        with pytest.raises(AssertionError, match='no such model'):
+            wait_for_socket(process, tmp_path / 'engine.sock')
+        os.killpg(process.pid, signal.SIGKILL)
+    assert time.monotonic() - begun < 25.0
+
+
 def drive(link, frames):
     """Send frames, and return the plans; each frame waits for the plan before it."""
     plans = []
