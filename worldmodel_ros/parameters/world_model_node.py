@@ -20,7 +20,8 @@ PARAMETERS = (
     Param('model', 'tiny', 'name of a shipped model, or a folder that `worldmodel train` wrote, or one with `world.json`: an '
           'open world model, which predicts and never commands', while_configured=True),
     Param('backend', 'auto', 'what runs the networks; auto takes torch on a GPU and for a model over tiles, else ONNX '
-          'Runtime. Of the others, torch-bf16, torch-compiled, torch-fp8 and torch-fp4 are for GPUs', choices=BACKENDS, while_configured=True),
+          'Runtime. Of the others, torch-bf16, torch-compiled, torch-fp8 and torch-fp4 are for '
+          'GPUs', choices=BACKENDS, while_configured=True),
     Param('threads', 1, 'threads of one network call on a CPU; more than one pays only on an idle machine', low=1, high=256,
           while_configured=True),
     Param('gpus', 1, 'GPUs of this machine that the model is divided among, if its preset has tiles or it is an open world '
