@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rclpy
 from builtin_interfaces.msg import Time
-from dds import received_at, without_shared_memory
+from dds import on_its_thread, received_at, without_shared_memory
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from rcl_interfaces.msg import Parameter as ParameterMessage
@@ -124,7 +124,7 @@ class Rig:
         assert client.wait_for_service(DEADLINE)
         future = client.call_async(request)
         wait_for(future.done, f'an answer of {name}')
-        self.node.destroy_client(client)
+        on_its_thread(self.executor, self.node.destroy_client, client)
         return future.result()
 
     def reset(self) -> Trigger.Response:

@@ -1,7 +1,10 @@
 """DDS as tests have it: the transports of the processes that they start, and when a message was there."""
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from rclpy.executors import Executor
 
 from worldmodel_ros.bringup.description import load
 from worldmodel_ros.clocks import wall_minus_steady
@@ -14,6 +17,19 @@ def received_at(info: Mapping[str, Any]) -> float:
     This process may pause, to collect its garbage for one, before it comes to it.
     """
     return (info['received_timestamp'] - wall_minus_steady()) * 1e-9
+
+
+def on_its_thread(executor: Executor, function: Callable[..., object], *arguments: object) -> None:
+    """
+    Have the thread that spins an executor call a function.
+
+    Such as what destroys a client: where another thread does, rclpy may just be collecting what it waits for, and raises
+    InvalidHandle out of spin_once, which ends that thread.
+    """
+    done, end = executor.create_task(function, *arguments), time.monotonic() + 20.0
+    while not done.done():
+        assert time.monotonic() < end, 'nothing spins this executor'
+        time.sleep(0.001)
 
 
 def without_shared_memory(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

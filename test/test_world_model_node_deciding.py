@@ -110,7 +110,7 @@ def test_markers_show_the_chosen_candidate_in_green_the_others_in_red_and_what_i
     drawn = []
     subscription = node.tester.create_subscription(MarkerArray, 'decision_paths', drawn.append, STATUS)
     wait_for(lambda: (node.film(0.2), drawn)[1], 'markers')
-    node.tester.destroy_subscription(subscription)
+    node.forget(subscription)
     candidates = [marker for marker in drawn[-1].markers if marker.ns == 'candidates']
     green = [marker for marker in candidates if marker.color.g > 0.5]
     others = [marker for marker in candidates if marker not in green]

@@ -8,6 +8,7 @@ from array import array
 
 import numpy as np
 import rclpy
+from dds import on_its_thread
 from diagnostic_msgs.msg import DiagnosticArray
 from fake_engine import FakeEngine
 from geometry_msgs.msg import Twist, TwistStamped
@@ -104,6 +105,10 @@ class Rig:
         for spinning in self.spinning:
             spinning.close()
         rclpy.shutdown(context=self.context)
+
+    def forget(self, subscription):
+        """Hear no more of a subscription of the tester."""
+        on_its_thread(self.spinning[1].executor, self.tester.destroy_subscription, subscription)
 
     def call(self, kind, name, request, timeout=DEADLINE):
         client = self.clients.get(name)

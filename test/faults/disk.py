@@ -286,7 +286,7 @@ def session_model_killed(running: Running) -> Seen:
         time.sleep(0.005)
         took = stop(rig, running.send(f'/{MODEL}', signal.SIGKILL), STOP_LATENCY)
     finally:
-        rig.observer.node.destroy_client(client)
+        rig.observer.forget(client)
     outcome = afterwards(rig, RESTART)
     # The former one, or the one that was being saved, which is of another drive and may be longer or shorter: but whole, by its
     # checksum.

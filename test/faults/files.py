@@ -142,7 +142,7 @@ def bag_bit_flip(running: Running) -> Seen:
         code, took = player.poll(), time.monotonic() - start
     finally:
         player.kill()
-        rig.observer.node.destroy_subscription(subscription)
+        rig.observer.forget(subscription)
     assert code == 0, f'the player ended with {code}'
     # What lies outside the chunk of the flipped bit is played.
     chunk = CHUNK_BYTES / (file.stat().st_size / max(1, before))

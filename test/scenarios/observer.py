@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dds import received_at
+from dds import on_its_thread, received_at
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from nav_msgs.msg import Odometry
+from rclpy.client import Client
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
@@ -84,6 +86,11 @@ class Observer:
         with self.changed:
             received = self._received[topic]
             return received[-1] if received else None
+
+    def forget(self, client_or_subscription: Client | Subscription) -> None:
+        """Destroy a client or a subscription of the node."""
+        destroy = self.node.destroy_client if isinstance(client_or_subscription, Client) else self.node.destroy_subscription
+        on_its_thread(self._executor, destroy, client_or_subscription)
 
     def close(self) -> None:
         """End the thread and destroy the node."""

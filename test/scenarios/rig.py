@@ -126,7 +126,7 @@ class Rig:
                 if future.done():
                     return future.result()
             finally:
-                self._node.destroy_client(client)
+                self.observer.forget(client)
         raise AssertionError(f'{service} of {self.full_name("")} did not answer within {timeout:.0f} s')
 
     def set(self, node: str, **values: Any) -> None:
