@@ -303,6 +303,16 @@ def test_the_process_ends_with_the_bag(bag, given, code, said):
 
 
 @pytest.mark.ros
+@pytest.mark.untimed
+def test_a_player_that_hangs_at_its_end_is_ended_with_where_it_stood(bag):
+    program = ('import time\nfrom worldmodel_ros.nodes.bag_player import node\nnode._ENDING = 2.0\n'
+               'node.BagPlayer.on_shutdown = lambda self: time.sleep(1e6)\nnode.main()')
+    done = subprocess.run([sys.executable, '-c', program, '--ros-args', '-p', f"bag:='{bag}'", '-p', 'wait_s:=0.1',
+                           '-p', 'rate:=10.0'], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and '_say_goodbye' in done.stderr, done.stderr
+
+
+@pytest.mark.ros
 def test_a_bag_is_replayed_into_the_whole_system_by_one_command_and_recorded(bag, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Deadlines are of the bag's time: played slower, it leaves the model longer.

@@ -6,6 +6,7 @@ so that with use_sim_time the ages of images and the executed actions come out a
 """
 from __future__ import annotations
 
+import faulthandler
 import signal
 import threading
 import time
@@ -45,19 +46,20 @@ _TYPES = {IMAGE: Image, COMPRESSED_IMAGE: CompressedImage, CAMERA_INFO: CameraIn
 _STEP_TIMEOUT = 5.0    # s, for ~/play_next to see its message published
 _ACK_TIMEOUT = 2.0     # s, for the last messages to be received
 _LAST_ANSWER = 0.5     # s, for what follows from the last message
+_ENDING = 30.0         # s, from the end of the bag to that of the process
 _POLL = 0.1            # s
 _BEHIND = 0.02         # s, of lateness that is worth a warning
 
 
 class BagPlayer(Node):
     """
-    The node. When the bag has ended it calls ``on_end``, from a thread of its own: by default that interrupts the
-    process. ``failed`` tells whether it ended early.
+    The node. When the bag has ended it calls ``on_end``, from a thread of its own: by default that ends the process.
+    ``failed`` tells whether it ended early.
     """
 
-    def __init__(self, on_end: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT), **options: Any) -> None:
+    def __init__(self, on_end: Callable[[], None] | None = None, **options: Any) -> None:
         super().__init__('bag_player', **options)
-        self._on_end, self.failed = on_end, False
+        self._on_end, self.failed = on_end or _end_this_process, False
         self._settings = Parameters(self, PARAMETERS, self._on_parameter)
         self._bag, self._parts = self._open()
         self._outputs = {part.topic.name: self._output(part) for part in self._parts}
@@ -202,6 +204,12 @@ class BagPlayer(Node):
         response.success = self._time.step(_STEP_TIMEOUT)
         response.message = '' if response.success else 'nothing was played: pause first, or the bag has ended'
         return response
+
+
+def _end_this_process() -> None:
+    """Interrupt it. Who replays a bag waits for its end: one that does not come is made, with where each thread stands."""
+    faulthandler.dump_traceback_later(_ENDING, exit=True)
+    signal.raise_signal(signal.SIGINT)
 
 
 def main() -> int:
