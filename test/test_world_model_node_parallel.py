@@ -36,7 +36,7 @@ def film_until(node, condition, what):
 
 def test_it_drives_says_what_it_has_lost_and_drives_on_when_that_is_back(folder):
     with rig('configure', 'activate', goal='red', load_engine=load, model=str(folder), backend='torch', gpus=2,
-             parallel='sequence', deadline_s=1.0, camera_timeout_s=PATIENCE) as node:
+             parallel='sequence', patience=PATIENCE, deadline_s=1.0, camera_timeout_s=PATIENCE) as node:
         def newest():
             return node.messages()[-1]
         film_until(node, lambda: node.messages() and newest().tier in MOTION, 'a command')

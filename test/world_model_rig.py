@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+import traceback
 from array import array
 
 import numpy as np
@@ -53,7 +54,10 @@ class Spinning:
 
     def _spin(self):
         while self.running:
-            self.executor.spin_once(timeout_sec=0.05)
+            try:
+                self.executor.spin_once(timeout_sec=0.05)
+            except Exception:  # ends no node: nodes/common/spin.py
+                traceback.print_exc()
 
     def close(self):
         self.running = False
@@ -199,11 +203,11 @@ def wait_for(condition, what, timeout=DEADLINE):
 
 
 @contextlib.contextmanager
-def rig(*transitions, goal='', load_engine=None, namespace='', **parameters):
-    """Run a node to the end of the block; after ``transitions``, with a goal if there is one."""
+def rig(*transitions, goal='', load_engine=None, namespace='', patience=DEADLINE, **parameters):
+    """Run a node to the end of the block; after ``transitions``, within ``patience`` s each, with a goal if there is one."""
     subject = Rig(load_engine, namespace, **parameters)
     try:
-        assert subject.change(*transitions)
+        assert subject.change(*transitions, timeout=patience)
         if goal:
             subject.set_goal(goal)
         yield subject
