@@ -323,7 +323,10 @@ class Front:
     def _look_all(self) -> None:
         own = sorted(self._own)
         for number, status in zip(own, self._looks.map(_status, [self.servers[number].address for number in own]), strict=True):
-            self._take(number, None if status is None else ServerStatus.read(status))
+            try:
+                self._take(number, None if status is None else ServerStatus.read(status))
+            except Unavailable as error:  # the others are looked at all the same
+                self._take(number, None, str(error))
 
     def _look_at_host_always(self, number: int) -> None:
         while not self._over.wait(POLL):
