@@ -52,7 +52,7 @@ def test_every_command_comes_while_the_server_imagines_hangs_dies_and_comes_back
                 """Return the commands to the images of so long, of which a busy machine may lose some."""
                 before = len(node.messages())
                 node.film(seconds)
-                wait_for(lambda: len(node.messages()) >= before + round(8 * seconds), 'an answer to each image')
+                wait_for(lambda: len(node.messages()) >= before + int(8 * seconds), 'an answer to each image')
                 return node.messages()[before:]
 
             def images():
