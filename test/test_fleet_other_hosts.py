@@ -288,7 +288,7 @@ def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(t
     third.connect(socket)
     assert third.link.frames >= 5 and not isinstance(third.link.connection, NetworkConnection)  # here, in its own past
     assert third.tick(due=60.0, patience=120.0).tier is not Tier.NONE
-    for _ in range(3):  # it drives with its own model: nobody is sent to a host that is away
+    for _ in range(3):  # it drives with its own model: no robot is sent to a host that is away
         with pytest.raises(Unavailable, match='no server has'):
             first.connect(socket)
     drive(second)

@@ -87,42 +87,33 @@ def _new_folder(running: Running) -> Path:
     return running.disk.path / f'bag_{time.monotonic_ns()}'
 
 
-def _recorder_ends(number: int, running: Running) -> Seen:
+def _recorder_ends(end: Callable[[Recording], float], code: int, running: Running) -> Seen:
+    """``end`` ends it, with this exit code, and returns when that was (steady, s)."""
     rig = running.rig
     rig.drive()
     with recording(running, _new_folder(running)) as recorder:
         rig.watch(CHUNK + 2.0)
         rig.drive()
         start = time.monotonic()
-        code = recorder.end(number)
-        took = time.monotonic() - start
-        assert code == (-number if number == signal.SIGKILL else 0), f'it ended with {code}'
+        took = end(recorder) - start
+        found = recorder.process.wait(5.0)
+        assert found == code, f'it ended with {found}'
         rig.watch(1.0)
         drives_through(rig, start)
-        safe = start - (CHUNK if number == signal.SIGKILL else SETTLED)
-        return Seen(UNRECORDED, took, recorder.lost((recorder.began, safe)))
+        return Seen(UNRECORDED, took, recorder.lost((recorder.began, start - (CHUNK if code else SETTLED))))
 
 
-for _name in ('sigkill', 'sigterm', 'sigint'):
+def _signalled(number: int, recorder: Recording) -> float:
+    recorder.end(number)
+    return time.monotonic()
+
+
+for _name, _code in (('sigkill', -signal.SIGKILL), ('sigterm', 0), ('sigint', 0)):
     case(ONE_ROBOT, UNRECORDED, 'to its end', 3.0, name=f'recorder_{_name}', what=f'{_name.upper()} to the recorder')(
-        partial(_recorder_ends, getattr(signal, _name.upper())))
-
-
-@case(ONE_ROBOT, UNRECORDED, 'to its end', 5.0, needs=cannot_limit)
-def recorder_out_of_memory(running: Running) -> Seen:
-    """The recorder has no more memory (a control group's limit): the kernel ends it"""
-    rig = running.rig
-    rig.drive()
-    with recording(running, _new_folder(running)) as recorder:
-        rig.watch(CHUNK + 2.0)
-        rig.drive()
-        start = time.monotonic()
-        ended = starve(recorder.process.pid, 'the recorder')
-        code = recorder.process.wait(5.0)
-        assert code == -signal.SIGKILL, f'it ended with {code}, and not by the kernel'
-        rig.watch(1.0)
-        drives_through(rig, start)
-        return Seen(UNRECORDED, ended - start, recorder.lost((recorder.began, start - CHUNK)))
+        partial(_recorder_ends, partial(_signalled, getattr(signal, _name.upper())), _code))
+case(ONE_ROBOT, UNRECORDED, 'to its end', 5.0, needs=cannot_limit, name='recorder_out_of_memory',
+     what="The recorder has no more memory (a control group's limit): the kernel ends it")(
+    partial(_recorder_ends, lambda recorder: starve(recorder.process.pid, 'the recorder'), -signal.SIGKILL))
 
 
 @case(ONE_ROBOT, WITHOUT_A_PART, 'longest pause of the robot', PAUSE)

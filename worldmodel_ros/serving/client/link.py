@@ -69,7 +69,7 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
     ``own``; None: it has none, and takes a server of any robot. A server with a store goes on with what it knows of
     ``session``; one whose generation of it is below ``generation`` is not believed. Any server keeps the session for
     ``linger`` s when the connection is lost, for who comes back with its name. ``files``: as ``Endpoint.files``, for where it
-    is sent on to another host; a fleet sends nobody there who has no certificate. ``for_mobile``: it is
+    is sent on to another host; a fleet sends no robot there that has no certificate. ``for_mobile``: it is
     opened for a robot that connects to another host by itself.
 
     Raises Unavailable; SentOn, where that robot has to.
