@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PHASE, REPORT, ONLY, FILES = (
     os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
-# s: past `timeout` of pyproject.toml, at which pytest-timeout interrupts a test, nothing has interrupted it.
+# s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
 HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '700'))
 
 _ENDED = pytest.StashKey[bool]()
@@ -37,7 +37,7 @@ def _unused_domain() -> int:
     """
     Return a domain id from 1 to 100 in which no process of this machine takes part; each worker has its own ids.
 
-    Nor is it one in which a process was killed: its ports in shared memory stay, with a mutex that may be locked for ever.
+    Nor is it one in which a process was killed, if there is another: its ports in shared memory stay, with their mutexes.
     """
     left = {int(file.name.removeprefix('fastrtps_port').removesuffix('_el')) for file in
             Path('/dev/shm').glob('fastrtps_port*')}

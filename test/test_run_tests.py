@@ -175,7 +175,6 @@ def test_a_phase_that_dies_of_a_signal_fails_and_tells_in_which_test(tmp_path):
 
 HANGS = '''
 def test_hangs():
-    stuck = 'here'
     {}signal.pause()
 
 def test_after_it():

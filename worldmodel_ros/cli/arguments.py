@@ -53,6 +53,16 @@ def add_bringup(parser: argparse.ArgumentParser) -> None:
                         help='parameter files that win over those in config/')
 
 
+def add_host_files(parser: argparse._ActionsContainer) -> None:
+    """Add the files by which gateways of other hosts are reached: ``--host-token``, ``--host-ca``, ``--host-certificate``."""
+    parser.add_argument('--host-token', default='', metavar='FILE', help='token with which the gateways of other hosts are '
+                        'reached (default: none)')
+    parser.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
+                        'system\'s)')
+    parser.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
+                        '(default: none)')
+
+
 def add_start(parser: argparse.ArgumentParser) -> None:
     """Add how nodes are started and watched: ``--logs`` and ``--activation-timeout``."""
     parser.add_argument('--logs', type=Path, default=Path('out/log'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from worldmodel_ros.cli import arguments
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
 
 _EXAMPLES = """\
@@ -42,12 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        'is placed there and drives with its own model instead (default: 0.85)')
     start.add_argument('--host', action='append', default=[], metavar='URL', help='wss://host:port of another host\'s gateway, '
                        'whose server gets robots that no server here has time for; may be given again (default: none)')
-    start.add_argument('--host-token', default='', metavar='FILE', help='token with which other hosts\' gateways are reached '
-                       '(default: none)')
-    start.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
-                       'system\'s)')
-    start.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
-                       '(default: none)')
+    arguments.add_host_files(start)
     start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='of the front, under SCHED_FIFO where '
                        'that is permitted: below that of the servers, 1 to 99, or 0 for none (default: 10)')
     start.add_argument('--page', type=int, default=8090, metavar='PORT', help='of the page that shows the fleet, on this '

@@ -5,6 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from worldmodel_ros.cli import arguments
 from worldmodel_ros.engine.backends import BACKENDS, PARALLEL_KINDS
 from worldmodel_ros.engine.session_folder import MAX_FILES, MAX_MB
 from worldmodel_ros.exit_codes import BAD_CONFIGURATION
@@ -90,12 +91,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         'the others are in the store until they are expected to tick (default: 0, all of them)')
     parser.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway before this server, '
                         'by which sessions of other hosts come here (default: none)')
-    parser.add_argument('--host-token', default='', metavar='FILE', help='token with which it reaches the gateways of other '
-                        'hosts (default: none)')
-    parser.add_argument('--host-ca', default='', metavar='FILE', help='authorities of their certificates (default: the '
-                        'system\'s)')
-    parser.add_argument('--host-certificate', default='', metavar='FILE', help='certificate of this host, with its key, PEM '
-                        '(default: none)')
+    arguments.add_host_files(parser)
     parser.add_argument('--status', action='store_true', help='print the state of the running server, and end')
     parser.set_defaults(run=_run)
 

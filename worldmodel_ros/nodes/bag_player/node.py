@@ -51,15 +51,21 @@ _POLL = 0.1            # s
 _BEHIND = 0.02         # s, of lateness that is worth a warning
 
 
+def _end_this_process() -> None:
+    """Interrupt it. Who replays a bag waits for its end: one that does not come is made, with where each thread stands."""
+    faulthandler.dump_traceback_later(_ENDING, exit=True)
+    signal.raise_signal(signal.SIGINT)
+
+
 class BagPlayer(Node):
     """
     The node. When the bag has ended it calls ``on_end``, from a thread of its own: by default that ends the process.
     ``failed`` tells whether it ended early.
     """
 
-    def __init__(self, on_end: Callable[[], None] | None = None, **options: Any) -> None:
+    def __init__(self, on_end: Callable[[], None] = _end_this_process, **options: Any) -> None:
         super().__init__('bag_player', **options)
-        self._on_end, self.failed = on_end or _end_this_process, False
+        self._on_end, self.failed = on_end, False
         self._settings = Parameters(self, PARAMETERS, self._on_parameter)
         self._bag, self._parts = self._open()
         self._outputs = {part.topic.name: self._output(part) for part in self._parts}
@@ -204,12 +210,6 @@ class BagPlayer(Node):
         response.success = self._time.step(_STEP_TIMEOUT)
         response.message = '' if response.success else 'nothing was played: pause first, or the bag has ended'
         return response
-
-
-def _end_this_process() -> None:
-    """Interrupt it. Who replays a bag waits for its end: one that does not come is made, with where each thread stands."""
-    faulthandler.dump_traceback_later(_ENDING, exit=True)
-    signal.raise_signal(signal.SIGINT)
 
 
 def main() -> int:
