@@ -175,9 +175,14 @@ def play(device: RecordedDevice, robots: int, way: str, seed: int = 0, settle: f
 
 
 def record(seconds: float, priority: int, model: str, backend: str, random_weights: bool = False) -> dict:
-    """Times of the units of ticks, one tick each 17 ms, as a busy service has them."""
+    """Times of the units of ticks, one tick each 17 ms, as a busy service has them.
+
+    What a back end compiles or captures is done before, and the first second and the ticks until the window is full do not
+    count. Raises RuntimeError where a unit was not measured.
+    """
     apply(logging.getLogger(__name__), priority)
-    engine = (load_random if random_weights else load)(model, backend, sessions=1)
+    engine = (load_random if random_weights else load)(model, backend, sessions=2)
+    engine.warm_up()
     session, spec = engine.open_session(), engine.spec
     frame = np.random.default_rng(0).integers(0, 256, (*spec.image_size, 3), dtype=np.uint8)
 
@@ -187,17 +192,27 @@ def record(seconds: float, priority: int, model: str, backend: str, random_weigh
         plan = yield from session.planning(spec.goals[0])
         yield from session.imagining(plan)
 
-    networks, batches, begin = ['observe', 'denoise'], [], time.monotonic() + 1.0
+    networks, batches, begin, ticks = ['observe', 'denoise'], [], math.inf, 0
+    since = time.monotonic()
     while (at := time.monotonic()) < begin + seconds:
+        if begin == math.inf and ticks > 2 * spec.window_frames and at >= since + 1.0:
+            begin = at
+        ticks += 1
         work = Work(tick())
         while work.boundary:
             name, start = work.boundary.unit, time.monotonic()
             if error := run_unit([work], engine.backend)[0]:
                 raise error
+            engine.backend.settle()  # a GPU has only been given the work
             if name in networks and start > begin:
                 batches.append(f'{networks.index(name)} {start - begin:.4f} {(time.monotonic() - start) * 1e3:.2f}')
         time.sleep(max(0.001, at + 0.017 - time.monotonic()))
-    return {**provenance(), 'model': model, 'backend': backend, 'priority': priority, 'networks': networks, 'batches': batches}
+    for index, name in enumerate(networks):
+        if not any(batch.startswith(f'{index} ') for batch in batches):
+            raise RuntimeError(f'no {name} was measured in {seconds:g} s: record for longer')
+    return {**provenance(), 'model': model, 'backend': engine.backend.name, 'asked_backend': backend,
+            'weights': 'random' if random_weights else 'trained', 'priority': priority, 'networks': networks,
+            'batches': batches}
 
 
 def main() -> int:
