@@ -8,6 +8,7 @@ late and no session alone can mend that, two of them are moved, one after the ot
 """
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -63,37 +64,48 @@ def waiting_cost(rhythms: Mapping[Hashable, Rhythm], period: float, route: Seque
     no room cost the others none. ``route``: networks that a tick passes one after the other, in batches of at most ``largest``.
     """
     coming = sorted((rhythm.phase + k * period, rhythm.lead, k) for rhythm in rhythms.values() for k in range(_PERIODS))
-    waiting: list[tuple[float, float, int, int]] = []  # deadline, arrival, period, networks passed
-    free, cost, at = 0.0, 0.0, 0
-    rest = [sum(times(network, 1) for network in route[passed:]) for passed in range(len(route))]
-    while waiting or at < len(coming):
+    waiting: list[tuple[float, float, int, int]] = []  # deadline, arrival, period, networks passed; in order
+    free, cost, at, last, left = 0.0, 0.0, 0, len(route), len(rhythms)  # left: ticks that count and are not done
+    rest = [sum(times(network, 1) for network in route[passed:]) for passed in range(last)]
+    sizes: dict[tuple[str, int], int] = {}  # of the batch that is made where so many ticks wait for a network
+    while left:  # what comes after the last tick that counts changes nothing
         if not waiting:
             free = max(free, coming[at][0])
         while at < len(coming) and coming[at][0] <= free + _TOGETHER:
             arrival, lead, k = coming[at]
-            waiting.append((arrival + lead, arrival, k, 0))
+            insort(waiting, (arrival + lead, arrival, k, 0))
             at += 1
-        waiting.sort()
         deadline, _, k, passed = waiting[0]
         if free + rest[passed] > deadline:
             del waiting[0]
-            cost += _LATE if k == 1 else 0.0
+            if k == 1:
+                cost, left = cost + _LATE, left - 1
             continue
         network = route[passed]
-        batch = [tick for tick in waiting if route[tick[3]] == network][:largest]
-        # As the scheduler does, which makes no larger batch for a saving that is next to nothing.
-        each = [times(network, count) / count for count in range(1, len(batch) + 1)]
-        batch = batch[:next(count for count, one in enumerate(each, 1) if one <= 1.02 * min(each))]
-        free += times(network, len(batch))
-        for tick in batch:
+        batch = [tick for tick in waiting if route[tick[3]] == network][:largest] if largest > 1 else [waiting[0]]
+        size = sizes.get((network, len(batch)))
+        if size is None:
+            # As the scheduler does, which makes no larger batch for a saving that is next to nothing.
+            each = [times(network, count) / count for count in range(1, len(batch) + 1)]
+            size = next(count for count, one in enumerate(each, 1) if one <= 1.02 * min(each))
+            sizes[network, len(batch)] = size
+        free += times(network, size)
+        for tick in batch[:size]:
             waiting.remove(tick)
             deadline, arrival, k, passed = tick
-            if passed + 1 < len(route):
-                waiting.append((deadline, arrival, k, passed + 1))
+            if passed + 1 < last:
+                insort(waiting, (deadline, arrival, k, passed + 1))
             elif k == 1:
                 needed = (free - arrival) / (deadline - arrival)
                 cost += needed * needed + (_LATE if needed > 1.0 else 0.0)
+                left -= 1
     return cost
+
+
+def least_cost(rhythms: Mapping[Hashable, Rhythm], route: Sequence[str], times: Times) -> float:
+    """Return what ``waiting_cost`` is not below at any phases, where the time of a batch does not fall with its size."""
+    work = sum(times(network, 1) for network in route) - _TOGETHER  # one that comes with another begins a little early
+    return sum(min(_LATE, (max(0.0, work) / rhythm.lead) ** 2) for rhythm in rhythms.values()) - 1e-9
 
 
 class PhaseAdvice:
@@ -149,7 +161,9 @@ class PhaseAdvice:
             return waiting_cost({**self._rhythms, **moved}, self._period, route, taken, largest)
         choices = self._choices(session)
         now = cost({}) if choices else 0.0
-        for earlier, rhythm in choices:
+        # Where ticks go so well together that no phases could save enough, as they mostly do, none is tried.
+        worth = now - least_cost(self._rhythms, route, taken) > _GAIN * now
+        for earlier, rhythm in choices if worth else ():
             saves = now - cost({session: rhythm})
             if saves > max(_GAIN * now, best.saves):
                 best = Move(saves, earlier)
