@@ -23,6 +23,8 @@ from worldmodel_ros.serving.fleet.front import SETTINGS, Front
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 from worldmodel_ros.serving.fleet.process import Options
 from worldmodel_ros.serving.fleet.router import NoRoom
+from worldmodel_ros.serving.fleet.scaling import Homecoming
+from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import ListeningSocket
 
 OWN, OTHER, THIRD = Path('/nowhere/0.sock'), 'wss://127.0.0.2:8000', 'wss://127.0.0.3:8000'
@@ -42,10 +44,11 @@ def status(tick_ms=20.0, sessions=8, robots=(), preset='tiny', **more):
 class Fleet:
     """A front whose looks at servers are answered from here. ``hosts``: a status, an error, or what gives one."""
 
-    def __init__(self, folder, own, hosts, settings=SETTINGS, sessions=8):
+    def __init__(self, folder, own, hosts, settings=SETTINGS, sessions=8, home=''):
         self.own, self.hosts = own, hosts
         self.listening = ListeningSocket(folder / 'front.sock')
-        self.front = Front(self.listening, [OWN], sessions, settings=settings, hosts=[Endpoint(host) for host in hosts])
+        self.front = Front(self.listening, [OWN], sessions, settings=settings,
+                           hosts=[Endpoint(host) for host in hosts], home=home)
 
     def of(self, number):
         return self.front.status()['fleet']['servers'][number]
@@ -181,12 +184,57 @@ def test_a_front_that_comes_back_learns_what_other_hosts_run_and_moves_nothing_f
     assert str(made.front.place('a', mobile=True)) == OTHER
 
 
+@pytest.mark.parametrize('home, moved', [('wss://127.0.0.1:8000', True), ('', False)])
+def test_a_session_comes_back_when_an_own_server_has_had_time_for_a_while(fleet, monkeypatch, home, moved):
+    asked = []
+
+    def move(source, session, target):
+        asked.append((str(source), session, target))
+        made.hosts[OTHER] = status(tick_ms=40.0, robots=[('of its own', 1)])
+        made.own = status(tick_ms=60.0, robots=[(session, 2)])
+    monkeypatch.setattr(fronts, 'ask_move', move)
+    monkeypatch.setattr(fronts, 'Homecoming', lambda low: Homecoming(low, calm=0.3))
+    made = fleet(status(tick_ms=60.0), {OTHER: status(tick_ms=40.0, robots=[('of its own', 1)])}, home=home)
+    wait_for(lambda: all(made.alive()) and made.of(1)['sessions'] == 1)
+    assert made.front.place('a') == OWN
+    made.own = status(tick_ms=60.0, robots=[('a', 1)])
+    assert str(made.front.place('b', mobile=True)) == OTHER
+    made.hosts[OTHER] = status(tick_ms=40.0, robots=[('of its own', 1), ('b', 1)])
+    time.sleep(0.8)
+    assert not asked  # there is no time for it here
+    made.own = status(tick_ms=60.0)
+    time.sleep(0.2)
+    with made.front._lock:
+        made.front._router.release('a')  # it has left
+    if moved:
+        wait_for(lambda: asked, timeout=10.0)
+    time.sleep(0.8)
+    assert asked == ([(OTHER, 'b', home)] if moved else [])  # once, and what is the other host's own stays there
+    assert made.front.counts['returned'] == moved
+
+
+def test_who_asks_for_a_session_that_is_not_expected_is_refused(fleet):
+    made = fleet(status(), {OTHER: status()}, home='wss://127.0.0.1:8000')
+    wait_for(lambda: all(made.alive()))
+    made.front.place('a', mobile=True)
+    answers = []
+
+    class Asking:
+        def send(self, message):
+            answers.append(message)
+    for session in ('a', 'unknown'):
+        made.front._forward(Asking(), messages.TakeOver(7, session, 2))
+    assert all('is not expected here' in answer.refusal and answer.number == 7 for answer in answers) and len(answers) == 2
+
+
 def test_options_that_name_no_other_host_are_refused(tmp_path):
     for hosts, why in ((('wss://x:1', 'wss://x:1'), 'named twice'), (('x:1',), 'is no wss'), (('ws://far:1',), 'use wss')):
         with pytest.raises(ValueError, match=why):
             Options(hosts=hosts)
     with pytest.raises(ValueError, match='no token'):
         Options(hosts=(OTHER,), host_token=str(tmp_path / 'nothing'))
+    with pytest.raises(ValueError, match='from other hosts, and there is none'):
+        Options(host_address=OTHER)
     (tmp_path / 'token').write_text('x')
     options = Options(hosts=(OTHER,), host_token=str(tmp_path / 'token'))
     assert [str(each) for each in options.endpoints()] == [OTHER]
@@ -211,6 +259,7 @@ def two_hosts(tmp_path_factory):
             process = subprocess.Popen(
                 [sys.executable, '-m', 'worldmodel_ros.cli', 'fleet', 'up', '--servers', '2', '--socket', str(socket),
                  '--store', str(folder / 'store'), '--page', '-1', '--sessions', '1', '--full', '1000', '--host', other.url,
+                 '--host-address', gateway.url,
                  '--host-token', files.files[0], '--host-ca', files.files[1], '--host-certificate', files.files[2],
                  '--', '--backend', 'onnx', '--ticks', '0', '--realtime-priority', '0'], stdout=log, stderr=log)
         other.server.wait()
@@ -271,8 +320,28 @@ def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(t
     assert owner_of(store, first.session)[1] == other.url
     store.close()
     wait_for(lambda: servers(socket)[2]['sessions'] == 3)
-    with pytest.raises(MoveError, match='for that host to move'):
-        ask_move(socket, first.session, 'auto')
+    # It is told to come back, to where there is place again: by the gateway and the front, in its own past, while it drives.
+    ask_move(socket, first.session, 'auto', patience=60.0)
+    first.idle(1.0)
+    assert str(first.server) != other.url and first.generation == generation + 2
+    drive(first)
+    wait_for(lambda: [server['sessions'] for server in servers(socket)] == [1, 1, 2])
+    # When its robot has left, another one comes back without being asked, and takes what is unanswered with it.
+    first.close()
+    away, end = {third.session, fourth.session}, time.monotonic() + 60.0
+    while len(away) == 2 and time.monotonic() < end:
+        for each in (third, fourth):
+            drive(each, 1)
+        away = {each['session'] for each in other.server.status()['robots']}
+    back, stays = (third, fourth) if fourth.session in away else (fourth, third)
+    assert away == {stays.session}
+    drive(back)
+    drive(stays)
+    assert back.generation == stays.generation + 1
+    wait_for(lambda: [server['sessions'] for server in servers(socket)] == [1, 1, 1])
+    time.sleep(3.0)
+    assert [server['sessions'] for server in servers(socket)] == [1, 1, 1]  # and nothing goes to and fro
+    first, third, fourth = back, stays, first
 
     time.sleep(1.0)  # more than a session's period in the store, from tick to tick
     drive(third, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
@@ -12,7 +13,7 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.serving.fleet.front import SETTINGS, Front
 from worldmodel_ros.serving.fleet.pools import LocalPool
 from worldmodel_ros.serving.fleet.process import Options, scale
-from worldmodel_ros.serving.fleet.scaling import Scaler, ScalingSettings
+from worldmodel_ros.serving.fleet.scaling import Homecoming, Scaler, ScalingSettings
 from worldmodel_ros.serving.transport.address import ListeningSocket
 
 FLEET = ScalingSettings(fewest=1, most=3, patience=2.0, calm=10.0, spare=1.0, calm_spare=3.0, start_up=60.0)
@@ -140,3 +141,58 @@ def test_a_full_fleet_gets_a_server_and_the_robots_of_one_that_is_not_needed_go_
         front.close()
         pool.close()
         listening.close()
+
+
+# --- sessions that come back from another host ---
+
+
+def simulate(share, noise, robots, seed, low, calm=10.0, full=0.85, seconds=600.0):
+    """
+    Robots of which those that there was no time for are away, and each leaves at some time. What is believed of the ``share``
+    of one varies by ``noise``; above ``full`` + 0.05 the newest is moved away. Returns (time, robot, away or back).
+    """
+    rng, coming, moves = np.random.default_rng(seed), Homecoming(low, calm), []
+    here = list(range(min(robots, int(full / (share * (1.0 + noise)) + 1e-9))))
+    away = list(range(len(here), robots))
+    for now in np.arange(0.0, seconds, 0.5):
+        believed = share * (1.0 + rng.uniform(-noise, noise))
+        for of in (here, away):
+            if of and rng.random() < 0.01:
+                of.pop(rng.integers(len(of)))
+        if here and len(here) * believed > full + 0.05:
+            away.append(here.pop())
+            moves.append((now, away[-1], 'away'))
+        elif coming.decide({0: len(here) * believed}, believed, bool(away), now):
+            here.append(away.pop())
+            moves.append((now, here[-1], 'back'))
+    return moves
+
+
+@given(share=st.floats(0.05, 0.4), noise=st.floats(0.0, 0.08), robots=st.integers(1, 20), seed=st.integers(0, 10**6))
+def test_no_session_goes_to_and_fro_while_loads_vary_by_less_than_the_hysteresis(share, noise, robots, seed):
+    """From 0.8 times the mark to 5 % above it is more than what 8 % either way make of a load."""
+    moves = simulate(share, noise, robots, seed, low=0.8 * 0.85)
+    assert all(kind == 'back' for _, _, kind in moves) and len({robot for _, robot, _ in moves}) == len(moves)
+    assert all(later - at >= 10.0 for (at, *_), (later, *_) in zip(moves, moves[1:]))  # one at a time, and seen
+
+
+def test_without_the_hysteresis_sessions_do_go_to_and_fro():
+    kinds = [kind for seed in range(20) for _, _, kind in simulate(0.1, 0.08, 14, seed, low=0.85, calm=0.0)]
+    assert kinds.count('away') > 20
+
+
+@given(share=st.floats(0.05, 0.3), count=st.integers(1, 6))
+def test_all_come_back_that_there_is_time_for_and_no_more(share, count):
+    coming, here, away, now = Homecoming(0.68), 0, count, 0.0
+    while now < 10.5 * (count + 2):
+        if coming.decide({0: here * share, 1: 0.9}, share, away > 0, now):
+            here, away = here + 1, away - 1
+        now += 0.5
+    assert here == min(count, int(0.68 / share + 1e-9))
+
+
+def test_time_that_is_there_for_a_moment_brings_nothing_back():
+    coming = Homecoming(0.68)
+    for tick in range(400):
+        assert not coming.decide({0: 0.0 if tick % 19 else 0.9}, 0.2, True, 0.5 * tick)
+    assert not any(coming.decide({}, 0.2, True, 300.0 + tick) for tick in range(40))  # no memory anywhere

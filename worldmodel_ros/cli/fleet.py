@@ -43,6 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        'is placed there and drives with its own model instead (default: 0.85)')
     start.add_argument('--host', action='append', default=[], metavar='URL', help='wss://host:port of another host\'s gateway, '
                        'whose server gets robots that no server here has time for; may be given again (default: none)')
+    start.add_argument('--host-address', default='', metavar='URL', help='wss://host:port of the gateway before this fleet, by '
+                       'which robots come back from other hosts when servers here have time again (default: they stay there)')
     arguments.add_host_files(start)
     start.add_argument('--realtime-priority', type=int, default=10, metavar='P', help='of the front, under SCHED_FIFO where '
                        'that is permitted: below that of the servers, 1 to 99, or 0 for none (default: 10)')
@@ -69,7 +71,8 @@ def _up(chosen: argparse.Namespace) -> int:
         return up(socket_path(chosen.socket), Options(chosen.servers, chosen.pool, chosen.ray_address, chosen.store,
                                                       chosen.sessions, chosen.full, chosen.page, tuple(chosen.arguments),
                                                       chosen.most, tuple(chosen.host), chosen.host_token, chosen.host_ca,
-                                                      chosen.host_certificate, chosen.realtime_priority))
+                                                      chosen.host_certificate, chosen.host_address,
+                                                      chosen.realtime_priority))
     except (PoolError, ValueError) as error:
         return _refused('up', error)
     except (AddressError, OSError) as error:

@@ -24,8 +24,9 @@ from worldmodel_ros.serving.transport.address import ListeningSocket
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 from .hosts import HostLink, ask_host_status
-from .move import MoveError, ask_move
+from .move import PREPARE, TAKE_OVER, MoveError, Peer, ask_move
 from .router import Claim, Demand, NoRoom, Router, RouterSettings
+from .scaling import Homecoming
 
 _log = logging.getLogger(__name__)
 POLL = 0.5        # s, between two looks at a server
@@ -84,9 +85,10 @@ class Front:
     """
 
     def __init__(self, listening: ListeningSocket, servers: list[Path], sessions: int, period: float = 0.1,
-                 settings: RouterSettings = SETTINGS, hosts: Sequence[Endpoint] = ()) -> None:
+                 settings: RouterSettings = SETTINGS, hosts: Sequence[Endpoint] = (), home: str = '') -> None:
         """``servers``: sockets of all that there may be; ``wanted`` are those that are to run. ``sessions``: that one takes.
-        ``hosts``: gateways of other hosts, each before one server, whose numbers follow those of ``servers``."""
+        ``hosts``: gateways of other hosts, each before one server, whose numbers follow those of ``servers``.
+        ``home``: the gateway before this front, by which sessions come back from other hosts; empty: they stay there."""
         self._listening, self._period = listening, period
         self.servers = [Server(address) for address in (*servers, *hosts)]
         self._own = frozenset(range(len(servers)))
@@ -101,6 +103,9 @@ class Front:
         self._connections: set[Connection] = set()
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
         self._moves = ThreadPoolExecutor(2, 'moves')
+        self._home, self._homecoming = home, Homecoming(settings.low)
+        # Of their own: a move that waits for another host waits for what that asks here.
+        self._forwards = ThreadPoolExecutor(2, 'forwards')
         self._moving: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.pool: dict[int, str] = {}  # what the pool says of its servers
@@ -136,6 +141,7 @@ class Front:
             self._drop(connection)
         self._looks.shutdown(cancel_futures=True)
         self._moves.shutdown(cancel_futures=True)
+        self._forwards.shutdown(cancel_futures=True)
         self._selector.close()
 
     def wait_for_servers(self, patience: float) -> bool:
@@ -163,19 +169,22 @@ class Front:
             if claim is None:
                 raise MoveError(f'session {session} is on no server')
             source = self.servers[claim.server].address
-            if isinstance(source, Endpoint):
+            returns = isinstance(source, Endpoint)
+            if returns and (not self._home or target != 'auto' or session not in self._mobile):
                 raise MoveError(f'session {session} is at {source}, and is for that host to move')
             if session in self._moving:
                 raise MoveError(f'session {session} is moving already')
             try:
-                number = self._router.move(session, time.monotonic()).server if target == 'auto' else next(
+                number = self._router.move(session, time.monotonic(),
+                                           only=self._own if returns else None).server if target == 'auto' else next(
                     number for number, server in enumerate(self.servers) if str(server.address) == target)
             except (NoRoom, StopIteration) as error:
                 raise MoveError(str(error) or f'{target} is no server of this fleet') from error
             self._moving.add(session)
         try:
-            ask_move(source, session, str(self.servers[number].address))
+            ask_move(source, session, self._home if returns else str(self.servers[number].address))
             self.counts['moved'] += 1
+            self.counts['returned'] += returns
         except MoveError:
             self.counts['moves_refused'] += 1
             with self._lock:  # it is where it was
@@ -185,8 +194,8 @@ class Front:
             raise
         finally:
             self._look_all()  # who has it now
-            if number in self._links:
-                self._look_at_host(number)
+            for each in {number, claim.server} & self._links.keys():
+                self._look_at_host(each)
             with self._lock:
                 self._moving.discard(session)
 
@@ -281,6 +290,8 @@ class Front:
             self._drop(connection)
         elif isinstance(message, messages.Move):
             self._moves.submit(self._move, connection, message)
+        elif isinstance(message, (messages.Prepare, messages.TakeOver)):
+            self._forwards.submit(self._forward, connection, message)
         else:
             raise MessageError(f'{type(message).__name__}: this is the front of a fleet, which takes no frames')
 
@@ -288,6 +299,30 @@ class Front:
         refusal = ''
         try:
             self.move(message.session, message.target)
+        except Exception as error:  # somebody waits for the answer
+            refusal = str(error) or type(error).__name__
+        try:
+            connection.send(messages.Done(message.number, refusal))
+        except ConnectionLost:
+            pass  # it waits no more
+
+    def _forward(self, connection: Connection, message: messages.Prepare | messages.TakeOver) -> None:
+        """Have the own server that a session comes back to do what the host that has it asks for."""
+        refusal = ''
+        try:
+            with self._lock:
+                claim = self._router.claim(message.session)
+                if message.session not in self._moving or claim is None or claim.server not in self._own:
+                    raise MoveError(f'session {message.session} is not expected here')
+                address = self.servers[claim.server].address
+            peer = Peer(str(address))
+            try:
+                if isinstance(message, messages.TakeOver):
+                    peer.ask(messages.TakeOver, TAKE_OVER, message.session, message.generation)
+                else:
+                    peer.ask(messages.Prepare, PREPARE, message.session)
+            finally:
+                peer.close()
         except Exception as error:  # somebody waits for the answer
             refusal = str(error) or type(error).__name__
         try:
@@ -389,8 +424,20 @@ class Front:
         with self._lock:
             moves = [session for session, server in self._router.overloaded() if server in self._own
                      and session not in self._moving]
-        for session in moves[:1]:  # and look again
+            home = self._to_come_home()
+        for session in moves[:1] or home:  # and look again
             self._moves.submit(self._balance_one, session)
+
+    def _to_come_home(self) -> list[str]:
+        """A session at another host that is to come back, if one is: the one that was placed there last."""
+        if not self._home:
+            return []
+        load, demand = self._router.load, self._demand()
+        loads = {number: float(load[number]) for number in np.flatnonzero(self._router.takes).tolist() if number in self._own}
+        away = [session for number in self._links for session in self._router.sessions(number)
+                if session in self._mobile and session not in self._moving]
+        comes = self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic())
+        return away[-1:] if comes else []
 
     def _balance_one(self, session: str) -> None:
         try:

@@ -147,11 +147,13 @@ class Peer:
         return received[0]
 
 
-def ask_move(server: Path, session: str, target: Path | str, patience: float = 15.0) -> None:
-    """Have the server at a socket move a session to another server. Waits; raises MoveError with the reason why not."""
+def ask_move(server: Path | Endpoint, session: str, target: Path | str, patience: float = 15.0) -> None:
+    """Have the server at a socket, or behind a gateway, move a session to another one. Waits; raises MoveError with the reason
+    why not."""
     try:
-        peer = Peer(str(server))
-    except AddressError as error:
+        peer = Peer(str(server), (server.token, server.ca, server.certificate) if isinstance(server, Endpoint)
+                    else ('', '', ''))
+    except (AddressError, EndpointError) as error:
         raise MoveError(str(error)) from error
     try:
         peer.ask(messages.Move, patience, session, str(target))

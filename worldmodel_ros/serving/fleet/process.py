@@ -42,6 +42,7 @@ class Options:
     host_token: str = ''         # as of worldmodel serve
     host_ca: str = ''
     host_certificate: str = ''
+    host_address: str = ''       # wss://host:port of the gateway before this fleet; by it sessions come back from other hosts
     realtime_priority: int = 10  # of what answers robots, under SCHED_FIFO where that is permitted; 0: none
 
     def __post_init__(self) -> None:
@@ -52,7 +53,10 @@ class Options:
         self.scaling()
         if len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f'a host is named twice: {", ".join(self.hosts)}')
-        for endpoint in self.endpoints():
+        own = [Endpoint(self.host_address)] if self.host_address else []
+        if self.host_address and not self.hosts:
+            raise ValueError(f'sessions come back to {self.host_address} from other hosts, and there is none: name them')
+        for endpoint in (*self.endpoints(), *own):
             endpoint.context(), endpoint.headers()
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -107,7 +111,8 @@ def up(socket: Path, options: Options) -> int:
             start(number)
         # Sessions are moved away from a server a little before no robot would be placed there.
         settings = replace(SETTINGS, full=options.full, high=options.full + 0.05, low=0.8 * options.full)
-        front = Front(listening, paths, options.sessions, settings=settings, hosts=options.endpoints())
+        front = Front(listening, paths, options.sessions, settings=settings, hosts=options.endpoints(),
+                      home=options.host_address)
         front.wanted = set(range(scaling.fewest))
         page = Dashboard(front.status, options.page) if options.page >= 0 else None
         looking = threading.Thread(target=_look, args=(pool, front, Scaler(scaling), start, over, refused), name='pool',

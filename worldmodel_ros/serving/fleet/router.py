@@ -102,6 +102,11 @@ class Router:
         """Which servers are there, bool."""
         return self._alive.copy()
 
+    @property
+    def takes(self) -> np.ndarray:
+        """Which servers are there, take sessions, and have memory for another one, bool."""
+        return self._takes.copy()
+
     def __len__(self) -> int:
         return len(self._claims)
 
@@ -140,13 +145,14 @@ class Router:
         self._of[claim.server].pop(session)
         self._count_in(claim.server, self._demands.pop(session), -1)
 
-    def move(self, session: Hashable, now: float, away: bool = True) -> Claim:
-        """Give a session to another server, which has the next generation; as if it came now. Raises NoRoom, and leaves
-        it where it is."""
+    def move(self, session: Hashable, now: float, away: bool = True, only: frozenset[int] | None = None) -> Claim:
+        """Give a session to another server, which has the next generation; as if it came now. ``only``: to one of these.
+        Raises NoRoom, and leaves it where it is."""
         claim, demand = self._claims[session], self._demands[session]
         self.release(session)
         try:
-            return self._place(session, demand, now, claim.server if away else None)
+            return self._place(session, demand if only is None else replace(demand, only=only), now,
+                               claim.server if away else None)
         except NoRoom:
             self._take(claim, demand)
             raise

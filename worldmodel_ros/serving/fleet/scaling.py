@@ -82,3 +82,28 @@ class Scaler:
         """A server that was emptied has ended."""
         if self.emptying == number:
             self.emptying = None
+
+
+class Homecoming:
+    """
+    When a session that is at another host comes back to an own server: where one would have no more load than ``low`` with it,
+    and has had for ``calm`` s. What is away has left, or was not placed here, at a load above that, so that it does not go to
+    and fro; and after each that comes it is looked for ``calm`` s again what that has changed.
+    """
+
+    def __init__(self, low: float, calm: float = 10.0) -> None:
+        self._low, self._calm = low, calm
+        self._since: float | None = None
+
+    def decide(self, loads: Mapping[int, float], share: float, away: bool, now: float) -> bool:
+        """Return whether one is to come. ``loads``: of own servers that have memory for another session, by number;
+        ``share``: that a session adds; ``away``: whether one is at another host that could come."""
+        if not away or min(loads.values(), default=1.0) + share > self._low:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        if now - self._since < self._calm:
+            return False
+        self._since = now
+        return True

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .server import Client
 
 NAME = 'fleet'
-_LONGEST = 10.0  # s that the server may take for what another one asks of it
+_LONGEST = 15.0  # s that the server may take for what another one asks of it
 _CONNECT = 0.5   # s
 _KINDS = {NotStored: 'not stored', AlreadyStored: 'already stored'}
-_ALLOWED = messages.Prepare, messages.TakeOver, messages.StatusRequest
+_ALLOWED = messages.Move, messages.Prepare, messages.TakeOver, messages.StatusRequest
 
 
 class Dialect:
