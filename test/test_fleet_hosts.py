@@ -253,7 +253,11 @@ def test_nothing_but_what_a_move_needs_is_asked_of_a_server(hosts):
     try:
         assert isinstance(ask(link, messages.StatusRequest(), 5.0), messages.Status)
         with pytest.raises(MessageError, match='is nothing that one host asks'):
-            ask(link, messages.Move(1, 'session', 'target'), 5.0)
+            ask(link, messages.Done(1, ''), 5.0)
+        for target in ('/a/socket', 'ws://127.0.0.1:1', 'auto'):  # where no certificate would be checked
+            with pytest.raises(MessageError, match='to gateways alone'):
+                ask(link, messages.Move(1, 'session', target), 5.0)
+        assert 'is not open here' in ask(link, messages.Move(2, 'session', 'wss://127.0.0.9:1'), 5.0).refusal
     finally:
         link.close()
 

@@ -87,6 +87,8 @@ class Peer:
         message = unpack(packed)
         if not isinstance(message, _ALLOWED):
             raise MessageError(f'{type(message).__name__} is nothing that one host asks of another')
+        if isinstance(message, messages.Move) and not message.target.startswith('wss://'):
+            raise MessageError('for another host sessions are moved to gateways alone, by wss://: certificates are checked')
         try:
             connection = Connection(connect(self._socket, _CONNECT))
         except AddressError as error:
