@@ -5,6 +5,10 @@ What holds in every row: the outcome that is expected and no other, in time; no 
 accepted; and all processes live on that were not to end.
 """
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +17,7 @@ from nav_msgs.msg import Odometry
 
 from faults import stage as stage_of_faults
 from faults.catalogue import CASES
+from faults.disk import WaitedForACore
 from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
@@ -97,10 +102,30 @@ def test_a_robot_has_braked_that_stands_for_the_short_time_until_a_new_gate_driv
     assert rest(rig, 0.0, 1.5) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize('program, waits', [('while True: pass', True), ('import time; time.sleep(60)', False)])
+def test_what_a_process_waits_for_a_core_is_told_from_what_it_sleeps(program, waits):
+    core = min(os.sched_getaffinity(0))
+    busy = 'while True: pass'
+    processes = [subprocess.Popen(
+        [sys.executable, '-c', f'import os\nos.sched_setaffinity(0, {{{core}}})\nos.nice({nice})\nprint(flush=True)\n{code}'],
+        stdout=subprocess.PIPE) for nice, code in ((0, busy), (0, busy), (10, program))]
+    try:
+        for process in processes:
+            process.stdout.readline()
+        waited, began = WaitedForACore(processes[-1].pid), time.monotonic()
+        time.sleep(1.0)
+        waited.look()
+        took = time.monotonic() - began
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert (0.4 * took < waited.seconds < 1.5 * took) if waits else waited.seconds < 0.3 * took
+
+
 @pytest.fixture
 def link():
     """A link, and what it has put out."""
-    import os
     ends = [os.pipe() for _ in range(2)]
     link = Link([write for _, write in ends])
 
