@@ -22,6 +22,7 @@ from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
 from faults.seen import rest
+from faults.soak import by_tenths
 from faults.stage import Stage
 from faults.table import of_cases
 from scenarios import speed
@@ -82,6 +83,13 @@ def test_what_became_of_all_rows_is_counted():
     results = [Result('a', late=1, lost=0), Result('b', failures=['took long'], late=0, lost=2), Result('c', skipped='no root')]
     assert summary(results) == {'rows': 3, 'as_expected': 1, 'not_as_expected': 1, 'skipped': 1, 'played_again': 0, 'late': 1,
                                 'lost': 2}
+
+
+def test_the_memory_of_what_lives_through_is_told_by_tenths_so_that_a_leak_differs_from_what_comes_to_an_end():
+    leak, plateau = [float(k) for k in range(100)], [min(float(k), 20.0) for k in range(100)]
+    assert by_tenths(leak) == pytest.approx([4.5 + 10.0 * k for k in range(10)])
+    assert by_tenths(plateau) == pytest.approx([4.5, 14.5] + [20.0] * 8)
+    assert by_tenths([7.0, 8.0]) == [7.0, 8.0]
 
 
 def test_a_robot_has_braked_that_stands_for_the_short_time_until_a_new_gate_drives_it():

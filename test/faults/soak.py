@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,10 +219,11 @@ class Soak:
                     first, last = statistics.median(warm[:part]), statistics.median(warm[-part:])
                     growth = round(100.0 * (last - first) / first, 2)
                 whole = samples[0][0] < 2 * SAMPLE and samples[-1][0] > elapsed - 60.0 and len(lives) == 1
-                rows.append({'node': name, 'from_s': round(samples[0][0]), 'to_s': round(samples[-1][0]),
-                             'from_beginning_to_end': whole, 'first_mib': round(samples[0][1], 1),
-                             'warm_mib': round(statistics.median(warm[:part]), 1) if warm else None,
-                             'last_mib': round(samples[-1][1], 1), 'growth_percent': growth})
+                row = {'node': name, 'from_s': round(samples[0][0]), 'to_s': round(samples[-1][0]),
+                       'from_beginning_to_end': whole, 'first_mib': round(samples[0][1], 1),
+                       'warm_mib': round(statistics.median(warm[:part]), 1) if warm else None,
+                       'last_mib': round(samples[-1][1], 1), 'growth_percent': growth}
+                rows.append(row | ({'by_tenths_mib': by_tenths([mib for _, mib in samples])} if whole else {}))
         return rows
 
     def _report(self) -> None:
@@ -243,6 +245,12 @@ class Soak:
         os.replace(part, self._file)
         if self._over:
             print(text)
+
+
+def by_tenths(samples: Sequence[float]) -> list[float]:
+    """Return the median of each tenth of the samples, which tells a leak, that goes on, from what comes to an end."""
+    edges = [round(k * len(samples) / 10) for k in range(11)]
+    return [round(statistics.median(samples[a:b]), 1) for a, b in pairwise(edges) if a < b]
 
 
 def _resident(pid: int) -> float:
