@@ -175,7 +175,7 @@ class Soak:
             self._listen(now)
             for name, pid in self._running.pids().items():
                 if pid is not None:
-                    self._memory[name][pid].append((now - self._start, _resident(pid)))
+                    self._memory[name][pid].append((now - self._start, resident(pid)))
         if now - self._reported >= REPORT:
             self._reported = now
             self._report()
@@ -253,7 +253,7 @@ def by_tenths(samples: Sequence[float]) -> list[float]:
     return [round(statistics.median(samples[a:b]), 1) for a, b in pairwise(edges) if a < b]
 
 
-def _resident(pid: int) -> float:
+def resident(pid: int) -> float:
     """Resident memory of a process [MiB], 0.0 where it has just ended."""
     try:
         pages = int(Path(f'/proc/{pid}/statm').read_text().split()[1])
