@@ -5,6 +5,10 @@ What holds in every row: the outcome that is expected and no other, in time; no 
 accepted; and all processes live on that were not to end.
 """
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +17,12 @@ from nav_msgs.msg import Odometry
 
 from faults import stage as stage_of_faults
 from faults.catalogue import CASES
+from faults.disk import WaitedForACore
 from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
 from faults.seen import rest
+from faults.soak import by_tenths
 from faults.stage import Stage
 from faults.table import of_cases
 from scenarios import speed
@@ -79,6 +85,13 @@ def test_what_became_of_all_rows_is_counted():
                                 'lost': 2}
 
 
+def test_the_memory_of_what_lives_through_is_told_by_tenths_so_that_a_leak_differs_from_what_comes_to_an_end():
+    leak, plateau = [float(k) for k in range(100)], [min(float(k), 20.0) for k in range(100)]
+    assert by_tenths(leak) == pytest.approx([4.5 + 10.0 * k for k in range(10)])
+    assert by_tenths(plateau) == pytest.approx([4.5, 14.5] + [20.0] * 8)
+    assert by_tenths([7.0, 8.0]) == [7.0, 8.0]
+
+
 def test_a_robot_has_braked_that_stands_for_the_short_time_until_a_new_gate_drives_it():
     speeds = [0.5] * 18 + [0.0] * 4 + [0.4] * 20  # in reports at 20 Hz, after the gate was killed
     reports = []
@@ -97,10 +110,30 @@ def test_a_robot_has_braked_that_stands_for_the_short_time_until_a_new_gate_driv
     assert rest(rig, 0.0, 1.5) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize('program, waits', [('while True: pass', True), ('import time; time.sleep(60)', False)])
+def test_what_a_process_waits_for_a_core_is_told_from_what_it_sleeps(program, waits):
+    core = min(os.sched_getaffinity(0))
+    busy = 'while True: pass'
+    processes = [subprocess.Popen(
+        [sys.executable, '-c', f'import os\nos.sched_setaffinity(0, {{{core}}})\nos.nice({nice})\nprint(flush=True)\n{code}'],
+        stdout=subprocess.PIPE) for nice, code in ((0, busy), (0, busy), (10, program))]
+    try:
+        for process in processes:
+            process.stdout.readline()
+        waited, began = WaitedForACore(processes[-1].pid), time.monotonic()
+        time.sleep(1.0)
+        waited.look()
+        took = time.monotonic() - began
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert (0.4 * took < waited.seconds < 1.5 * took) if waits else waited.seconds < 0.3 * took
+
+
 @pytest.fixture
 def link():
     """A link, and what it has put out."""
-    import os
     ends = [os.pipe() for _ in range(2)]
     link = Link([write for _, write in ends])
 

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.sim.scene import CAMERA_FOV_DEG, CAMERA_X, COLOURS, sample_scene
 from worldmodel_ros.sim.world import World
 
@@ -292,6 +293,27 @@ def test_layouts_leave_room_to_drive():
         assert gaps.min() > 0.8
         assert np.linalg.norm(at - scene.start[:2], axis=-1).min() > 0.55
         assert (np.abs(at) < np.array([scene.width, scene.depth]) / 2 - 0.6).all()
+
+
+@pytest.mark.parametrize('task, seed', [('', 4), ('intercept', 4), ('second_ball', 4)])
+def test_a_state_has_little_memory_and_more_than_twice_what_all_objects_within_each_other_take(task, seed):
+    """States come and go with rooms: large ones leave holes in the heap of a process that lives for hours."""
+    world, rng = World(seed), np.random.default_rng(seed)
+    if task:
+        world.load(TASKS[task].setup(seed).scene)
+    model, data = world._model, world._data
+    assert model.narena <= 256 * 1024
+    for _ in range(6):
+        for body in world._bodies.values():
+            for joint in range(model.body_jntadr[body], model.body_jntadr[body] + model.body_jntnum[body]):
+                axis = int(np.argmax(np.abs(model.jnt_axis[joint])))
+                if axis < 2:  # not the turn
+                    place = world.pose[axis] + rng.uniform(-0.15, 0.15)
+                    data.qpos[model.jnt_qposadr[joint]] = place - model.body_pos[body][axis]
+        for _ in range(20):
+            world.step((0.3, rng.uniform(-1.0, 1.0)), 0.01)
+    assert 16 < data.maxuse_con and data.maxuse_arena < model.narena / 2
+    assert np.isfinite(world.pose).all()
 
 
 def test_a_missing_graphics_library_is_named_with_its_package():

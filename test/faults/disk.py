@@ -1,5 +1,6 @@
 """A disk that is full, or fails; a recorder that ends; sessions cut short, changed, or half written."""
 
+import os
 import resource
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from faults.shim import no_compiler
 from faults.systems import MODEL, ONE_ROBOT, SHIMMED, Running
 from faults.tmpfs import cannot_mount
 from scenarios.checks import STOP_LATENCY
-from scenarios.rig import Rig, nanoseconds
+from scenarios.rig import START_TIMEOUT, Rig, nanoseconds
 from worldmodel_ros.bags.source import open_bag
 from worldmodel_ros.bringup.description import load
 from worldmodel_ros.paths import config_directory, find_executable
@@ -31,6 +32,7 @@ SETTLED = 0.5              # s, in which a message is taken from DDS and written
 TOLD = 5.0                 # s, until the recorder has filled a chunk, failed to write it, and said so
 FILE_TIMEOUT = 5.0         # s, of the session services
 UNRECORDED = f'{DEGRADED}driving unrecorded'
+TO_ITS_END = 'to its end, less what it waited for a core'
 WITHOUT_A_PART = f'{DEGRADED}a recording with a gap'
 
 
@@ -40,13 +42,40 @@ class Recording:
     def __init__(self, rig: Rig, process: subprocess.Popen, folder: Path) -> None:
         self.rig, self.process, self.folder = rig, process, folder
         start = time.monotonic()  # an earlier recorder's report tells nothing of this one
-        rig.wait_for('/diagnostics', _records, 'the recorder to record', since=start)
+        rig.wait_for('/diagnostics', _records, 'the recorder to record', START_TIMEOUT, since=start)
         self.began = time.monotonic() + SETTLED
 
-    def end(self, number: int = signal.SIGINT) -> int:
+    def end(self) -> int:
         """End it; return the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(START_TIMEOUT)
+
+    def time_to_end(self, number: int) -> float:
+        """End it; return how long that took, less the time for which it had to wait for a core [s].
+
+        Whatever else runs comes first (nice 10): on a busy machine it waits for ten times as long as it computes.
+        """
+        waited, start = WaitedForACore(self.process.pid), time.monotonic()
         self.process.send_signal(number)
-        return self.process.wait(20.0)
+        # Not reaped yet: what its threads have waited can still be read.
+        while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            assert time.monotonic() < start + START_TIMEOUT, 'it did not end'
+            waited.look()
+            time.sleep(0.01)
+        took = time.monotonic() - start
+        waited.look()
+        self.process.wait()
+        return took - min(took, waited.seconds)
+
+    def has_caught_up(self) -> tuple[float, int]:
+        """Wait until a second goes by in which it misses nothing; return when that is told, and how many of TOPIC it missed."""
+        start, before = time.monotonic(), None
+        while True:
+            at, report = self.rig.wait_for('/diagnostics', _records, 'the recorder to go on', START_TIMEOUT, since=start)
+            values = {value.key: value.value for value in report.status[0].values}
+            if before == values['missed']:
+                return at, int(values.get(f'missed: /{TOPIC}', 0))
+            start, before = at, values['missed']
 
     def lost(self, *parts: tuple[float, float]) -> int:
         """Return how many messages that were heard in these parts of the time (steady, s) are not in the bag."""
@@ -57,6 +86,30 @@ class Recording:
                  if any(begin <= r.at <= end for begin, end in parts)}
         assert heard, 'nothing was to be recorded'
         return len(heard - there)
+
+
+class WaitedForACore:
+    """How long a process has had to wait for a core since this was made, by the kernel's run-queue delay of its threads."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f'/proc/{pid}/task')
+        self._first: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # ns, by thread; of one that has ended, what was read last
+        self.look()
+
+    def look(self) -> None:
+        """Read what the threads have waited so far."""
+        for task in self._tasks.iterdir():
+            try:
+                self._last[task.name] = int((task / 'schedstat').read_text().split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            self._first.setdefault(task.name, self._last[task.name])
+
+    @property
+    def seconds(self) -> float:
+        """The longest that one thread has waited. What others have waited before or after is left out: nothing counts twice."""
+        return max((self._last[thread] - first for thread, first in self._first.items()), default=0) * 1e-9
 
 
 def _records(message: DiagnosticArray) -> bool:
@@ -88,14 +141,14 @@ def _new_folder(running: Running) -> Path:
 
 
 def _recorder_ends(end: Callable[[Recording], float], code: int, running: Running) -> Seen:
-    """``end`` ends it, with this exit code, and returns when that was (steady, s)."""
+    """``end`` ends it, with this exit code, and returns how long that took [s]."""
     rig = running.rig
     rig.drive()
     with recording(running, _new_folder(running)) as recorder:
         rig.watch(CHUNK + 2.0)
         rig.drive()
         start = time.monotonic()
-        took = end(recorder) - start
+        took = end(recorder)
         found = recorder.process.wait(5.0)
         assert found == code, f'it ended with {found}'
         rig.watch(1.0)
@@ -103,17 +156,17 @@ def _recorder_ends(end: Callable[[Recording], float], code: int, running: Runnin
         return Seen(UNRECORDED, took, recorder.lost((recorder.began, start - (CHUNK if code else SETTLED))))
 
 
-def _signalled(number: int, recorder: Recording) -> float:
-    recorder.end(number)
-    return time.monotonic()
+def _starved(recorder: Recording) -> float:
+    start = time.monotonic()
+    return starve(recorder.process.pid, 'the recorder') - start
 
 
 for _name, _code in (('sigkill', -signal.SIGKILL), ('sigterm', 0), ('sigint', 0)):
-    case(ONE_ROBOT, UNRECORDED, 'to its end', 3.0, name=f'recorder_{_name}', what=f'{_name.upper()} to the recorder')(
-        partial(_recorder_ends, partial(_signalled, getattr(signal, _name.upper())), _code))
+    case(ONE_ROBOT, UNRECORDED, TO_ITS_END, 3.0, name=f'recorder_{_name}', what=f'{_name.upper()} to the recorder')(
+        partial(_recorder_ends, partial(Recording.time_to_end, number=getattr(signal, _name.upper())), _code))
 case(ONE_ROBOT, UNRECORDED, 'to its end', 5.0, needs=cannot_limit, name='recorder_out_of_memory',
      what="The recorder has no more memory (a control group's limit): the kernel ends it")(
-    partial(_recorder_ends, lambda recorder: starve(recorder.process.pid, 'the recorder'), -signal.SIGKILL))
+    partial(_recorder_ends, _starved, -signal.SIGKILL))
 
 
 @case(ONE_ROBOT, WITHOUT_A_PART, 'longest pause of the robot', PAUSE)
@@ -130,11 +183,12 @@ def recorder_sigstop(running: Running) -> Seen:
         pause = drives_through(rig, start)
         recorder.process.send_signal(signal.SIGCONT)
         # What came meanwhile is first taken in, for longer on a busy machine.
-        again = rig.wait_for('/diagnostics', _records, 'the recorder to go on', since=time.monotonic()).at
+        again, missed = recorder.has_caught_up()
         rig.watch(2.0)
         assert recorder.end() == 0
         lost = recorder.lost((recorder.began, start - SETTLED), (again + SETTLED, again + 2.0 - SETTLED))
         gap = recorder.lost((start, start + 3.0))
+        assert gap <= missed, f'{gap} messages are missing, and it has told of {missed}'
         return Seen(WITHOUT_A_PART if gap else 'nothing missing', pause, lost)
 
 
@@ -166,7 +220,7 @@ case(ONE_ROBOT, UNRECORDED, 'to the report', TOLD, name='recorder_file_too_large
         recorder.process.pid, resource.RLIMIT_FSIZE, (1024, 1024)), 'File too large'))
 
 
-@case(SHIMMED, UNRECORDED, 'to its end', 3.0, needs=no_compiler)
+@case(SHIMMED, UNRECORDED, TO_ITS_END, 3.0, needs=no_compiler)
 def recorder_fsync_fails(running: Running) -> Seen:
     """fsync fails (EIO) when the recorder completes its file"""
     rig = running.rig
@@ -177,8 +231,7 @@ def recorder_fsync_fails(running: Running) -> Seen:
         rig.drive()
         shim.fail_fsync()
         start = time.monotonic()
-        recorder.end()
-        took = time.monotonic() - start
+        took = recorder.time_to_end(signal.SIGINT)
         drives_through(rig, start)
         said = 'could not be completed: [Errno 5] Input/output error' in running.log('recorder')
         return Seen(UNRECORDED if said else 'nothing was said', took, recorder.lost((recorder.began, start - SETTLED)))

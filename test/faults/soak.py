@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,7 @@ class Soak:
             self._listen(now)
             for name, pid in self._running.pids().items():
                 if pid is not None:
-                    self._memory[name][pid].append((now - self._start, _resident(pid)))
+                    self._memory[name][pid].append((now - self._start, resident(pid)))
         if now - self._reported >= REPORT:
             self._reported = now
             self._report()
@@ -218,10 +219,11 @@ class Soak:
                     first, last = statistics.median(warm[:part]), statistics.median(warm[-part:])
                     growth = round(100.0 * (last - first) / first, 2)
                 whole = samples[0][0] < 2 * SAMPLE and samples[-1][0] > elapsed - 60.0 and len(lives) == 1
-                rows.append({'node': name, 'from_s': round(samples[0][0]), 'to_s': round(samples[-1][0]),
-                             'from_beginning_to_end': whole, 'first_mib': round(samples[0][1], 1),
-                             'warm_mib': round(statistics.median(warm[:part]), 1) if warm else None,
-                             'last_mib': round(samples[-1][1], 1), 'growth_percent': growth})
+                row = {'node': name, 'from_s': round(samples[0][0]), 'to_s': round(samples[-1][0]),
+                       'from_beginning_to_end': whole, 'first_mib': round(samples[0][1], 1),
+                       'warm_mib': round(statistics.median(warm[:part]), 1) if warm else None,
+                       'last_mib': round(samples[-1][1], 1), 'growth_percent': growth}
+                rows.append(row | ({'by_tenths_mib': by_tenths([mib for _, mib in samples])} if whole else {}))
         return rows
 
     def _report(self) -> None:
@@ -245,7 +247,13 @@ class Soak:
             print(text)
 
 
-def _resident(pid: int) -> float:
+def by_tenths(samples: Sequence[float]) -> list[float]:
+    """Return the median of each tenth of the samples, which tells a leak, that goes on, from what comes to an end."""
+    edges = [round(k * len(samples) / 10) for k in range(11)]
+    return [round(statistics.median(samples[a:b]), 1) for a, b in pairwise(edges) if a < b]
+
+
+def resident(pid: int) -> float:
     """Resident memory of a process [MiB], 0.0 where it has just ended."""
     try:
         pages = int(Path(f'/proc/{pid}/statm').read_text().split()[1])

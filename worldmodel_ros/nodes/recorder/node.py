@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +34,8 @@ from worldmodel_ros.parameters.recorder import PARAMETERS
 MB = 10 ** 6
 _DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
 _PATIENCE = 10.0  # s, after which a topic without a publisher is reported
-_DEPTH = 20  # messages of a topic that DDS keeps until they are taken
+_DEPTH = 100  # messages of a topic that DDS keeps until they are taken: 10 s of most, for a process that has to wait for a core
+_RECEIVED = 0.1  # s, in which DDS's threads receive what the system has for them: they wait for a core as this one does
 
 
 class _Recorded(NamedTuple):
@@ -41,6 +44,40 @@ class _Recorded(NamedTuple):
     subscription: Subscription
     qos: QoSProfile
     type: str
+
+
+class Numbers:
+    """
+    Counts the messages of a topic that its publisher has numbered and DDS has not handed over.
+
+    DDS numbers the messages of each publisher and does not say whose number it is. So what is missing between two numbers
+    counts only where two looks, before and after, have found one publisher, the same one.
+    """
+
+    def __init__(self) -> None:
+        self.missed = 0
+        self._missing = 0  # since the last look
+        self._last: int | None = None
+        self._publisher: tuple[int, ...] | None = None
+
+    def take(self, number: int | None) -> None:
+        """Take in the number of a message; None where DDS does not number them."""
+        if number is None:
+            return
+        if self._last is None or number > self._last:
+            self._missing += 0 if self._last is None else number - self._last - 1
+            self._last = number
+        else:  # one that was overtaken
+            self._missing -= 1
+
+    def look(self, publishers: Sequence[tuple[int, ...]]) -> None:
+        """Take in who publishes the topic now, by their global identifiers."""
+        publisher = publishers[0] if len(publishers) == 1 else None
+        if publisher is not None and publisher == self._publisher:
+            self.missed += max(0, self._missing)
+        else:
+            self._last = None
+        self._missing, self._publisher = 0, publisher
 
 
 class Recorder(Node):
@@ -59,6 +96,7 @@ class Recorder(Node):
         self._optional = {self.resolve_topic_name(name) for name in settings['optional_topics']}
         self._recorded: dict[str, _Recorded] = {}
         self._refused: dict[str, str] = {}  # topic -> why it, or some of its messages, cannot be recorded
+        self._numbers: defaultdict[str, Numbers] = defaultdict(Numbers)
         self._types: dict[str, set[str]] = {}  # of the publishers of a topic, at the last look
         self._began = time.monotonic()
         self._complained = False
@@ -72,8 +110,12 @@ class Recorder(Node):
 
     def on_shutdown(self) -> None:
         """Write what waits, complete the bag, and say what is in it."""
-        for topic, (subscription, *_) in self._recorded.items():
-            self._take_the_rest(topic, subscription)
+        for pause in (_RECEIVED, 0.0):
+            for topic, (subscription, *_) in self._recorded.items():
+                self._take_the_rest(topic, subscription)
+            time.sleep(pause)
+        for topic in self._recorded:
+            self._look(topic, self.get_publishers_info_by_topic(topic))
         self._backlog.close()
         self._writer.join()
         with self._lock:
@@ -84,13 +126,14 @@ class Recorder(Node):
                     f'the bag could not be completed: {error}; `mcap recover` repairs its last file')
                 return
             counts, size = self._bag.counts, self._bag.bytes_written
-        dropped = self._backlog.dropped.total()
-        self.get_logger().info(f'recorded {counts.total()} messages of {len(counts)} topics ({size / MB:.1f} MB) in '
-                               f'{self.folder}' + (f'; dropped {dropped}: the disk is too slow' if dropped else ''))
+        self.get_logger().info('; '.join([
+            f'recorded {counts.total()} messages of {len(counts)} topics ({size / MB:.1f} MB) in {self.folder}',
+            *_faults(self._backlog.dropped, self._missed())]))
 
     def _discover(self) -> None:
         for topic in self._topics.values():
             publishers = self.get_publishers_info_by_topic(topic)
+            self._look(topic, publishers)
             have = self._recorded.get(topic)
             if have is not None:
                 self._follow(topic, have, publishers)
@@ -106,6 +149,13 @@ class Recorder(Node):
             self.get_logger().warning(
                 f'no publisher of {", ".join(missing)}. Where the robot has other names for them, give the recorder '
                 'image, compressed_image and cmd_vel as the model, or list its topics in the parameter topics')
+
+    def _look(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
+        self._numbers[topic].look([tuple(publisher.endpoint_gid) for publisher in publishers])
+
+    def _missed(self) -> Counter[str]:
+        """Return how many messages DDS has not handed over, by topic."""
+        return Counter({topic: numbers.missed for topic, numbers in self._numbers.items() if numbers.missed})
 
     def _follow(self, topic: str, have: _Recorded, publishers: list[TopicEndpointInfo]) -> None:
         """Hear those who have joined a topic that is recorded already, if they publish the same type."""
@@ -153,6 +203,7 @@ class Recorder(Node):
     def _on_message(self, topic: str, data: bytes, info: dict[str, int]) -> None:
         # When DDS had it: this process may have been kept waiting since. With simulated time there is only now.
         clock = self.get_clock()
+        self._numbers[topic].take(info['publication_sequence_number'])
         received = clock.now().nanoseconds if clock.ros_time_is_active else info['received_timestamp']
         self._backlog.put(Received(topic, received, data))
 
@@ -180,16 +231,15 @@ class Recorder(Node):
         """Return what is recorded, and what is not, for the diagnostics."""
         with self._lock:
             counts, size = self._bag.counts, self._bag.bytes_written
-        dropped = self._backlog.dropped
+        dropped, missed = self._backlog.dropped, self._missed()
         values = {'bag': self.folder, 'messages': counts.total(), 'written_mb': size / MB,
                   'queue_mb': self._backlog.bytes / MB, 'dropped': dropped.total(),
-                  **{f'dropped: {topic}': count for topic, count in dropped.items()},
+                  **{f'dropped: {topic}': count for topic, count in dropped.items()}, 'missed': missed.total(),
+                  **{f'missed: {topic}': count for topic, count in missed.items()},
                   **{f'not recorded: {topic}': why for topic, why in self._refused.items()}}
         if self._failure:
             return Report(ERROR, self._failure, values)
-        faults = []
-        if dropped:
-            faults.append(f'{dropped.total()} messages dropped: the disk is too slow')
+        faults = _faults(dropped, missed)
         if missing := self._missing():
             faults.append(f'no publisher of {", ".join(missing)}')
         if self._refused:
@@ -197,6 +247,12 @@ class Recorder(Node):
         if faults:
             return Report(WARN, '; '.join(faults), values)
         return Report(OK, f'recording {len(self._recorded)} topics', values)
+
+
+def _faults(dropped: Counter[str], missed: Counter[str]) -> list[str]:
+    """Return what is said of messages that are not in the bag."""
+    return ([f'{dropped.total()} messages dropped: the disk is too slow'] if dropped else []) + (
+        [f'{missed.total()} messages missed: this process had to wait for a core, or the network lost them'] if missed else [])
 
 
 def _other_form(name: str) -> str:
