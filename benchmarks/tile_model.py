@@ -35,7 +35,7 @@ from worldmodel_ros.cache.tiers import TierPolicy
 from worldmodel_ros.engine import memory
 from worldmodel_ros.engine.backends import PARALLEL_KINDS
 from worldmodel_ros.engine.backends.torch import TorchBackend
-from worldmodel_ros.engine.engine import Engine
+from worldmodel_ros.engine.engine import WARM_UP_TICKS, Engine
 from worldmodel_ros.engine.loading import load, model_folder
 from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
@@ -391,7 +391,7 @@ def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: i
     result: dict[str, Any] = {}
     for name, kind in (('paged bf16', Precision.BF16), ('paged fp8', Precision.FP8)):
         engine = engine_of(model, kind)
-        engine.warm_up()
+        engine.warm_up(min(repeats, WARM_UP_TICKS))
         session, chunk = engine.open_session(), engine.spec.chunk_frames
         count = min(72, len(frames) - chunk)
         seen(session, frames[:count], actions[:count])
@@ -623,7 +623,7 @@ def judge(options: argparse.Namespace, parts: Sequence[str]) -> None:
         write('sharded', {'rows': sharded(model, options.first_seed + 500, options.ticks)})
     if 'prediction' in parts:
         engine = engine_of(model, kind)
-        engine.warm_up()
+        engine.warm_up(min(options.repeats, WARM_UP_TICKS))
         found = quality(engine, episodes, first, 6)
         found.pop('rows'), found.pop('latents')
         result = {'backend': engine.backend.name, **found, 'autoencoder_db': through_autoencoder(engine, episodes)}
