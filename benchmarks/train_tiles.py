@@ -12,8 +12,8 @@
 A run that is not finished when time is up has saved where it is, and the same command goes on from there; judge takes its
 newest weights until then. A finished run is not done again, what is judged is. In ``results``, ``train_tiles.json`` has each
 program's command, seconds and exit status, what was left out and why, and the numbers that matter; logs lie in ``logs``. Take
-home ``results`` and ``small_tiles/final``, of 24 MiB; or ``small_tiles/portable``, of 41 MiB, from which the same command goes
-on in a folder without the rest, for as many seconds more, also where the run was finished.
+home ``results`` and ``small_tiles/portable``, of 24 MiB: from it the same command goes on in a folder without the rest, for as
+many seconds more, also where the run was finished; and it is judged there in place of ``final``, which is the same model.
 
 ``--smoke`` goes through all of it with next to nothing to do, also on a CPU: it tries the code and measures nothing.
 """
@@ -170,6 +170,15 @@ class Plan:
         carried = portable.begun(self.folder / run / portable.FOLDER, 'teacher')
         return (carried[1] if carried else 0.0) + (left - OVERHEAD if self._training_s is None else self._training_s)
 
+    def _autoencoder(self, run: str) -> list[str]:
+        """Override that names the autoencoder: that of portable weights, which is the same, so that they need no other model; a
+        run that was begun keeps its own."""
+        config, carried = self.folder / run / 'config.yaml', self.folder / run / portable.FOLDER
+        if config.is_file():
+            found = yaml.safe_load(config.read_text()).get('autoencoder')
+            return [f'autoencoder={found}'] if found else []
+        return [f'autoencoder={carried}'] if (carried / 'model.json').is_file() else []
+
     def train(self, left: float) -> list[Job]:
         seconds = self.training_s(TILES, left)
         begun = (self.folder / COMPARED / 'config.yaml').is_file()
@@ -215,7 +224,7 @@ class Plan:
     def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}) -> Job:
         out = self.folder / run
         values = [f'teacher.max_minutes={seconds / 60.0:.4f}', 'checkpoint_minutes=1.5',
-                  f'workers={self._workers}',
+                  f'workers={self._workers}', *self._autoencoder(run),
                   *(f'{key}={json.dumps(value)}' for key, value in changes.items()),
                   *((*SMOKE, *SMOKE_OF[config]) if self._smoke else ())]
         least = 0.0 if self._smoke else min(seconds, 60.0) if self.begun(run) else seconds + 0.6 * OVERHEAD

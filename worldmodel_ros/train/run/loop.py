@@ -31,7 +31,8 @@ class Interrupted(Exception):
 
 def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule: Schedule, *, stage: str,
              ranks: Ranks, out: Path, seed: int = 0, compile_networks: bool = False,
-             checkpoint_minutes: float = 10.0, log_every: float = 5.0, carried: Path | None = None) -> dict[str, float]:
+             checkpoint_minutes: float = 10.0, log_every: float = 5.0, carried: Path | None = None,
+             carried_bits: int = 16) -> dict[str, float]:
     """
     Train ``module`` in place by the objective that ``make`` gives for the averaged copy of it; it ends with the averaged
     weights.
@@ -39,8 +40,9 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     Logs to ``out``/``stage``.jsonl. In ``out``/``stage``/progress lies what is needed to go on after an interruption: with as
     many processes on the CPU, the result is bit for bit that of a run without one.
 
-    carried: folder of ``portable`` weights, for a ``module`` that is a world model; they are written whenever progress is saved
-    and at the end. Where there is no progress, the stage goes on from them: at their step, with new moments and a warm-up.
+    carried: folder of ``portable`` weights (``carried_bits`` of a layer's), for a ``module`` that is a world model; they are
+    written whenever progress is saved and at the end. Where there is no progress, the stage goes on from them: at their step,
+    with new moments and a warm-up.
 
     :return: ``steps`` done and ``seconds`` taken, over all attempts.
     :raises Interrupted: at SIGINT and SIGTERM, when the progress is saved.
@@ -51,7 +53,8 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     objective = make(averaged)
     optimiser = Optimiser(module, averaged, objective.parameters(), schedule, ranks)
     ranks.share_weights(optimiser.parameters)
-    saved = _Saved(out / stage / 'progress', optimiser, objective, random, ranks, 60.0 * checkpoint_minutes, carried)
+    saved = _Saved(out / stage / 'progress', optimiser, objective, random, ranks, 60.0 * checkpoint_minutes, carried,
+                   carried_bits)
     step, seconds = saved.restore(schedule)
     if compile_networks:
         _compile(objective)
@@ -191,8 +194,8 @@ class _Saved:
     portable weights."""
 
     def __init__(self, folder: Path, optimiser: Optimiser, objective: Objective, random: Randomness, ranks: Ranks,
-                 interval: float, carried: Path | None):
-        self._carried = carried
+                 interval: float, carried: Path | None, bits: int):
+        self._carried, self._bits = carried, bits
         self.folder, self._optimiser, self._objective, self._random = folder, optimiser, objective, random
         self._ranks, self._interval, self._last = ranks, interval, time.monotonic()
 
@@ -228,7 +231,8 @@ class _Saved:
     def carry(self, step: int, seconds: float) -> None:
         """Write the portable weights, where they are asked for."""
         if self._carried and self._ranks.main:
-            portable.write(self._carried, self._optimiser.averaged, self.folder.parent.name, step, seconds)
+            portable.write(self._carried, self._optimiser.averaged, self.folder.parent.name, step, seconds,
+                           self._bits)
 
     def save(self, step: int, seconds: float) -> None:
         self.carry(step, seconds)

@@ -1,4 +1,4 @@
-"""A stage in progress as a model that is small enough to carry to another machine: averaged weights in bfloat16, no moments."""
+"""A stage in progress as a model that is small enough to carry to another machine: averaged weights alone, no moments."""
 from __future__ import annotations
 
 import shutil
@@ -25,13 +25,14 @@ class Portable:
     weights: dict[str, Tensor]
 
 
-def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: float) -> None:
-    """Write the weights, a model as any other; those that were there before are replaced when all of it is written."""
+def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: float, bits: int = 16) -> None:
+    """Write the weights, a model as any other, the layers' matrices in so many ``bits`` (16, or 8 row by row); those that were
+    there before are replaced when all of it is written."""
     new, old = folder.with_name(f'{folder.name}.new'), folder.with_name(f'{folder.name}.old')
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     checkpoint.save(averaged, new, {'stages': {stage: {'steps': step, 'training_seconds': round(seconds, 1)}}},
-                    dtype=torch.bfloat16)
+                    dtype=torch.int8 if bits == 8 else torch.bfloat16)
     if folder.exists():
         folder.rename(old)
     new.rename(folder)

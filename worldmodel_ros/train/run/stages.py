@@ -104,7 +104,8 @@ def learn(run: Run, name: str) -> dict[str, Any]:
     before = near.errors(model) if near else {}
     result = optimise(learner, objective, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
                       compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes,
-                      carried=run.out / portable.FOLDER if config.portable and learner is model else None)
+                      carried=run.out / portable.FOLDER if config.portable and learner is model else None,
+                      carried_bits=config.weight_bits)
     recorded = {'steps': result['steps'], 'training_seconds': result['seconds'], **run.live_episodes()}
     if near:
         recorded['short_horizon'] = _compare(name, before, near.errors(averaged_copy(model)), run)  # a copy is not compiled
