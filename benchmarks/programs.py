@@ -26,7 +26,10 @@ class Program:
                  gpu: int | None = None):
         self.name, self._limit, self._cold, self._told = name, limit, cold, False
         self._command = [sys.executable, *arguments]
-        self._environment = {**os.environ, **environment, **({} if gpu is None else {'CUDA_VISIBLE_DEVICES': str(gpu)})}
+        self._environment = {**os.environ, **environment}
+        if gpu is not None:  # the number among those that this process sees, which may not be all of the machine's
+            seen = [each for each in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if each.strip()]
+            self._environment['CUDA_VISIBLE_DEVICES'] = seen[gpu].strip() if seen else str(gpu)
 
     def begin(self, folder: Path) -> None:
         """Start it; what it says goes to a log in the folder."""

@@ -12,7 +12,8 @@
 A run that is not finished when time is up has saved where it is, and the same command goes on from there; judge takes its
 newest weights until then. A finished run is not done again, what is judged is. In ``results``, ``train_tiles.json`` has each
 program's command, seconds and exit status, what was left out and why, and the numbers that matter; logs lie in ``logs``. Take
-home ``results`` and ``small_tiles/final``, of 24 MiB.
+home ``results`` and ``small_tiles/portable``, of 24 MiB: from it the same command goes on in a folder without the rest, for as
+many seconds more, also where the run was finished; and it is judged there in place of ``final``, which is the same model.
 
 ``--smoke`` goes through all of it with next to nothing to do, also on a CPU: it tries the code and measures nothing.
 """
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the packag
 
 from programs import ENVIRONMENT, Program, script
 from result_file import ROOT, provenance, write_result
+from worldmodel_ros.train.run import portable
 
 CONFIGS = ROOT / 'config' / 'train'
 STAGES = ('train', 'judge', 'ablations')
@@ -140,26 +142,42 @@ class Schedule:
 class Plan:
     """What the stages' programs are, for one folder."""
 
-    def __init__(self, folder: Path, smoke: bool, training_s: float | None, gpus: int):
+    def __init__(self, folder: Path, smoke: bool, training_s: float | None, gpus: int, workers: int | None = None):
         self.folder, self._smoke, self._training_s, self._gpus = folder, smoke, training_s, gpus
+        self._workers = workers or max(2, (os.cpu_count() or 2) // max(1, gpus))
         self.results = folder / 'results'
 
     def weights(self, run: str) -> Path:
-        """Folder of a run's finished model, or of the newest weights that were taken from it; of the former, if neither."""
-        found = [self.folder / run / name for name in ('final', 'newest')]
+        """Folder of a run's finished model, of the newest weights that were taken from it, or of those that were brought along;
+        of the first, if there is none."""
+        found = [self.folder / run / name for name in ('final', 'newest', portable.FOLDER)]
         return next((each for each in found if (each / 'model.json').is_file()), found[0])
 
     def begun(self, run: str) -> bool:
         """Whether a run has saved weights, in progress or of a finished stage."""
-        kept = [path for name in ('teacher/progress/step-*', 'teacher/model.json') for path in (self.folder / run).glob(name)]
-        return bool(kept) or (self.weights(run) / 'model.json').is_file()
+        return self._progress(run) or (self.weights(run) / 'model.json').is_file()
+
+    def _progress(self, run: str) -> bool:
+        folder = self.folder / run / 'teacher'
+        return any(folder.glob('progress/step-*')) or (folder / 'model.json').is_file()
 
     def training_s(self, run: str, left: float) -> float:
-        """Seconds of a run's schedule: those that it was begun with, else those that are asked for or left."""
+        """Seconds of a run's schedule: those that it was begun with, else those that are asked for or left, on top of those
+        that its portable weights have been trained for."""
         file = self.folder / run / 'config.yaml'
         if file.is_file():
             return 60.0 * yaml.safe_load(file.read_text())['teacher']['max_minutes']
-        return left - OVERHEAD if self._training_s is None else self._training_s
+        carried = portable.begun(self.folder / run / portable.FOLDER, 'teacher')
+        return (carried[1] if carried else 0.0) + (left - OVERHEAD if self._training_s is None else self._training_s)
+
+    def _autoencoder(self, run: str) -> list[str]:
+        """Override that names the autoencoder: that of portable weights, which is the same, so that they need no other model; a
+        run that was begun keeps its own."""
+        config, carried = self.folder / run / 'config.yaml', self.folder / run / portable.FOLDER
+        if config.is_file():
+            found = yaml.safe_load(config.read_text()).get('autoencoder')
+            return [f'autoencoder={found}'] if found else []
+        return [f'autoencoder={carried}'] if (carried / 'model.json').is_file() else []
 
     def train(self, left: float) -> list[Job]:
         seconds = self.training_s(TILES, left)
@@ -171,7 +189,8 @@ class Plan:
         """What takes the newest weights from runs that are not finished."""
         return [Job(f'newest_{run}', 5.0, ('-m', 'worldmodel_ros.train.run.newest', str(self.folder / run),
                                            str(self.folder / run / 'newest')))
-                for run in (TILES, COMPARED) if self.begun(run) and not (self.folder / run / 'final' / 'model.json').is_file()]
+                for run in (TILES, COMPARED)
+                if self._progress(run) and not (self.folder / run / 'final' / 'model.json').is_file()]
 
     def judge(self) -> list[list[Job]]:
         """Jobs that may run next to each other, one group after the other: what is timed runs alone."""
@@ -205,7 +224,7 @@ class Plan:
     def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}) -> Job:
         out = self.folder / run
         values = [f'teacher.max_minutes={seconds / 60.0:.4f}', 'checkpoint_minutes=1.5',
-                  f'workers={max(2, (os.cpu_count() or 2) // max(1, self._gpus))}',
+                  f'workers={self._workers}', *self._autoencoder(run),
                   *(f'{key}={json.dumps(value)}' for key, value in changes.items()),
                   *((*SMOKE, *SMOKE_OF[config]) if self._smoke else ())]
         least = 0.0 if self._smoke else min(seconds, 60.0) if self.begun(run) else seconds + 0.6 * OVERHEAD
@@ -299,13 +318,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--training-seconds', type=float, help='of the schedule of each of the two models (default: all of '
                         f'--seconds but {OVERHEAD:.0f}); a run that was begun keeps its own')
     parser.add_argument('--gpus', type=int, help='(default: all there are)')
+    parser.add_argument('--workers', type=int,
+                        help='processes of each run that simulate (default: one a core, shared among GPUs)')
     parser.add_argument('--smoke', action='store_true', help='next to nothing to do: tries the code, measures nothing')
     options, start = parser.parse_args(arguments), time.monotonic()
 
     import torch
     there = torch.cuda.device_count()
     gpus = min(2, there) if options.gpus is None else options.gpus
-    plan = Plan(options.folder.resolve(), options.smoke, options.training_seconds, gpus)
+    plan = Plan(options.folder.resolve(), options.smoke, options.training_seconds, gpus, options.workers)
     if wrong := _refused(options, plan, gpus, there):
         parser.error(wrong)
     logs = plan.folder / 'logs'
@@ -341,6 +362,8 @@ def _refused(options: argparse.Namespace, plan: Plan, gpus: int, there: int) -> 
         return f'--gpus is {gpus}, and this machine has {there}'
     if gpus == 0 and not options.smoke:
         return 'no GPU is there to train on, and on a CPU it would take days: --smoke tries the code'
+    if options.workers is not None and options.workers < 2:
+        return f'--workers is {options.workers}: one is the training itself, give 2 or more'
     if options.training_seconds is not None and not options.training_seconds > 0.0:
         return f'--training-seconds is {options.training_seconds:g}: it must be above zero, or left out'
     if 'train' in options.stages and not options.smoke and not plan.begun(TILES):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_model import small_model
 
 from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.train.run import portable
 from worldmodel_ros.train.run.config import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +75,7 @@ def test_a_run_that_time_stops_is_judged_by_its_newest_weights_and_goes_on(train
     (['--smoke', '--seconds', '0'], '--seconds is 0: give what the command may take'),
     (['--gpus', '0'], 'no GPU is there to train on'),
     (['--smoke', '--gpus', '77'], '--gpus is 77, and this machine has '),
+    (['--smoke', '--workers', '1'], '--workers is 1: one is the training itself'),
     (['--smoke', '--training-seconds', '-1'], '--training-seconds is -1: it must be above zero'),
     (['--smoke', '--stages', 'judge'], 'has no weights to judge: begin with --stages train'),
     (['--smoke', '--stages', 'guess'], "invalid choice: 'guess'")])
@@ -93,7 +96,7 @@ def test_a_file_is_no_folder(train_tiles, tmp_path, capsys):
 def test_time_that_is_too_short_to_train_in_is_refused_with_what_it_takes(train_tiles, tmp_path, training, needed):
     plan = train_tiles.Plan(tmp_path, False, training, 1)
     options = train_tiles.argparse.Namespace(folder=tmp_path, seconds=120.0, training_seconds=training, stages=['train'],
-                                             smoke=False)
+                                             smoke=False, workers=14)
     assert f'take {needed} with start' in train_tiles._refused(options, plan, 1, 1)
     options.seconds = needed
     assert train_tiles._refused(options, plan, 1, 1) == ''
@@ -117,6 +120,29 @@ def test_both_models_are_trained_for_the_same_seconds_and_what_was_begun_keeps_i
     assert plan.begun('small_tiles') and [job.name for job in plan.newest()] == ['newest_small_tiles']
     (tmp_path / 'small_tiles' / 'config.yaml').write_text(yaml.safe_dump({'teacher': {'max_minutes': 2.5}}))
     assert [read_config(*changes(job)).teacher.max_minutes for job in plan.train(585.0)] == [2.5, 2.5]
+
+
+def test_a_run_goes_on_from_portable_weights_for_as_many_seconds_more(train_tiles, tmp_path):
+    carried = tmp_path / 'small_tiles' / 'portable'
+    portable.write(carried, small_model(), 'teacher', 900, 450.0, 8)
+    plan = train_tiles.Plan(tmp_path, False, None, 1, 14)
+    config = read_config(*changes(plan.train(560.0)[0]))
+    assert config.teacher.max_minutes == pytest.approx(900.0 / 60.0, abs=1e-3) and config.workers == 14
+    assert config.autoencoder == str(carried) and config.portable
+    assert plan.weights('small_tiles') == carried and plan.begun('small_tiles') and not plan.newest()
+    # What it is compared with has the same seconds in all.
+    assert read_config(*changes(plan.train(560.0)[1])).teacher.max_minutes == pytest.approx(900.0 / 60.0, abs=1e-3)
+    begun = {'autoencoder': 'tiny', 'teacher': {'max_minutes': 2.5}}
+    (tmp_path / 'small_tiles' / 'config.yaml').write_text(yaml.safe_dump(begun))
+    assert read_config(*changes(plan.train(560.0)[0])).autoencoder == 'tiny'  # a run that was begun keeps its own
+
+
+def test_a_program_sees_one_of_the_gpus_that_this_one_sees(train_tiles, tmp_path, monkeypatch):
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '3, 5')
+    code = ('-c', 'import os, sys\nprint(os.environ["CUDA_VISIBLE_DEVICES"])')
+    program = train_tiles.Program('seen', 20.0, *code, environment={}, gpu=1)
+    program.begin(tmp_path)
+    assert program.end(20.0)['exit_status'] == 0 and (tmp_path / 'seen.log').read_text() == '5\n'
 
 
 def test_ablations_differ_in_what_cache_layers_see(train_tiles, tmp_path):

@@ -4,6 +4,7 @@ So a GPU that is there for minutes does not wait for its data. A dataset on disk
 """
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import threading
@@ -22,6 +23,7 @@ from .episodes import ARRAYS, Episodes
 from .recall import recall_moments
 
 CHUNK = 8  # episodes that are handed over at a time
+SAID_EVERY = 10.0  # s
 _worlds: list = []  # of a process that simulates
 
 
@@ -115,7 +117,8 @@ class Simulation:
         self._thread.join(10.0)
 
     def _feed(self, pool: Pool, jobs: Iterator[tuple]) -> None:
-        chunk, held = [], 0
+        chunk, held, start = [], 0, time.monotonic()
+        told = start
         try:
             for episode in pool.imap_unordered(_drive, jobs):
                 if self.held is not None and held < self._held_back:
@@ -126,6 +129,11 @@ class Simulation:
                 if len(chunk) == CHUNK or self.episodes.count < CHUNK:
                     self.episodes.add(chunk)
                     chunk = []
+                if time.monotonic() - told >= SAID_EVERY:
+                    told = time.monotonic()
+                    print(json.dumps({'simulated': self.episodes.added, 'seconds': round(told - start, 1)}), flush=True)
+            print(json.dumps({'simulated': self.episodes.added, 'seconds': round(time.monotonic() - start, 1), 'all': True}),
+                  flush=True)
         except Exception as error:  # tells the thread that waits for episodes
             self._failed = error
 

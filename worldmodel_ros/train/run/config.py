@@ -157,6 +157,7 @@ class TrainConfig:
     compile: bool = True
     compare: bool = True  # near predictions before and after each stage
     checkpoint_minutes: float = 10.0
+    portable: bool = False  # small averaged weights next to the progress, too; a stage without progress goes on from them
     workers: int = 0  # processes that simulate and evaluate; 0: one for each core
     weight_bits: int = 16  # of the layers' matrices in the finished model's files: 8 or 16
     data: DataConfig = DataConfig()

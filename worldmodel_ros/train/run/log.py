@@ -4,13 +4,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 
 _DRAWN = ('vae', 'teacher', 'student', 'self_forcing')  # stages
-_NOT_DRAWN = ('step', 'seconds', 'steps_per_s', 'loss')
+_NOT_DRAWN = ('step', 'seconds', 'steps_per_s', 'loss', 'host_ms', 'starved')
 
 
 class Log:
@@ -37,10 +38,10 @@ class Log:
         self.bar = _bar(stage, steps, first)
         self.events = _events(folder / 'tensorboard' / stage)
 
-    def add(self, step: int, values: dict[str, Tensor]) -> None:
-        """Add the losses of one step: name to scalar tensor; tensors are read only when a line is due."""
+    def add(self, step: int, values: Mapping[str, Tensor | float]) -> None:
+        """Add the losses of one step, and its times: name to scalar; tensors are read only when a line is due."""
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach()
+            self.sums[name] = self.sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
         self.count += 1
         if self.bar is not None:
             self.bar.update()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel_ros.train.objectives.objective import Objective
-from . import progress
+from . import portable, progress
 from .config import Schedule
 from .log import Log
 from .muon import BatchedMuon
@@ -22,6 +22,7 @@ from .progress import Randomness
 from .ranks import Ranks
 
 UNTIMED_STEPS = 2  # of a schedule by the clock: these pay for compilation
+REWARM_STEPS = 100  # until the full rate where an optimiser begins without its moments
 
 
 class Interrupted(Exception):
@@ -30,13 +31,18 @@ class Interrupted(Exception):
 
 def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule: Schedule, *, stage: str,
              ranks: Ranks, out: Path, seed: int = 0, compile_networks: bool = False,
-             checkpoint_minutes: float = 10.0, log_every: float = 5.0) -> dict[str, float]:
+             checkpoint_minutes: float = 10.0, log_every: float = 5.0, carried: Path | None = None,
+             carried_bits: int = 16) -> dict[str, float]:
     """
     Train ``module`` in place by the objective that ``make`` gives for the averaged copy of it; it ends with the averaged
     weights.
 
     Logs to ``out``/``stage``.jsonl. In ``out``/``stage``/progress lies what is needed to go on after an interruption: with as
     many processes on the CPU, the result is bit for bit that of a run without one.
+
+    carried: folder of ``portable`` weights (``carried_bits`` of a layer's), for a ``module`` that is a world model; they are
+    written whenever progress is saved and at the end. Where there is no progress, the stage goes on from them: at their step,
+    with new moments and a warm-up.
 
     :return: ``steps`` done and ``seconds`` taken, over all attempts.
     :raises Interrupted: at SIGINT and SIGTERM, when the progress is saved.
@@ -47,12 +53,14 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     objective = make(averaged)
     optimiser = Optimiser(module, averaged, objective.parameters(), schedule, ranks)
     ranks.share_weights(optimiser.parameters)
-    saved = _Saved(out / stage / 'progress', optimiser, objective, random, ranks, 60.0 * checkpoint_minutes)
+    saved = _Saved(out / stage / 'progress', optimiser, objective, random, ranks, 60.0 * checkpoint_minutes, carried,
+                   carried_bits)
     step, seconds = saved.restore(schedule)
     if compile_networks:
         _compile(objective)
     clock = _Clock(seconds)
     log = Log(out, stage, schedule.steps, step, seconds, log_every) if ranks.main else None
+    pace = _Pace(ranks.device)
     with _signals() as told:
         while True:
             # Processes agree through the host: a step of the GPU takes longer, and goes on meanwhile.
@@ -62,9 +70,11 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
             done = schedule.done(step, elapsed)
             if stop or done >= 1.0:
                 break
+            pace.begin()
             loss, values = optimiser.learn(objective, random.numpy, random.generator, step, done)
+            times = pace.end()
             if log:
-                log.add(step, {'loss': loss, **values})
+                log.add(step, {'loss': loss, **values, **times})
             step += 1
             clock.count()
     if log:
@@ -72,6 +82,7 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
     if stop:
         raise Interrupted(f'{stage}: saved at step {step} of {schedule.steps} in {saved.folder}; the same command goes on '
                           'from there')
+    saved.carry(step, clock.seconds)
     module.load_state_dict(averaged.state_dict())
     return {'steps': step, 'seconds': round(clock.seconds, 1)}
 
@@ -83,7 +94,7 @@ class Optimiser:
     def __init__(self, module: nn.Module, averaged: nn.Module, parameters: list[nn.Parameter], schedule: Schedule,
                  ranks: Ranks):
         self.module, self.averaged, self.parameters = module, averaged, parameters
-        self.schedule, self.ranks = schedule, ranks
+        self.schedule, self.ranks, self._rewarmed = schedule, ranks, REWARM_STEPS
         matrices = layer_matrices(module, parameters) if schedule.matrix_rate else []
         chosen = {id(parameter) for parameter in matrices}
         others = [parameter for parameter in parameters if id(parameter) not in chosen]
@@ -100,14 +111,16 @@ class Optimiser:
         # A floor under both ends: the first step moves, and the last ones still average.
         cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         warm_up = min(1.0, done / self.schedule.warm_up) if self.schedule.warm_up else 1.0
+        again = min(1.0, self._rewarmed / REWARM_STEPS)
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
-                group['lr'] = self.rates[name] * max(0.02, warm_up * cosine)
+                group['lr'] = self.rates[name] * max(0.02, warm_up * cosine) * again
 
     def learn(self, objective: Objective, rng: np.random.Generator, generator: torch.Generator, step: int, done: float
               ) -> tuple[Tensor, dict[str, Tensor]]:
         """Make step number ``step`` (from 0) of a schedule, of which the share ``done`` is over; return the loss and its
         parts."""
+        self._rewarmed += 1
         self.set_rate(done)
         objective.done = done
         batch = objective.draw(rng, generator)
@@ -143,6 +156,12 @@ class Optimiser:
                 tensors |= {f'{kind}.{index}.{name}': value for name, value in moments.items()}
         return tensors
 
+    def begin_with(self, weights: dict[str, Tensor]) -> None:
+        """Go on from averaged weights alone: moments begin at zero, and the rate rises over REWARM_STEPS."""
+        self.module.load_state_dict(weights)
+        self.averaged.load_state_dict(weights)
+        self._rewarmed = 0
+
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what ``state`` gave."""
         def part(prefix: str) -> dict[str, Tensor]:
@@ -171,10 +190,12 @@ def averaged_copy(module: nn.Module) -> nn.Module:
 
 
 class _Saved:
-    """What a stage needs to go on exactly, in its folder, saved every ``interval`` s."""
+    """What a stage needs to go on exactly, in its folder, saved every ``interval`` s; and in ``carried``, if given, its
+    portable weights."""
 
     def __init__(self, folder: Path, optimiser: Optimiser, objective: Objective, random: Randomness, ranks: Ranks,
-                 interval: float):
+                 interval: float, carried: Path | None, bits: int):
+        self._carried, self._bits = carried, bits
         self.folder, self._optimiser, self._objective, self._random = folder, optimiser, objective, random
         self._ranks, self._interval, self._last = ranks, interval, time.monotonic()
 
@@ -186,7 +207,7 @@ class _Saved:
         """Take up what an earlier attempt saved; return its steps and seconds, zeros if there is none."""
         begun = progress.load(self.folder, self._ranks)
         if begun is None:
-            return 0, 0.0
+            return self._restore_carried(schedule)
         device, prefix = self._ranks.device, 'objective.'
         self._optimiser.restore({name: value.to(device) for name, value in begun.shared.items()})
         self._random.restore(begun.own)
@@ -196,7 +217,25 @@ class _Saved:
             print(f'[{self.folder.parent.name}] goes on at step {begun.step} of {schedule.steps}', flush=True)
         return begun.step, begun.seconds
 
+    def _restore_carried(self, schedule: Schedule) -> tuple[int, float]:
+        stage = self.folder.parent.name
+        begun = self._carried and portable.load(self._carried, stage, self._optimiser.module)
+        if not begun:
+            return 0, 0.0
+        self._optimiser.begin_with(begun.weights)
+        self._random.begin_at(begun.step)
+        if self._ranks.main:
+            print(f'[{stage}] goes on at step {begun.step} of {schedule.steps} from the weights in {self._carried}', flush=True)
+        return begun.step, begun.seconds
+
+    def carry(self, step: int, seconds: float) -> None:
+        """Write the portable weights, where they are asked for."""
+        if self._carried and self._ranks.main:
+            portable.write(self._carried, self._optimiser.averaged, self.folder.parent.name, step, seconds,
+                           self._bits)
+
     def save(self, step: int, seconds: float) -> None:
+        self.carry(step, seconds)
         own = {**self._random.state(),
                **{f'objective.{name}': value for name, value in self._objective.state().items()}}
         progress.save(self.folder, progress.Progress(step, seconds, self._optimiser.state(), own), self._ranks)
@@ -208,6 +247,26 @@ def _compile(objective: Objective) -> None:
     torch._dynamo.config.cache_size_limit = 64
     for network in objective.networks():
         network.compile(dynamic=False)
+
+
+class _Pace:
+    """Where the time of a step goes: ``host_ms``, until the host has asked for all of it, and on a GPU ``starved``, 1 where it
+    had nothing left to do when the host came with the step. Near 1 the host sets the pace, near 0 the GPU does."""
+
+    def __init__(self, device: torch.device):
+        self._cuda, self._last, self._starved = device.type == 'cuda', None, 0.0
+
+    def begin(self) -> None:
+        self._start = time.monotonic()
+        self._starved = float(self._last is not None and self._last.query())
+
+    def end(self) -> dict[str, float]:
+        times = {'host_ms': 1e3 * (time.monotonic() - self._start)}
+        if self._cuda:
+            self._last = torch.cuda.Event()
+            self._last.record()
+            times['starved'] = self._starved
+        return times
 
 
 class _Clock:

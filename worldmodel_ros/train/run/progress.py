@@ -30,13 +30,20 @@ class Randomness:
     """All random numbers of a stage in one process: numpy's, those of the device's generator, and torch's own."""
 
     def __init__(self, seed: int, stage: str, ranks: Ranks):
-        device = ranks.device
-        words = np.random.SeedSequence([seed, ranks.rank, *stage.encode()]).generate_state(3)
+        self._device, self._cuda = ranks.device, ranks.device.type == 'cuda'
+        self._words = [seed, ranks.rank, *stage.encode()]
+        self._begin(self._words)
+
+    def begin_at(self, step: int) -> None:
+        """Begin others, for a stage that goes on at a step without the state it had there: what it has drawn is not drawn
+        again."""
+        self._begin([*self._words, step])
+
+    def _begin(self, entropy: list[int]) -> None:
+        words = np.random.SeedSequence(entropy).generate_state(3)
         self.numpy = np.random.default_rng(int(words[0]))
-        self.generator = torch.Generator(device).manual_seed(int(words[1]))
+        self.generator = torch.Generator(self._device).manual_seed(int(words[1]))
         torch.manual_seed(int(words[2]))
-        self._cuda = device.type == 'cuda'
-        self._device = device
 
     def state(self) -> dict[str, Tensor]:
         """The state, as bytes."""

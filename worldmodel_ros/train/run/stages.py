@@ -31,7 +31,7 @@ from worldmodel_ros.train.objectives.short_horizon import SAMPLERS, ShortHorizon
 from worldmodel_ros.train.objectives.student import StudentObjective
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
-from . import metrics, progress
+from . import metrics, portable, progress
 from .calibrate import calibrate
 from .config import STAGES
 from .log import draw_curves
@@ -103,7 +103,9 @@ def learn(run: Run, name: str) -> dict[str, Any]:
     near = ShortHorizon(model, run.held_back() or episodes) if config.compare and name in KEPT and run.ranks.main else None
     before = near.errors(model) if near else {}
     result = optimise(learner, objective, stage, stage=name, ranks=run.ranks, out=run.out, seed=config.seed,
-                      compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes)
+                      compile_networks=config.compile, checkpoint_minutes=config.checkpoint_minutes,
+                      carried=run.out / portable.FOLDER if config.portable and learner is model else None,
+                      carried_bits=config.weight_bits)
     recorded = {'steps': result['steps'], 'training_seconds': result['seconds'], **run.live_episodes()}
     if near:
         recorded['short_horizon'] = _compare(name, before, near.errors(averaged_copy(model)), run)  # a copy is not compiled

@@ -1,0 +1,58 @@
+"""A stage in progress as a model that is small enough to carry to another machine: averaged weights alone, no moments."""
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import read_description
+from worldmodel_ros.model.world_model import WorldModel
+from .reading import ConfigError
+
+FOLDER = 'portable'  # in the folder of a run
+
+
+@dataclass(frozen=True)
+class Portable:
+    """Averaged weights of a stage after ``step`` steps and ``seconds``, in float32."""
+
+    step: int
+    seconds: float
+    weights: dict[str, Tensor]
+
+
+def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: float, bits: int = 16) -> None:
+    """Write the weights, a model as any other, the layers' matrices in so many ``bits`` (16, or 8 row by row); those that were
+    there before are replaced when all of it is written."""
+    new, old = folder.with_name(f'{folder.name}.new'), folder.with_name(f'{folder.name}.old')
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    checkpoint.save(averaged, new, {'stages': {stage: {'steps': step, 'training_seconds': round(seconds, 1)}}},
+                    dtype=torch.int8 if bits == 8 else torch.bfloat16)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def begun(folder: Path, stage: str) -> tuple[int, float] | None:
+    """Steps and seconds of the stage that the weights in the folder are of; None where there are none of this stage."""
+    if not (folder / 'model.json').is_file():
+        return None
+    found = read_description(folder).provenance.get('stages', {}).get(stage)
+    return None if found is None else (int(found['steps']), float(found['training_seconds']))
+
+
+def load(folder: Path, stage: str, model: WorldModel) -> Portable | None:
+    """What ``write`` left of the stage, or None. Raises ConfigError where it is of another shape than ``model``."""
+    found = begun(folder, stage)
+    if found is None:
+        return None
+    if read_description(folder).preset != model.preset:
+        raise ConfigError(f'{folder} has weights of another preset than this run: delete it, or take the configuration that '
+                          'it was made with')
+    return Portable(*found, checkpoint.load(folder).state_dict())
