@@ -8,7 +8,6 @@ is not driven again, so that a busy machine can be left between two calls.
 import argparse
 import json
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
-from result_file import provenance, write_result
+from result_file import product_ms, provenance, write_result
 
 from worldmodel_ros.cli.evaluate_control_ros import judged, listen, summary
 from worldmodel_ros.evaluate.control.episode import Episode
@@ -28,17 +26,6 @@ from worldmodel_ros.nodes.judging.listener import Heard
 RUNGS = {'head': '0', 'one_step': '1', 'two_step': '2'}  # rounds of candidates
 PROCESSES = ('world_model_node', 'engine_server', 'sim_robot', 'command_gate')
 PACKAGES = ('mujoco', 'numpy', 'onnxruntime')
-
-
-def product_ms(times: int = 200) -> float:
-    """Median time of a product of 384x384 float32 matrices by one thread."""
-    matrix, spent = torch.rand((384, 384)), []
-    torch.set_num_threads(1)
-    for _ in range(times):
-        begun = time.perf_counter()
-        _ = matrix @ matrix
-        spent.append(time.perf_counter() - begun)
-    return statistics.median(spent) * 1e3
 
 
 def cpu_seconds(name: str) -> float:

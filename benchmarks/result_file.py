@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,18 @@ def command() -> str:
 def provenance(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
     """Command, machine and versions: without them a number means nothing."""
     return {'command': command(), 'machine': machine(), 'versions': versions(packages)}
+
+
+def product_ms(times: int = 200) -> float:
+    """Median time of a product of 384x384 float32 matrices by one thread, ms."""
+    import torch
+    matrix, spent = torch.rand((384, 384)), []
+    torch.set_num_threads(1)
+    for _ in range(times):
+        begun = time.perf_counter()
+        _ = matrix @ matrix
+        spent.append(time.perf_counter() - begun)
+    return statistics.median(spent) * 1e3
 
 
 def write_result(result: dict[str, Any], file: Path | None, show: bool = False) -> None:
