@@ -15,7 +15,8 @@ from worldmodel_ros.evaluate.control.episode import Episode, drive, rung_seconds
 from worldmodel_ros.evaluate.control.forecast import Frozen, Memory, Oracle, Tracker
 from worldmodel_ros.evaluate.control.judge import Judge
 from worldmodel_ros.control.deliberation import Deliberation
-from worldmodel_ros.evaluate.control.run import Job, Question, evaluate, report
+from worldmodel_ros.evaluate.control import run
+from worldmodel_ros.evaluate.control.run import Job, Question, complete, driven, evaluate, report
 from worldmodel_ros.evaluate.control.summary import mcnemar, p_values, table
 from worldmodel_ros.evaluate.control.tasks import RUN_TIME_TASKS, TASKS, expand, to_world
 from worldmodel_ros.evaluate.control.views import View
@@ -378,6 +379,50 @@ def test_the_command_prints_the_report_and_goes_on_where_it_was(capsys, tmp_path
     assert json.loads(capsys.readouterr().out)['tasks']['intercept']['reactive']['success'] == 1.0
     assert cli.main([*line, '--episodes', str(kept), '--rungs', 'head']) == 1
     assert 'another rung' in capsys.readouterr().err
+
+
+def test_no_episode_begins_after_the_time_and_those_that_are_being_driven_end(monkeypatch, tmp_path):
+    clock = [100.0]
+
+    def drives(question, job):
+        clock[0] += 1.0
+        return Episode(job.seed, True, 0, 1.0, 0, 'done')
+    monkeypatch.setattr(run.time, 'monotonic', lambda: clock[0])
+    monkeypatch.setattr(run, '_drive', drives)
+    question = Question(range(SEED, SEED + 5), ('intercept',), ('reactive', 'frozen'))
+    kept = tmp_path / 'episodes.jsonl'
+    assert [job for job, _ in driven(question, question.jobs(), kept=kept, seconds=2.5)] == question.jobs()[:3]
+    # It goes on where it was: what is there takes no time, and counts.
+    assert [job for job, _ in driven(question, question.jobs(), kept=kept, seconds=1.5)] == question.jobs()[:5]
+    assert evaluate(question, kept=kept, seconds=0.0)['tasks']['intercept']['frozen']['n'] == 2
+
+
+def test_graphs_are_exported_before_several_processes_need_them(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(run, '_forecast', lambda folder, backend: loaded.append((folder, backend)))
+    monkeypatch.setattr(run, 'each', lambda work, jobs, workers: ())
+    question = Question(range(SEED, SEED + 1), ('street',), ('oracle', 'b2'), backend='onnx', forecast='tiny')
+    assert list(driven(question, question.jobs(), workers=2)) == []
+    assert loaded == [('tiny', 'onnx')]
+    assert list(driven(question, [job for job in question.jobs() if job.controller == 'oracle'], workers=2)) == []
+    assert len(loaded) == 1
+
+
+def test_a_room_is_complete_when_each_controller_has_driven_it():
+    question = Question(range(SEED, SEED + 2), ('intercept', 'street'), ('reactive', 'frozen'), variants=('shifted',))
+    done = {job: Episode(job.seed, True, 0, 1.0, 0, 'done') for job in question.jobs()}
+    assert complete(question.jobs(), done) == done
+    del done[Job('shifted', 'street', 'frozen', SEED)]
+    left = complete(question.jobs(), done)
+    assert [job for job in question.jobs() if job not in left] == [
+        Job('shifted', 'street', 'reactive', SEED), Job('shifted', 'street', 'frozen', SEED)]
+
+
+def test_the_command_stops_in_time(capsys):
+    line = ['evaluate', 'control', '--seeds', '4000000:4000003', '--tasks', 'intercept', '--controllers', 'reactive',
+            '--workers', '2', '--seconds', '0']
+    assert cli.main(line) == 0
+    assert json.loads(capsys.readouterr().out)['tasks'] == {}
 
 
 def test_seeds_of_training_are_refused(capsys):

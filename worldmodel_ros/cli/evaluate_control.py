@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def add_control(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--workers', type=int, metavar='N', help='processes (default: one for each core)')
     parser.add_argument('--episodes', type=Path, metavar='FILE',
                         help='JSON lines, one for each episode; those in it are not driven again')
+    parser.add_argument('--seconds', type=float, default=math.inf, metavar='N',
+                        help='begin no further episode after so long: the result has the rooms in which all have driven')
     simulated.add_json(parser)
     parser.set_defaults(run=_run)
 
@@ -80,7 +83,7 @@ def _evaluate(chosen: argparse.Namespace) -> int:
     question = Question(parse_seeds(chosen.seeds), _tasks(chosen), tuple(chosen.controllers), tuple(chosen.rungs),
                         tuple(chosen.variants), chosen.model, chosen.backend, chosen.forecast)
     simulated.report('control', chosen,
-                     lambda workers, progress: evaluate(question, workers, progress, chosen.episodes))
+                     lambda workers, progress: evaluate(question, workers, progress, chosen.episodes, chosen.seconds))
     return 0
 
 

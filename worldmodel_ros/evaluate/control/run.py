@@ -5,7 +5,9 @@ An episode depends on its seed, task, variant, controller and delay alone, never
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -104,19 +106,42 @@ class Job:
 
 
 def evaluate(question: Question, workers: int = 1, progress: Callable[[float], None] = lambda share: None,
-             kept: Path | None = None) -> dict:
-    """The report, without machine and command. ``kept``: a file of JSON lines to which each episode is written as it ends;
-    those that are there already are not driven again. Raises ValueError for a file of other rungs or models."""
-    jobs = question.jobs()
-    done = _read(kept, question)
-    todo = [job for job in jobs if job not in done]
-    for job, ended in each(partial(_drive, question), todo, workers):
-        done[job] = episode = ended.result()
+             kept: Path | None = None, seconds: float = math.inf) -> dict:
+    """The report, without machine and command; ``kept`` and ``seconds`` as of ``driven``. Rooms that the time has cut off are
+    absent from it. Raises ValueError for a file of other rungs or models."""
+    jobs, done = question.jobs(), {}
+    for job, episode in driven(question, jobs, workers, kept, seconds):
+        done[job] = episode
+        progress(len(done) / len(jobs))
+    return report(question, complete(jobs, done))
+
+
+def driven(question: Question, jobs: Sequence[Job], workers: int = 1, kept: Path | None = None,
+           seconds: float = math.inf) -> Iterator[tuple[Job, Episode]]:
+    """Drive ``jobs``, in their order as far as there are processes, and give each with its episode as that ends.
+
+    ``kept``: a file of JSON lines to which each episode is written as it ends; those that are there already are not driven
+    again. ``seconds``: after which no further episode is begun; those that are being driven end, however long they take, so
+    that long ones are not missing more often. Raises ValueError for a file of other rungs or models."""
+    end = time.monotonic() + seconds
+    there = _read(kept, question)
+    yield from ((job, there[job]) for job in jobs if job in there)
+    todo = [job for job in jobs if job not in there]
+    if workers > 1 and any(controllers.on_forecast(job.controller) for job in todo):
+        _forecast(question.forecast, question.backend)  # exports its graphs, which each process would do at its start
+    for job, ended in each(partial(_drive_before, end, question), todo, workers):
+        if (episode := ended.result()) is None:
+            continue
         if kept:
             with kept.open('a') as stream:
                 stream.write(json.dumps({**_key(question), **asdict(job), 'episode': asdict(episode)}) + '\n')
-        progress(len(done) / len(jobs))
-    return report(question, {job: done[job] for job in jobs})
+        yield job, episode
+
+
+def complete(jobs: Sequence[Job], done: Mapping[Job, Episode]) -> dict[Job, Episode]:
+    """The episodes of rooms, of a variant and a task, in which each controller of ``jobs`` has driven."""
+    cut_off = {(job.variant, job.task, job.seed) for job in jobs if job not in done}
+    return {job: done[job] for job in jobs if (job.variant, job.task, job.seed) not in cut_off}
 
 
 def report(question: Question, episodes: dict[Job, Episode]) -> dict:
@@ -150,6 +175,11 @@ def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
             episode = Episode(**row.pop('episode'))
             found[Job(**row)] = episode
     return found
+
+
+def _drive_before(end: float, question: Question, job: Job) -> Episode | None:
+    """Drive an episode, if it begins before ``end``, by the monotonic clock, which the processes of a machine share."""
+    return _drive(question, job) if time.monotonic() < end else None
 
 
 def _drive(question: Question, job: Job) -> Episode:
