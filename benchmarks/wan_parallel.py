@@ -143,8 +143,9 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, row: 
         for _ in range(2):
             state = vae.decode(model.noise, state)[1]
     run.wait()
-    about = {'model': wan.NAMES['large'], 'dtype': model.dtype, 'parallel': 'sequence', 'parameters': model.config.parameters,
-             'passes': len(model.preset.schedule.timesteps), 'tokens_a_frame': run.grid[0] * run.grid[1],
+    about = {'model': wan.NAMES['large'], 'dtype': model.dtype, 'parallel': 'sequence-fp8' if group.rounded else 'sequence',
+             'parameters': model.config.parameters, 'passes': len(model.preset.schedule.timesteps),
+             'tokens_a_frame': run.grid[0] * run.grid[1],
              'chunk_frames': wan.CHUNK, 'window_frames': model.preset.window_frames, 'tflop': model.tflop(),
              'vae': wan.vae_note(run, vae) + ('' if vae is None else ', each process some rows of each image'),
              'ready_s': round(time.perf_counter() - start, 1)}
@@ -193,7 +194,7 @@ def process(options: argparse.Namespace) -> None:
     store = connect(options.gpus)
     if options.rank == 0:
         print(store.port, flush=True)
-    group = SequenceParallel(Link.join(run.device, options.rank, options.gpus, store))
+    group = SequenceParallel(Link.join(run.device, options.rank, options.gpus, store), options.rounded)
     run.seconds, run._end = options.seconds, time.perf_counter() + options.seconds
 
     def row(**values: object) -> None:
@@ -216,7 +217,7 @@ def run_dtype(options: argparse.Namespace, dtype: str, seconds: float) -> str:
     rows.unlink(missing_ok=True)
     common = [sys.executable, __file__, '--folder', str(options.folder), '--gpus', str(options.gpus), '--dtypes', dtype,
               '--large-chunks', str(options.large_chunks), '--seconds', str(seconds), '--rows', str(rows),
-              *(['--tiny'] if options.tiny else [])]
+              *(['--tiny'] if options.tiny else []), *(['--rounded'] if options.rounded else [])]
     environment = {**os.environ, **ENVIRONMENT}
     children = [subprocess.Popen([*common, '--rank', '0'], stdout=subprocess.PIPE, text=True, env=environment)]
     end, error = time.monotonic() + seconds, ''
@@ -244,6 +245,7 @@ def main() -> int:
     parser.add_argument('--dtypes', nargs='+', choices=wan.DTYPES, default=wan.DTYPES)
     parser.add_argument('--large-chunks', type=int, default=50, help='timed, of each row')
     parser.add_argument('--seconds', type=float, default=300.0, help='of all; a type of layers has its share')
+    parser.add_argument('--rounded', action='store_true', help='processes exchange e4m3 (``SequenceParallel.rounded``)')
     parser.add_argument('--tiny', action='store_true')
     parser.add_argument('--rank', type=int, help=argparse.SUPPRESS)  # one of the processes
     parser.add_argument('--port', type=int, help=argparse.SUPPRESS)
