@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from worldmodel_ros.kernels.flat_write import QUERY_BLOCK
 from .group import ExchangedProducts, SequenceParallel
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ class DividedTiles:
     every frame.
 
     Where attention leaves these, it is done by own heads over the whole pass: what comes in is exchanged for that
-    (in cache layers by their ``ExchangedProducts``, see ``join``), and what was attended to is exchanged back, that of the
-    other processes' frames first where that pays.
+    (in cache layers by their ``ExchangedProducts``, see ``join``), and what was attended to is exchanged back.
     ``whole`` is the attention of the whole pass, over pages of own heads.
     """
 
@@ -40,21 +38,7 @@ class DividedTiles:
     def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
         """As in ``TileAttention``, of what all processes have for own heads (count, B, T, P, 3, H / count, d)."""
         whole = qkv.movedim(0, self._axis).flatten(self._axis, self._axis + 1).contiguous()
-        if not self._in_parts(whole):
-            return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
-        q, count = self._whole.write(layer, block, whole), self._group.count
-        attended = self._group.exchange_products(lambda rank: self._whole.attend(layer, q, rank, count), qkv.shape[-1])
-        return attended.transpose(0, 1).reshape(*qkv.shape[1:4], -1)  # the heads of each process in turn
-
-    def _in_parts(self, qkv: Tensor) -> bool:
-        """Whether attention of the frames of each process in turn, so that those of others travel while own ones attend,
-        takes no longer than that of all at once: where a device's processors have as many rounds of blocks of queries."""
-        if self._axis != FRAMES or self._whole.shape[0] % self._group.count or not self._whole.whole_slabs:
-            return False
-        blocks = qkv.shape[FRAMES] * qkv.shape[TOKENS] // QUERY_BLOCK * qkv.shape[-2]
-        processors = torch.cuda.get_device_properties(qkv.device).multi_processor_count if qkv.is_cuda else 1
-        count = self._group.count
-        return count * -(-blocks // count // processors) <= -(-blocks // processors)
+        return self._to_own(self._whole.over_tiles(layer, block, whole), qkv.shape[-1])
 
     def _by_heads(self, qkv: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         whole = self._group.exchange(qkv, divide=HEADS, join=self._axis).contiguous()
