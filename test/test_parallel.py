@@ -1,4 +1,5 @@
 """A model in several processes gives the answers of one process, and outlives the death of any other than rank 0."""
+import gc
 import os
 import queue
 import signal
@@ -119,6 +120,13 @@ class TestFourProcessesThatShareTheFrames:
         assert_same(answers(back), answers(session), 1e-6)
 
 
+def step_table():
+    table = StepTable()
+    for part in ('observe', 'policy', 'denoise', 'decode', 'commit', 'snapshot'):
+        table.record(f'{DIVIDED.name}/{part}', 1, 0.05)
+    return table
+
+
 def wait_until_complete(backend, patience=60.0):
     deadline = time.monotonic() + patience
     while True:
@@ -182,10 +190,7 @@ class TestTwoProcessesThatShareTheWeights:
         session.save(tmp_path / 'restored')
 
     def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
-        table = StepTable()
-        for part in ('observe', 'policy', 'denoise', 'decode', 'commit', 'snapshot'):
-            table.record(f'{DIVIDED.name}/{part}', 1, 0.05)
-        service = Service(two, settings=ServiceSettings(pictures=False), table=table)
+        service = Service(two, settings=ServiceSettings(pictures=False), table=step_table())
         listener, (image,) = Listener(), images(1)
         robot = service.open(listener)
 
@@ -202,6 +207,35 @@ class TestTwoProcessesThatShareTheWeights:
         wait_until_complete(two.backend)
         np.testing.assert_allclose(reply(3).plan, expected, atol=1e-5, rtol=0)  # of a session that begins anew
         service.stop()
+
+    def test_frames_that_fail_while_a_process_is_missing_keep_no_pages_however_late_garbage_is_collected(self, folder, two):
+        service = Service(two, settings=ServiceSettings(sessions=1, pictures=False), table=step_table())
+        listener, (image,) = Listener(), images(1)
+        gc.collect()
+        allocator = two.memory.pool.allocator
+        others, (of_one,) = allocator.usage().guaranteed, two.memory.guaranteed_pages
+        robot = service.open(listener)
+
+        def reply():
+            sequence = len(listener.replies) + 1
+            service.tick(robot, Tick(image, ACTION, time.monotonic() + 60.0, sequence, goal='red'))
+            while len(listener.replies) < sequence:
+                service.step()
+            return listener.replies[-1]
+        expected = reply().plan
+        gc.disable()  # a collection would hide what is only garbage
+        try:
+            os.kill(two.backend.processes.pids[0], signal.SIGKILL)
+            for _ in range(5):
+                lost = reply()
+                assert lost.failed and lost.reason.startswith('RankFailure')
+                assert allocator.usage().guaranteed <= others + of_one
+            wait_until_complete(two.backend)
+            np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)
+            assert allocator.usage().guaranteed == others + of_one
+        finally:
+            gc.enable()
+            service.stop()
 
 
 @contextmanager

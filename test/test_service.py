@@ -1,4 +1,5 @@
 """The service of many sessions: what becomes of ticks, questions, failures and what is stale, on virtual time."""
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -224,6 +225,30 @@ def test_a_failed_tick_is_replied_to_and_the_next_frame_works(network):
     assert rig.service._clients[session].models[0].session.frames_seen == 1
     stats = rig.service.stats()
     assert stats['failed'] == 1 and stats['stale_dropped'] == 0
+
+
+@pytest.mark.parametrize('closed', [False, True])
+def test_the_pages_of_a_session_that_failed_are_free_before_any_garbage_is_collected(closed):
+    """It fails between two networks, and the traceback holds the session. ``closed``: its robot has left meanwhile."""
+    rig = Rig(pictures=False)
+    memory = rig.service._engines[0].memory
+
+    def no_window(*_):
+        raise RuntimeError('no window')
+    memory.window = no_window
+    gc.collect()
+    gc.disable()
+    try:
+        for sequence in range(1, 4):
+            if sequence == 1 or closed:
+                session, listener = rig.open()
+            rig.backend.meanwhile = (lambda left=session: rig.service.close(left)) if closed else None
+            rig.tick(session, sequence)
+            rig.settle()
+            assert len(listener.replies) == (0 if closed else sequence)
+            assert memory.pool.allocator.usage().guaranteed == 0
+    finally:
+        gc.enable()
 
 
 def test_a_session_that_fails_leaves_its_neighbours_in_the_batch_alone():

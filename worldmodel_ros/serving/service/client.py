@@ -148,6 +148,8 @@ class ModelSession:
 
     def discard(self) -> None:
         """After a failure. Not a reset: whatever is broken in the session is to be gone."""
+        if self.session:
+            self.session.close()  # the error's traceback holds it, and is garbage some time later
         self.session = self._seen = self.kept = None
 
 
@@ -199,6 +201,11 @@ class Client:
         self.sequence = None
         self.ticks = self.questions = 0
         self.latest.clear()
+
+    def discard(self) -> None:
+        """Give up its sessions after a failure, and their pages. For the service's thread."""
+        for model in self.models:
+            model.discard()
 
     def tick_ended(self) -> None:
         self.ticks -= 1

@@ -258,6 +258,8 @@ class Requests:
         """A unit of a job raised, or gave what cannot be used."""
         client, reason = job.client, f'{type(error).__name__}: {error}'
         if job.stale:
+            if client.state is State.CLOSED:
+                client.discard()
             return
         if isinstance(job, FrameJob):
             self._deliver(client, client.listener.failed, reason, error)
@@ -268,8 +270,7 @@ class Requests:
                     self._deliver(client, client.listener.replied,
                                   other.reply(Tier.NONE, reason, None, now, failed=True))
                     other.answered = True
-            for model in client.models:
-                model.discard()
+            client.discard()
             self.begin_anew(client, Event.FAIL, f'the model failed: {reason}', now)
         elif isinstance(job, BranchJob):
             job.asked.error = QuestionError(f'it could not be imagined: {reason}')
