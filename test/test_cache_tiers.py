@@ -156,6 +156,14 @@ def test_a_full_tier_is_said_and_the_slab_stays_where_it_was():
     np.testing.assert_array_equal(cache.table.tiers, [1] + [0] * 7)
 
 
+def test_a_sequence_that_one_tier_refuses_leaves_nothing_guaranteed_in_the_others():
+    pools = [pool('recent', Precision.FP8), pool('distant', Precision.FP4, slabs=1)]
+    for _ in range(3):
+        with pytest.raises(OutOfPages, match='to be guaranteed'):
+            SequenceCache(LAYOUT, pools, (2, 2))
+        assert [each.allocator.usage().guaranteed for each in pools] == [0, 0]
+
+
 def test_a_quantised_page_is_written_as_a_whole_or_not_at_all():
     cache = tiered()
     k = np.ones((LAYERS, HEADS, 1, LAYOUT.tokens, DIM), np.float32)

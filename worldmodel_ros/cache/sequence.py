@@ -277,10 +277,16 @@ class _Holding:
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: Sequence[int], firm: bool):
         self.table = Table.empty(layout.tiles)
         self.lost = False
-        self.leases = tuple(
-            pool.allocator.lease(slabs * layout.tiles) if slabs or firm else
-            pool.allocator.lease(surrender=self.surrender)
-            for pool, slabs in zip(pools, guaranteed_slabs, strict=True))
+        leases: list[Lease] = []
+        try:
+            for pool, slabs in zip(pools, guaranteed_slabs, strict=True):
+                leases.append(pool.allocator.lease(slabs * layout.tiles) if slabs or firm else
+                              pool.allocator.lease(surrender=self.surrender))
+        except OutOfPages:
+            for lease in leases:  # or what the first pools promised would stay promised
+                lease.close()
+            raise
+        self.leases = tuple(leases)
 
     def surrender(self, lease: Lease) -> np.ndarray:
         """Lose the pages of one tier to a session."""
