@@ -1,12 +1,14 @@
 """One model served by several GPUs loses one while a robot drives: do commands go on, and when is the model back?
 
     python benchmarks/rank_loss.py --json benchmarks/results/rank_loss_h200x2.json                       # robot_3b_4k, two GPUs
-    python benchmarks/rank_loss.py --preset FOLDER --backend torch --parallel sequence --deadline 0.5        # on CPUs
+    python benchmarks/rank_loss.py --preset smoke_tiles --backend torch --parallel sequence --deadline 0.1   # on CPUs
 
 A server's process has the divided model (random weights); the robot, here, has the shipped ``tiny`` to fall back on. For each
 kill (SIGKILL of the last rank), in s from it: to the first command of the own model, the longest time without a command, to all
 processes being back, to the server driving again (its trials included). ``by_server_before``: share of the last observations
-before the kill that the server had answered with a command; ``stops``: answers without a command after it.
+before the kill that the server had answered with a plan of theirs; ``by_server_again``: of those after it drives again;
+``stops``: answers without a command between the two. A deadline may be as long as the time between two images, no longer: then
+the next one takes the place of one that is not answered.
 """
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from result_file import provenance, write_result
 
-from worldmodel_ros.control.ladder import NS, Settings
+from worldmodel_ros.control.ladder import MODEL_TIERS, NS, Settings, Tier
 from worldmodel_ros.control.responder import Answer, Observation, Responder
 from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine import load
@@ -33,7 +35,9 @@ from worldmodel_ros.serving.client.failover import FailoverWorker
 
 START_S = 240.0  # of the server, with nothing compiled
 BACK_S = 60.0  # after a kill
-DRIVES_S = 3.0  # before a kill
+DRIVES_S = 2.0  # before the first kill, and after each when the server drives again: what BEFORE observations take
+BEFORE = 20
+OWN_TIERS = (Tier.TWO_STEP, Tier.ONE_STEP, Tier.PLAN_ONLY)  # not the last plan, which may be the server's
 
 
 class Robot:
@@ -45,6 +49,8 @@ class Robot:
         spec = self.engine.spec
         self.period, self._deadline, self._goal = spec.step_period, deadline, spec.goals[0]
         self.answers: list[tuple[float, Answer, bool]] = []
+        self._by_server = False
+        self._due = float('inf')  # when the newest observation must be answered
         self.responder = Responder(self, Settings(reserve=0.01), self.period)
         own = Worker(self.engine, self.executed, self.responder, self)
         self.worker = FailoverWorker(path, '/robot', own, spec, self.executed, self.responder, self,
@@ -66,7 +72,7 @@ class Robot:
         self.worker.stop()
 
     def answered(self, answer: Answer) -> None:
-        self.answers.append((time.monotonic(), answer, not self.worker.degraded_reason))
+        self.answers.append((time.monotonic(), answer, self._by_server))
 
     def predicted(self, prediction: object) -> None:
         pass
@@ -85,10 +91,16 @@ class Robot:
             now = time.monotonic()
             self.worker.submit(Observation(self._images[sequence % len(self._images)], round(sequence * self.period * NS), now,
                                            now + self._deadline, 1, sequence, self._goal))
+            self._due = now + self._deadline - self.responder.settings.reserve
 
     def _watch(self) -> None:
-        while not self._over.wait(0.002):
-            self.responder.overdue()
+        was_due = 0.0
+        while not self._over.wait(0.001):
+            self._by_server = not self.worker.degraded_reason  # not asked in ``answered``, which holds the responder's lock
+            due = self._due
+            if due != was_due and time.monotonic() >= due:
+                self.responder.overdue()
+                was_due = due
 
 
 def kill(robot: Robot, server: subprocess.Popen, lines: list[dict]) -> dict:
@@ -100,18 +112,24 @@ def kill(robot: Robot, server: subprocess.Popen, lines: list[dict]) -> dict:
         time.sleep(0.02)
         if len(lines) > known and not robot.worker.degraded_reason:
             break
-    driving = None if robot.worker.degraded_reason else time.monotonic() - start
-    time.sleep(1.0)
-    end = time.monotonic()
-    after = [(at, by_server) for at, answer, by_server in robot.answers if at > start and answer.actions is not None]
-    before = [answer.actions is not None and by_server for at, answer, by_server in robot.answers if at <= start][-20:]
-    own = [at for at, by_server in after if not by_server]
-    times = [start, *(at for at, _ in after), end]
-    return {'by_server_before': round(float(np.mean(before)), 2), 'to_own_command_s': round(own[0] - start, 3) if own else None,
+    drives = None if robot.worker.degraded_reason or len(lines) == known else time.monotonic()
+    time.sleep(DRIVES_S)
+    end = drives or time.monotonic()
+    after = [(at, answer, by_server) for at, answer, by_server in robot.answers if start < at <= end]
+    own = [at for at, answer, by_server in after if not by_server and answer.tier in OWN_TIERS]
+    times = [start, *(at for at, answer, _ in after if answer.actions is not None), end]
+    return {'by_server_before': by_server(robot, 0.0, start), 'to_own_command_s': round(own[0] - start, 3) if own else None,
             'longest_without_command_s': round(max(b - a for a, b in zip(times, times[1:])), 3),
             'processes_back_s': round(lines[-1]['at'] - start, 3) if len(lines) > known else None,
-            'server_drives_again_s': None if driving is None else round(driving, 3), 'seconds': round(end - start, 1),
-            'stops': sum(answer.actions is None for at, answer, _ in robot.answers if at > start)}
+            'server_drives_again_s': None if drives is None else round(drives - start, 3),
+            'by_server_again': None if drives is None else by_server(robot, drives, time.monotonic()),
+            'stops': sum(answer.actions is None for _, answer, _ in after)}
+
+
+def by_server(robot: Robot, begin: float, end: float) -> float:
+    """Share of the last observations answered in that time that the server had answered with a plan of theirs."""
+    found = [by_server and answer.tier in MODEL_TIERS for at, answer, by_server in robot.answers if begin < at <= end]
+    return round(float(np.mean(found[-BEFORE:])), 2) if found else 0.0
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -176,7 +194,8 @@ def main() -> int:
                         time.sleep(0.05)
                     if robot.worker.degraded_reason:
                         raise RuntimeError(robot.worker.degraded_reason)
-                    time.sleep(DRIVES_S)
+                    if not result['kills']:  # else it has been driving for as long since the last one
+                        time.sleep(DRIVES_S)
                     result['kills'].append(kill(robot, server, lines))
                     write_result(result, options.json)
         except RuntimeError as error:
