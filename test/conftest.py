@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
@@ -27,9 +26,8 @@ PHASE, REPORT, ONLY, FILES = (
     os.environ.get(f'WORLDMODEL_TEST_{name}', '') for name in ('PHASE', 'REPORT', 'ONLY', 'FILES'))
 
 # s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
-HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '700'))
+HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '360'))
 
-_ENDED = pytest.StashKey[bool]()
 _state_directory = _stderr = None
 
 
@@ -241,30 +239,42 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """
-    End the process of a test that waits where no exception reaches it, and say where each thread stands.
-
-    xdist gives the test of a process that has ended to the next one, and so on a dozen times: its name is left for that.
-    """
+    """End the process of a test that waits where no exception reaches it, and say where each thread stands."""
     faulthandler.dump_traceback_later(HUNG, exit=True, file=_stderr)
-    running = _trace(item)
-    item.stash[_ENDED] = running is not None and running.exists()
-    if running:
-        running.touch()
     yield
-    if running:
-        running.unlink()
     faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_runtest_setup(item):
-    if item.stash[_ENDED]:
-        pytest.fail('it has ended the process that ran it before')
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """
+    Go on where a process of tests has ended: the scheduler of xdist 3.8 can wait for ever then, or begin the same test again.
 
+    It hands out again the files that the process had done, of which nothing comes back, and gives the process that takes its
+    place only one file, whose last test waits for a next one (xdist's issues 1327 and 1378).
+    """
+    if config.getvalue('dist') != 'loadfile':
+        return None
+    from xdist.scheduler import LoadFileScheduling
 
-def _trace(item) -> Path | None:
-    """Where it stands for all processes of a phase that a test has begun and not ended."""
-    return Path(os.environ['WORLDMODEL_TEST_SHARED']) / f'{zlib.crc32(item.nodeid.encode()):08x}.runs' if PHASE else None
+    class Scheduling(LoadFileScheduling):
+        def remove_node(self, node):
+            work = self.assigned_work[node]
+            crashed = next((test for tests in work.values() for test, done in tests.items() if not done), None)
+            for scope, tests in list(work.items()):
+                if crashed in tests:
+                    tests[crashed] = True
+                if all(tests.values()):
+                    del work[scope]
+            super().remove_node(node)
+            return crashed
+
+        def schedule(self):
+            super().schedule()
+            for node in self.nodes:
+                self._reschedule(node)
+
+    return Scheduling(config, log)
 
 
 def pytest_unconfigure(config):

@@ -196,6 +196,14 @@ def test_a_test_that_hangs_fails_with_where_it_stood_and_the_others_run(tmp_path
     assert said in shown and where in shown
 
 
+def test_after_a_process_that_died_in_the_last_test_of_its_file_the_other_files_run(tmp_path):
+    (tmp_path / 'test_tail.py').write_text('def test_one():\n    pass\n\ndef test_two():\n    pass\n')
+    code, lines = run(tmp_path, TESTS + DIES.replace('realtime', 'untimed'), '-n', '1', '-k', 'not after_it', folder=True)
+    assert code == 1
+    assert numbers(lines, 'parallel') == [3, 0, 1, 1, 0, 0] and numbers(lines, 'real time')[0] == 1
+    assert 'test_some.py::test_dies' in '\n'.join(lines)
+
+
 @pytest.mark.parametrize('arguments, code, passed', [
     (['-k', 'in_time'], 0, 1),  # of the second phase alone
     (['-k', 'nothing_at_all'], 5, 0),
