@@ -28,21 +28,24 @@ PHASE, REPORT, ONLY, FILES = (
 # s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
 HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '360'))
 
-_state_directory = _stderr = None
+_state_directory = _stderr = _file = None
 
 
 def _unused_domain() -> int:
     """
-    Return a domain id from 1 to 100 in which no process of this machine takes part; each worker has its own ids.
+    Return a domain id in which no process of this machine takes part; each worker has its own ids.
 
-    Nor is it one in which a process was killed, if there is another: its ports in shared memory stay, with their mutexes.
+    They are those above Linux's outgoing ports, since what tests start takes those below (bringup/environment.py). Nor is it
+    the last one, or one in which a process was killed, if there is another: its ports in shared memory stay, with mutexes.
     """
     left = {int(file.name.removeprefix('fastrtps_port').removesuffix('_el')) for file in
             Path('/dev/shm').glob('fastrtps_port*')}
     workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', '1'))
-    mine = range(1 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')) % workers, 101, workers)
+    mine = range(215 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')) % workers, 233, workers)
     candidates = random.SystemRandom().sample(mine, len(mine))
-    candidates.sort(key=lambda domain: any(port in left for port in range(7400 + 250 * domain, 7650 + 250 * domain)))
+    last = os.environ.get('ROS_DOMAIN_ID')
+    candidates.sort(key=lambda domain: (any(port in left for port in range(7400 + 250 * domain, 7650 + 250 * domain)),
+                                        str(domain) == last))
     for domain in candidates:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
@@ -239,7 +242,15 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """End the process of a test that waits where no exception reaches it, and say where each thread stands."""
+    """
+    End the process of a test that waits where no exception reaches it, and say where each thread stands.
+
+    Each file has a domain of its own: nodes that an earlier one killed are taken to be alive there for another 20 s.
+    """
+    global _file
+    if item.path != _file:
+        _file = item.path
+        os.environ['ROS_DOMAIN_ID'] = str(_unused_domain())
     faulthandler.dump_traceback_later(HUNG, exit=True, file=_stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
