@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -38,8 +39,7 @@ def _unused_domain() -> int:
     They are those above Linux's outgoing ports, since what tests start takes those below (bringup/environment.py). Nor is it
     the last one, or one in which a process was killed, if there is another: its ports in shared memory stay, with mutexes.
     """
-    left = {int(file.name.removeprefix('fastrtps_port').removesuffix('_el')) for file in
-            Path('/dev/shm').glob('fastrtps_port*')}
+    left = {int(re.search(r'\d+', file.name)[0]) for file in Path('/dev/shm').glob('fastrtps_port[0-9]*')}
     workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', '1'))
     mine = range(215 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')) % workers, 233, workers)
     candidates = random.SystemRandom().sample(mine, len(mine))
@@ -63,6 +63,8 @@ def pytest_configure(config):
     if _state_directory is not None:
         return
     _stderr = os.dup(2)  # before a test's is captured
+    if PHASE and hasattr(config, 'workerinput'):
+        _stderr = open(_stacks(config.workerinput['workerid']), 'w')  # for the table at the end of all phases
     if REPORT and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Reporter(config))
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
@@ -163,6 +165,10 @@ def pytest_collection_modifyitems(config, items):
     _tell(config, event='selected', count=len(kept), files=files)
 
 
+def pytest_sessionstart():
+    faulthandler.enable(_stderr)  # after pytest has
+
+
 def pytest_collection_finish(session):
     """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
     gc.collect()
@@ -177,6 +183,11 @@ def _gpu_reason(config) -> str:
     return '' if _for_gpu(config) else 'Triton interprets its kernels in this run: make test-gpu runs what is for a GPU'
 
 
+def _stacks(worker: str) -> Path:
+    """Where a worker of a phase writes, when it dies, at which line each of its threads stood."""
+    return Path(os.environ['WORLDMODEL_TEST_SHARED']) / f'{PHASE}.{worker}.stacks'
+
+
 def _tell(config, **event):
     # With xdist every worker gets the hooks of its own tests, and the controller those of all.
     if REPORT and (event['event'] == 'selected' or not hasattr(config, 'workerinput')):
@@ -189,7 +200,7 @@ class Reporter:
 
     def __init__(self, config):
         self._config = config
-        self._watch, self._begun = None, {}
+        self._watch, self._begun, self._stacks = None, {}, ''
 
     def pytest_sessionstart(self):
         if PHASE in ('waiting', 'real time'):
@@ -203,6 +214,12 @@ class Reporter:
     def pytest_runtest_logfinish(self, nodeid):
         _tell(self._config, event='end', test=nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        if error:
+            self._stacks = _stacks(node.gateway.id).read_text()
+            print(self._stacks, file=sys.stderr)
+
     def pytest_runtest_logreport(self, report):
         _tell(self._config, event='took', test=report.nodeid, seconds=report.duration)
         outcome = 'error' if report.failed and report.when != 'call' else report.outcome
@@ -213,7 +230,8 @@ class Reporter:
         final = report.failed and 'InvariantViolation' in str(report.longrepr)
         begun = self._begun.get(report.nodeid, 0.0)
         stall = self._watch.longest(begun, time.monotonic()) if report.failed and self._watch else 0.0
-        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall)
+        _tell(self._config, event='outcome', test=report.nodeid, outcome=outcome, reason=reason, final=final, stall=stall,
+              stacks=self._stacks if report.when == '???' else '')  # so xdist reports a test that has ended its process
         for name, why in report.user_properties if report.when == 'call' else ():
             if name == 'played again':
                 _tell(self._config, event='replay', test=report.nodeid, reason=why)

@@ -201,7 +201,8 @@ def test_after_a_process_that_died_in_the_last_test_of_its_file_the_other_files_
     code, lines = run(tmp_path, TESTS + DIES.replace('realtime', 'untimed'), '-n', '1', '-k', 'not after_it', folder=True)
     assert code == 1
     assert numbers(lines, 'parallel') == [3, 0, 1, 1, 0, 0] and numbers(lines, 'real time')[0] == 1
-    assert 'test_some.py::test_dies' in '\n'.join(lines)
+    named = next(k for k, line in enumerate(lines) if line.endswith('test_some.py::test_dies ended its process:'))
+    assert 'Segmentation fault' in lines[named + 1] and 'in test_dies' in '\n'.join(lines[named:])
 
 
 @pytest.mark.parametrize('arguments, code, passed', [

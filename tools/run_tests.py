@@ -31,6 +31,7 @@ QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--mar
 WIDTH = 100
 SLOWER = 1.25  # times as long a tick as before the tests: a machine that has become slower, for which they run once more
 STALL = 0.05  # s, for which a core stood still while a test ran: longer than what any test of real time has to spare
+FRAMES = 8  # calls shown of each thread of a process that a test has ended
 SLOWEST = 12  # files that are named with their time
 
 
@@ -46,6 +47,7 @@ class Phase:
     replays: list[tuple[str, str]] = field(default_factory=list)  # test, why it was played again
     final: set[str] = field(default_factory=set)                  # tests that failed by a violated invariant
     stalls: dict[str, float] = field(default_factory=dict)        # failed test -> the longest stall of a core meanwhile [s]
+    stacks: dict[str, str] = field(default_factory=dict)          # test that ended its process -> where each thread stood
     took: Counter = field(default_factory=Counter)                # file -> seconds of its tests
     selected: int = 0
     files: dict[str, list[str]] | None = None  # phase -> the files that have tests for it; None: it has not come to say
@@ -94,6 +96,8 @@ class Phase:
                         self.final.add(event['test'])
                     if event.get('stall'):
                         self.stalls[event['test']] = event['stall']
+                    if event.get('stacks'):
+                        self.stacks[event['test']] = event['stacks']
                     if event['outcome'] == 'skipped':
                         self.reasons[event['test']] = event['reason']
                 case 'replay':
@@ -181,6 +185,16 @@ def exit_code(phases: list[Phase]) -> int:
     return max(code for code in codes if code != NO_TESTS)
 
 
+def innermost(stacks: str) -> list[str]:
+    """Return what faulthandler has written without all but the innermost FRAMES calls of each thread."""
+    lines, frames = [], 0
+    for line in filter(None, stacks.splitlines()):
+        frames = frames + 1 if line.startswith('  ') else 0
+        if frames <= FRAMES:
+            lines.append(line)
+    return lines
+
+
 def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
     """Return the lines of the summary, the last of which is like pytest's own."""
     lines = [' summary of all phases '.center(WIDTH, '='),
@@ -208,6 +222,9 @@ def table(phases: list[Phase], speed: str, seconds: float) -> list[str]:
         lines.append(f'  [{len(tests)}] {shown}: {reason}')
     replays = [f'  {test}: {reason}' for phase in phases for test, reason in phase.replays]
     lines += ['played again:', *replays] if replays else ['played again: none']
+    for phase in phases:
+        for test, stacks in phase.stacks.items():
+            lines += [f'{test} ended its process:', *(f'  {line}' for line in innermost(stacks))]
     try:
         measured = json.loads(speed)
         speed = (f'tick of the shipped model {measured["tick_s"] * 1e3:.1f} ms; product of 384x384 float32 matrices by '
