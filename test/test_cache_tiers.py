@@ -1,5 +1,6 @@
 """Tiers: what a slab holds survives its moves, within its precision; prefetched slabs are there when needed."""
 import gc
+import math
 
 import numpy as np
 import pytest
@@ -194,3 +195,17 @@ def test_more_ages_than_tiers_are_refused():
     cache = tiered()
     with pytest.raises(ValueError, match='2 ages between them'):
         TierPolicy((1, 2, 3)).apply(cache, 0)
+
+
+@pytest.mark.parametrize('precision, damage', [
+    (Precision.FP32, math.nan), (Precision.FP32, -math.inf), (Precision.BF16, math.nan), (Precision.BF16, math.inf),
+    (Precision.FP8, math.nan)])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(precision, damage):
+    storage = TorchStorage(LAYOUT, 2, 2, 16, 4, precision)
+    whole = storage.dump(np.arange(3))['k']
+    assert storage.finite('k', whole)
+    dtype = storage.pool.k.dtype
+    for place in (0, 17, whole.nbytes // dtype.itemsize - 1):
+        damaged = whole.copy()
+        torch.from_numpy(damaged).view(dtype).flatten()[place] = damage
+        assert not storage.finite('k', damaged)

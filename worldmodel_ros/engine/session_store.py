@@ -9,9 +9,11 @@ or its machine ends, the last one that is there is complete.
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 KEPT = 2  # manifests of a session: the last one, and the one before it
 _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
+# SHA-256 takes a core a second for 1.7 GB, and a session of some models is 0.3 GB. A robot's few cores are needed otherwise.
+_hashing = ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 1) // 4)), 'slabs')
 
 
 class Fenced(StoreError):
@@ -191,9 +195,11 @@ class Checkpoint:
         """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays, but for
         what the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
         log, blobs, entries = self._log, [], []
+        encoded = _hashing.map(lambda slab: self._encode(slab[0], slab[2]),
+                               [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
         for row, use, found in self._slabs:
             if not isinstance(found, SlabEntry):
-                found, new = self._encode(row, found)
+                found, new = next(encoded)
                 blobs += new
                 log._stored[found.number] = use, found
                 if log._index and found.valid == self._cache.layout.frames:
@@ -263,7 +269,7 @@ class StoredSession(Incoming):
         try:
             check_state(state, self._spec)
             check_table(rows.reshape(-1, PAGES), int(state['time'][0]), self._spec, self._memory)
-            self._coming = [(slab, self._pages(slab, blobs)) for slab in missing]
+            self._coming = list(zip(missing, _hashing.map(lambda slab: self._pages(slab, blobs), missing)))
         except ValueError as error:
             raise Corrupt(f'{manifest.session} is no session of this model: {error}') from error
         self.state = state
