@@ -187,10 +187,11 @@ class Front:
             self.counts['returned'] += returns
         except MoveError:
             self.counts['moves_refused'] += 1
-            with self._lock:  # it is where it was
+            with self._lock:
                 if self._router.claim(session):
                     self._router.release(session)
-                self._router.claims_of([(claim, self._demand(session))])
+                if self._router.alive[claim.server]:  # it is where it was; else nowhere, as all that its server had
+                    self._router.claims_of([(claim, self._demand(session))])
             raise
         finally:
             self._look_all()  # who has it now
