@@ -151,11 +151,14 @@ def changed(episodes: Mapping[Job, Episode], variant: str) -> dict[str, dict[str
 
 
 def summary(result: dict) -> dict:
-    """Success, or goals a minute, by part, task and controller."""
+    """Success, or goals a minute, by part, task (of a variant: ``task, variant``) and controller."""
     def short(row: dict) -> str:
         return f'{row["success"] if row["success"] is not None else row["goals_per_minute"]} of {row["n"]}'
-    return {name: {task: {controller: short(row) for controller, row in rows.items()}
-                   for tasks in (part.get('tasks', {}), *part.get('variants', {}).values()) for task, rows in tasks.items()}
+    def named(part: dict) -> Iterator[tuple[str, dict]]:
+        yield from part.get('tasks', {}).items()
+        for variant, tasks in part.get('variants', {}).items():
+            yield from ((f'{task}, {variant}', rows) for task, rows in tasks.items())
+    return {name: {task: {controller: short(row) for controller, row in rows.items()} for task, rows in named(part)}
             for name, part in result['parts'].items()}
 
 

@@ -73,10 +73,12 @@ def test_a_variant_is_compared_with_the_same_rooms():
     done = {job: ended(job, True) for job in list(plain.jobs(FIRST))[:5 * len(plain.controllers)]}
     done |= {job: ended(job, job.controller != 'one_step' or job.seed > FIRST)
              for job in list(delay.jobs(FIRST))[:4 * len(delay.controllers)]}
-    part = control_judged.judged(FIRST, done, 'tiny')['parts']['delay']
+    result = control_judged.judged(FIRST, done, 'tiny')
+    part, printed = result['parts']['delay'], control_judged.summary(result)['delay']
     assert part['changed']['delay']['street']['one_step'] == {'won': 0, 'lost': 1, 'n': 4, 'p': 1.0}
     assert part['changed']['delay']['street']['oracle'] == {'won': 0, 'lost': 0, 'n': 4, 'p': 1.0}
     assert (part['tasks']['street']['one_step']['n'], part['variants']['delay']['street']['one_step']['n']) == (5, 4)
+    assert (printed['street']['one_step'], printed['street, delay']['one_step']) == ('1.0 of 5', '0.75 of 4')
 
 
 def test_a_run_goes_on_from_its_file_alone(tmp_path, monkeypatch, capsys):
