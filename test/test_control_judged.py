@@ -95,7 +95,25 @@ def test_a_run_goes_on_from_its_file_alone(tmp_path, monkeypatch, capsys):
     found = json.loads(result.read_text())
     assert (found['first_seed'], found['episodes'], found['episodes_of_earlier_runs']) == (FIRST, 9, 9)
     assert {'command', 'machine', 'versions', 'definitions', 'controllers', 'rungs'} <= set(found)
-    assert len(kept.read_text().splitlines()) == 9
+    assert len(kept.read_text().splitlines()) == 9 and found['earlier_runs'] == []
+
+
+def test_a_result_that_is_written_elsewhere_says_on_what_the_episodes_were_driven(tmp_path, monkeypatch, capsys):
+    kept, result = tmp_path / 'e.jsonl', tmp_path / 'r.json'
+    kept.write_text(''.join(line(job, True) for job in first_rooms(2)))
+
+    def write(first, rendered_by):
+        monkeypatch.setenv('MUJOCO_GL', rendered_by)
+        monkeypatch.setattr(sys, 'argv', ['control_judged.py', '--seconds', '0', '--workers', '1', '--first', str(first),
+                                          '--episodes', str(kept), '--json', str(result)])
+        assert control_judged.main() == 0
+        return json.loads(result.read_text())
+    driven = write(FIRST, 'egl')
+    written = write(FIRST, 'osmesa')
+    assert written['earlier_runs'] == [{key: driven[key] for key in control_judged.OF_A_RUN}]
+    assert (written['earlier_runs'][0]['rendered_by'], written['rendered_by']) == ('egl', 'osmesa')
+    assert [run['rendered_by'] for run in write(FIRST, 'egl')['earlier_runs']] == ['egl', 'osmesa']
+    assert write(FIRST + 1, 'egl')['earlier_runs'] == []  # other rooms
 
 
 def test_what_was_driven_is_written_when_an_episode_breaks_the_run(tmp_path, monkeypatch):
