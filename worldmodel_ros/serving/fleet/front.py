@@ -104,6 +104,7 @@ class Front:
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
         self._moves = ThreadPoolExecutor(2, 'moves')
         self._home, self._homecoming = home, Homecoming(settings.low)
+        self._stayed: set[str] = set()  # sessions at other hosts that were to come back and could not; others are tried first
         # Of their own: a move that waits for another host waits for what that asks here.
         self._forwards = ThreadPoolExecutor(2, 'forwards')
         self._moving: set[str] = set()
@@ -430,20 +431,28 @@ class Front:
             self._moves.submit(self._balance_one, session)
 
     def _to_come_home(self) -> list[str]:
-        """A session at another host that is to come back, if one is: the one that was placed there last."""
+        """A session at another host that is to come back, if one is: the one that was placed there last, of those that have not
+        failed to since all have been tried."""
         if not self._home:
             return []
         load, demand = self._router.load, self._demand()
         loads = {number: float(load[number]) for number in np.flatnonzero(self._router.takes).tolist() if number in self._own}
         away = [session for number in self._links for session in self._router.sessions(number)
                 if session in self._mobile and session not in self._moving]
-        comes = self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic())
-        return away[-1:] if comes else []
+        self._stayed &= set(away)
+        if not self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic()):
+            return []
+        if self._stayed.issuperset(away):
+            self._stayed.clear()
+        return [session for session in away if session not in self._stayed][-1:]
 
     def _balance_one(self, session: str) -> None:
         try:
             self.move(session, 'auto')
         except MoveError as error:
+            if self._home:
+                with self._lock:
+                    self._stayed.add(session)
             _log.warning('session %s stays: %s', session, error)
 
 
