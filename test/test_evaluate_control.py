@@ -429,6 +429,13 @@ def test_the_command_stops_in_time(capsys):
     assert json.loads(capsys.readouterr().out)['tasks'] == {}
 
 
+@pytest.mark.parametrize('option', [('--seconds', '5'), ('--episodes', 'e.jsonl')])
+def test_what_is_not_done_over_ros_is_refused_there(capsys, monkeypatch, option):
+    monkeypatch.setattr('worldmodel_ros.cli.evaluate_control_ros.drive', lambda *_: pytest.fail('it drives'))
+    assert cli.main(['evaluate', 'control', '--seeds', '4000000:4000003', '--tasks', 'street', '--ros', *option]) == 1
+    assert 'without --ros' in capsys.readouterr().err
+
+
 def test_seeds_of_training_are_refused(capsys):
     assert cli.main(['evaluate', 'control', '--seeds', '0:5', '--tasks', 'rooms']) == 1
     assert 'training' in capsys.readouterr().err
