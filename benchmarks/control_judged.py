@@ -7,7 +7,7 @@ and the variants, and what is left of ``recall``; weights and code as they are. 
 the rooms in which all controllers of a part have driven.
 
 The first seed is told. With it as ``--first``, and the same ``--episodes``, a later run goes on; with ``--seconds 0`` it only
-writes the result.
+writes the result. With the same ``--json`` that has the machines of all of them: its own, and ``earlier_runs``.
 """
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ PACKAGES = ('mujoco', 'numpy', 'onnxruntime', 'torch')
 WRITING = 15.0  # s between two results on disk
 BOUNDS = ('oracle', 'reactive')
 RUNGS = ('none', 'one_step', 'two_step')
+# What a result says of the run that has written it; of the runs before, the same is in ``earlier_runs``.
+OF_A_RUN = ('command', 'machine', 'versions', 'product_of_384x384_float32_ms', 'load_before', 'rendered_by', 'workers',
+            'episodes_of_earlier_runs', 'wall_s', 'episodes')
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def main() -> int:
     about = {**provenance(PACKAGES), 'first_seed': first, 'product_of_384x384_float32_ms': round(product_ms(), 3),
              'load_before': round(os.getloadavg()[0], 1), 'rendered_by': os.environ.get('MUJOCO_GL', 'osmesa'),
              'workers': chosen.workers, 'forecast': chosen.forecast, 'backend': chosen.backend,
-             'episodes_of_earlier_runs': lines(chosen.episodes)}
+             'episodes_of_earlier_runs': lines(chosen.episodes), 'earlier_runs': earlier_runs(chosen.json, first)}
     begun, written, done = time.monotonic(), 0.0, {}
 
     def write() -> None:
@@ -116,6 +119,14 @@ def most_rooms(parts: Sequence[Part]) -> int:
 
 def lines(file: Path | None) -> int:
     return len(file.read_text().splitlines()) if file and file.exists() else 0
+
+
+def earlier_runs(result: Path | None, first: int) -> list[dict]:
+    """What the result that is to be replaced says of the runs that its episodes are of; none of one of other rooms."""
+    before = json.loads(result.read_text()) if result and result.exists() else {}
+    if before.get('first_seed') != first:
+        return []
+    return [*before.get('earlier_runs', []), {key: before[key] for key in OF_A_RUN if key in before}]
 
 
 def judged(first: int, done: Mapping[Job, Episode], forecast: str) -> dict:
@@ -151,11 +162,14 @@ def changed(episodes: Mapping[Job, Episode], variant: str) -> dict[str, dict[str
 
 
 def summary(result: dict) -> dict:
-    """Success, or goals a minute, by part, task and controller."""
+    """Success, or goals a minute, by part, task (of a variant: ``task, variant``) and controller."""
     def short(row: dict) -> str:
         return f'{row["success"] if row["success"] is not None else row["goals_per_minute"]} of {row["n"]}'
-    return {name: {task: {controller: short(row) for controller, row in rows.items()}
-                   for tasks in (part.get('tasks', {}), *part.get('variants', {}).values()) for task, rows in tasks.items()}
+    def named(part: dict) -> Iterator[tuple[str, dict]]:
+        yield from part.get('tasks', {}).items()
+        for variant, tasks in part.get('variants', {}).items():
+            yield from ((f'{task}, {variant}', rows) for task, rows in tasks.items())
+    return {name: {task: {controller: short(row) for controller, row in rows.items()} for task, rows in named(part)}
             for name, part in result['parts'].items()}
 
 

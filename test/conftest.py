@@ -216,8 +216,9 @@ class Reporter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
-        if error:
-            self._stacks = _stacks(node.gateway.id).read_text()
+        stacks = _stacks(node.gateway.id)
+        if error and stacks.exists():  # it may have died before it began
+            self._stacks = stacks.read_text()
             print(self._stacks, file=sys.stderr)
 
     def pytest_runtest_logreport(self, report):

@@ -34,13 +34,22 @@ def first_rooms(rooms):
     return list(part.jobs(FIRST))[:rooms * len(part.controllers) - 1]
 
 
+def seeds(content, told=False):
+    """Numbers under keys that speak of seeds, however deep, and in commands that do."""
+    if isinstance(content, dict):
+        return {seed for key, value in content.items() for seed in seeds(value, told or 'seed' in key)}
+    if isinstance(content, list):
+        return {seed for value in content for seed in seeds(value, told)}
+    if isinstance(content, str):
+        return {int(number) for number in re.findall(r'\d{5,}', content)} if told or 'seed' in content else set()
+    return {content} if told and isinstance(content, int) else set()
+
+
 def test_no_result_has_used_the_seeds():
     used = set()
     for file in (result_file.ROOT / 'benchmarks' / 'results').glob('*.json'):
         if not file.name.startswith('control_judged'):
-            for text in file.read_text().splitlines():
-                if 'seed' in text:
-                    used |= {int(number) for number in re.findall(r'\d{5,}', text)}
+            used |= seeds(json.loads(file.read_text()))
     assert {61735533, 14010800, 9831000} <= used  # seeds are found where results tell them
     assert not [seed for seed in used if seed in control_judged.SEEDS]
     assert control_judged.SEEDS.start + _ANOTHER >= control_judged.SEEDS.stop  # nor are rooms another's future
@@ -73,10 +82,12 @@ def test_a_variant_is_compared_with_the_same_rooms():
     done = {job: ended(job, True) for job in list(plain.jobs(FIRST))[:5 * len(plain.controllers)]}
     done |= {job: ended(job, job.controller != 'one_step' or job.seed > FIRST)
              for job in list(delay.jobs(FIRST))[:4 * len(delay.controllers)]}
-    part = control_judged.judged(FIRST, done, 'tiny')['parts']['delay']
+    result = control_judged.judged(FIRST, done, 'tiny')
+    part, printed = result['parts']['delay'], control_judged.summary(result)['delay']
     assert part['changed']['delay']['street']['one_step'] == {'won': 0, 'lost': 1, 'n': 4, 'p': 1.0}
     assert part['changed']['delay']['street']['oracle'] == {'won': 0, 'lost': 0, 'n': 4, 'p': 1.0}
     assert (part['tasks']['street']['one_step']['n'], part['variants']['delay']['street']['one_step']['n']) == (5, 4)
+    assert (printed['street']['one_step'], printed['street, delay']['one_step']) == ('1.0 of 5', '0.75 of 4')
 
 
 def test_a_run_goes_on_from_its_file_alone(tmp_path, monkeypatch, capsys):
@@ -93,7 +104,25 @@ def test_a_run_goes_on_from_its_file_alone(tmp_path, monkeypatch, capsys):
     found = json.loads(result.read_text())
     assert (found['first_seed'], found['episodes'], found['episodes_of_earlier_runs']) == (FIRST, 9, 9)
     assert {'command', 'machine', 'versions', 'definitions', 'controllers', 'rungs'} <= set(found)
-    assert len(kept.read_text().splitlines()) == 9
+    assert len(kept.read_text().splitlines()) == 9 and found['earlier_runs'] == []
+
+
+def test_a_result_that_is_written_elsewhere_says_on_what_the_episodes_were_driven(tmp_path, monkeypatch, capsys):
+    kept, result = tmp_path / 'e.jsonl', tmp_path / 'r.json'
+    kept.write_text(''.join(line(job, True) for job in first_rooms(2)))
+
+    def write(first, rendered_by):
+        monkeypatch.setenv('MUJOCO_GL', rendered_by)
+        monkeypatch.setattr(sys, 'argv', ['control_judged.py', '--seconds', '0', '--workers', '1', '--first', str(first),
+                                          '--episodes', str(kept), '--json', str(result)])
+        assert control_judged.main() == 0
+        return json.loads(result.read_text())
+    driven = write(FIRST, 'egl')
+    written = write(FIRST, 'osmesa')
+    assert written['earlier_runs'] == [{key: driven[key] for key in control_judged.OF_A_RUN}]
+    assert (written['earlier_runs'][0]['rendered_by'], written['rendered_by']) == ('egl', 'osmesa')
+    assert [run['rendered_by'] for run in write(FIRST, 'egl')['earlier_runs']] == ['egl', 'osmesa']
+    assert write(FIRST + 1, 'egl')['earlier_runs'] == []  # other rooms
 
 
 def test_what_was_driven_is_written_when_an_episode_breaks_the_run(tmp_path, monkeypatch):

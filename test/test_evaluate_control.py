@@ -379,6 +379,10 @@ def test_the_command_prints_the_report_and_goes_on_where_it_was(capsys, tmp_path
     assert json.loads(capsys.readouterr().out)['tasks']['intercept']['reactive']['success'] == 1.0
     assert cli.main([*line, '--episodes', str(kept), '--rungs', 'head']) == 1
     assert 'another rung' in capsys.readouterr().err
+    assert cli.main([*line, '--episodes', str(kept), '--backend', 'onnx']) == 1
+    assert 'or back end' in capsys.readouterr().err
+    kept.write_text(kept.read_text().replace(', "backend": "auto"', ''))  # as it was written before
+    assert cli.main([*line, '--episodes', str(kept)]) == 0
 
 
 def test_no_episode_begins_after_the_time_and_those_that_are_being_driven_end(monkeypatch, tmp_path):
@@ -423,6 +427,13 @@ def test_the_command_stops_in_time(capsys):
             '--workers', '2', '--seconds', '0']
     assert cli.main(line) == 0
     assert json.loads(capsys.readouterr().out)['tasks'] == {}
+
+
+@pytest.mark.parametrize('option', [('--seconds', '5'), ('--episodes', 'e.jsonl')])
+def test_what_is_not_done_over_ros_is_refused_there(capsys, monkeypatch, option):
+    monkeypatch.setattr('worldmodel_ros.cli.evaluate_control_ros.drive', lambda *_: pytest.fail('it drives'))
+    assert cli.main(['evaluate', 'control', '--seeds', '4000000:4000003', '--tasks', 'street', '--ros', *option]) == 1
+    assert 'without --ros' in capsys.readouterr().err
 
 
 def test_seeds_of_training_are_refused(capsys):

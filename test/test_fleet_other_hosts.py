@@ -213,6 +213,45 @@ def test_a_session_comes_back_when_an_own_server_has_had_time_for_a_while(fleet,
     assert made.front.counts['returned'] == moved
 
 
+def test_a_session_that_cannot_come_back_does_not_keep_the_others_away(fleet, monkeypatch):
+    asked = []
+
+    def refused(source, session, target):
+        asked.append(session)
+        raise MoveError(f'session {session} is not open here')
+    monkeypatch.setattr(fronts, 'ask_move', refused)
+    monkeypatch.setattr(fronts, 'Homecoming', lambda low: Homecoming(low, calm=0.05))
+    made = fleet(status(tick_ms=60.0), {OTHER: status(tick_ms=20.0)}, home='wss://127.0.0.1:8000')
+    wait_for(lambda: all(made.alive()))
+    made.front.place('a')
+    for session in 'bcd':
+        assert str(made.front.place(session, mobile=True)) == OTHER
+    with made.front._lock:
+        made.front._router.release('a')  # it has left
+    wait_for(lambda: len(asked) >= 6, timeout=10.0)
+    assert sorted(asked[:3]) == sorted(asked[3:6]) == ['b', 'c', 'd']
+
+
+def test_a_host_that_is_lost_while_a_session_comes_back_from_it_is_used_again_later(fleet, monkeypatch):
+    def killed(source, session, target):
+        made.hosts[OTHER] = Unavailable('killed')
+        wait_for(lambda: not made.alive()[1])
+        raise MoveError('it has not answered')
+    monkeypatch.setattr(fronts, 'ask_move', killed)
+    made = fleet(status(tick_ms=60.0), {OTHER: status(tick_ms=60.0)}, home='wss://127.0.0.1:8000')
+    wait_for(lambda: all(made.alive()))
+    made.front.place('a')
+    assert str(made.front.place('b', mobile=True)) == OTHER
+    with made.front._lock:
+        made.front._router.release('a')  # it has left
+    with pytest.raises(MoveError, match='has not answered'):
+        made.front.move('b', 'auto')
+    assert made.front.status()['fleet']['claims'] == []
+    made.hosts[OTHER] = status(tick_ms=40.0)
+    wait_for(lambda: all(made.alive()), timeout=5.0)
+    assert made.of(1)['sessions'] == 0 and made.of(1)['load'] == 0.0
+
+
 def test_who_asks_for_a_session_that_is_not_expected_is_refused(fleet):
     made = fleet(status(), {OTHER: status()}, home='wss://127.0.0.1:8000')
     wait_for(lambda: all(made.alive()))

@@ -339,6 +339,13 @@ def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_he
     rclpy.shutdown(context=stranger)
 
 
+def spin_until(executor, condition):
+    end = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < end
+        executor.spin_once(timeout_sec=0.05)
+
+
 @pytest.mark.ros
 @pytest.mark.untimed
 def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch):
@@ -352,27 +359,21 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
     executor = SingleThreadedExecutor(context=robot.context)
     executor.add_node(subject)
 
-    def spin_until(condition):
-        end = time.monotonic() + 10.0
-        while not condition():
-            assert time.monotonic() < end
-            executor.spin_once(timeout_sec=0.05)
-
-    spin_until(lambda: subject.report().level == WARN)
+    spin_until(executor, lambda: subject.report().level == WARN)
     # Neither of the two forms of the camera; command_status may stay away.
     assert subject.report().message == 'no publisher of /robot7/camera/image_raw, /robot7/camera/image_raw/compressed'
     compressed = robot.node.create_publisher(CompressedImage, 'camera/image_raw/compressed', CAMERA)
-    spin_until(compressed.get_subscription_count)
+    spin_until(executor, compressed.get_subscription_count)
     assert subject.report().level == OK
     stranger = rclpy.Context()
     rclpy.init(context=stranger)
     wrong = rclpy.create_node('stranger', context=stranger, namespace='robot7')
     wrong.create_publisher(Twist, 'cmd_vel', CAMERA)
-    spin_until(lambda: subject.report().level == WARN)
+    spin_until(executor, lambda: subject.report().level == WARN)
     assert 'not recorded' in subject.report().message
     values = subject.report().values
     robot.publishers['cmd_vel'].publish(TwistStamped())
-    spin_until(lambda: subject.report().values['messages'] > values['messages'])
+    spin_until(executor, lambda: subject.report().values['messages'] > values['messages'])
     assert 'geometry_msgs/msg/Twist' in values['not recorded: /robot7/cmd_vel']
     wrong.destroy_node()
     rclpy.shutdown(context=stranger)
@@ -436,12 +437,6 @@ def test_ten_seconds_that_the_recorder_has_to_wait_are_in_the_bag_and_what_is_no
     executor = SingleThreadedExecutor(context=robot.context)
     executor.add_node(subject)
 
-    def spin_until(condition):
-        end = time.monotonic() + 10.0
-        while not condition():
-            assert time.monotonic() < end
-            executor.spin_once(timeout_sec=0.05)
-
     def publish_meanwhile(count):  # and nothing is taken
         for _ in range(count):
             robot.publishers['deadline_status'].publish(DeadlineStatus())
@@ -451,12 +446,12 @@ def test_ten_seconds_that_the_recorder_has_to_wait_are_in_the_bag_and_what_is_no
     def in_the_bag():
         return subject.report().values['messages']
 
-    spin_until(robot.publishers['deadline_status'].get_subscription_count)
+    spin_until(executor, robot.publishers['deadline_status'].get_subscription_count)
     publish_meanwhile(100)
-    spin_until(lambda: in_the_bag() == 100)
+    spin_until(executor, lambda: in_the_bag() == 100)
     publish_meanwhile(130)
-    spin_until(lambda: subject.report().level == WARN)
-    spin_until(lambda: in_the_bag() == 200)
+    spin_until(executor, lambda: subject.report().level == WARN)
+    spin_until(executor, lambda: in_the_bag() == 200)
     values = subject.report().values
     assert values['missed: /robot7/deadline_status'] == values['missed'] == 30 and values['dropped'] == 0
     assert subject.report().message.startswith('30 messages missed: ')

@@ -9,7 +9,9 @@ from small_model import SMALL
 from timed_backend import COSTS, Rig
 
 from worldmodel_ros.engine.sampler import Noise
+from worldmodel_ros.engine.session_file import Incoming
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
+from worldmodel_ros.engine.session_transfer import wait
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.serving.scheduler import FIFO, Tier
 from worldmodel_ros.serving.service.client import TickTiming
@@ -249,6 +251,37 @@ def test_the_pages_of_a_session_that_failed_are_free_before_any_garbage_is_colle
             assert memory.pool.allocator.usage().guaranteed == 0
     finally:
         gc.enable()
+
+
+def test_a_session_whose_store_was_given_up_before_its_turn_came_holds_no_pages():
+    """Who waited for it has closed what was read, as it does when the device is busy for longer than it waits."""
+    rig = Rig(pictures=False)
+    session, _ = rig.open()
+    memory, model = rig.service._engines[0].memory, rig.service._clients[session].models[0]
+    given_up = Incoming(memory)
+    model.leave()
+    given_up.close()
+    with pytest.raises(SessionFileError, match='given up') as error:
+        model.come_back(given_up)
+    assert memory.pool.allocator.usage().guaranteed == 0, error  # which holds the traceback, as a promise does
+    model.come_back(None)
+    assert memory.pool.allocator.usage().guaranteed == memory.guaranteed_pages[0] and model.session.frames_seen == 0
+
+
+def test_a_session_that_was_not_in_time_to_leave_its_pages_keeps_them():
+    """Its keeper has been told that it stays: who took it from its pages later would have it begin again."""
+    rig = Rig(pictures=False)
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    leaves = rig.service.leave(session, 1)
+    with pytest.raises(SessionFileError, match='has not begun'):
+        wait(leaves, 0.01)
+    rig.settle()
+    assert rig.service.frames_seen(session) == 1
+    leaves = rig.service.leave(session, 1)
+    rig.settle()
+    assert leaves.result(0.0) and rig.service.frames_seen(session) == 0
 
 
 def test_a_session_that_fails_leaves_its_neighbours_in_the_batch_alone():

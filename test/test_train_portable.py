@@ -60,10 +60,13 @@ def test_training_goes_on_from_carried_weights_in_an_empty_folder(episodes, tmp_
     assert all(row['host_ms'] > 0.0 for row in after)
 
 
-def test_the_rate_rises_where_moments_begin(episodes):
+def test_the_rate_rises_where_moments_begin_also_after_an_interruption(episodes):
     model = small_model().requires_grad_(True)
     schedule = Schedule(1000, 1e-3, warm_up=0.0)
-    optimiser = Optimiser(model, averaged_copy(model), TeacherObjective(model, episodes, OPTIONS).parameters(), schedule, ALONE)
+
+    def new():
+        return Optimiser(model, averaged_copy(model), TeacherObjective(model, episodes, OPTIONS).parameters(), schedule, ALONE)
+    optimiser = new()
 
     def rate():
         optimiser.learn(objective, rng, torch.Generator().manual_seed(0), 500, 0.5)
@@ -72,6 +75,12 @@ def test_the_rate_rises_where_moments_begin(episodes):
     full = rate()
     optimiser.begin_with({name: tensor.clone() for name, tensor in model.state_dict().items()})
     assert rate() == pytest.approx(full / REWARM_STEPS) and rate() == pytest.approx(2 * full / REWARM_STEPS)
+    interrupted, optimiser = optimiser.state(), new()
+    optimiser.restore(interrupted)
+    assert rate() == pytest.approx(3 * full / REWARM_STEPS)  # as without the interruption
+    del interrupted['rewarmed']  # as of a run from its beginning
+    optimiser.restore(interrupted)
+    assert rate() == full
 
 
 def test_clips_are_not_those_of_the_beginning(episodes):

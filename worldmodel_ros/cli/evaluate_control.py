@@ -94,6 +94,8 @@ def _tasks(chosen: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _over_ros(chosen: argparse.Namespace) -> int:
+    if chosen.episodes or chosen.seconds < math.inf:
+        raise ValueError('--seconds and --episodes are for what is driven without --ros: leave them out, or give fewer seeds')
     from worldmodel_ros.cli.evaluate_control_ros import drive
     from worldmodel_ros.evaluate.quality.seeds import parse_seeds
     tasks, seeds = _tasks(chosen), parse_seeds(chosen.seeds)

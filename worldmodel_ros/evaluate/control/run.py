@@ -108,7 +108,7 @@ class Job:
 def evaluate(question: Question, workers: int = 1, progress: Callable[[float], None] = lambda share: None,
              kept: Path | None = None, seconds: float = math.inf) -> dict:
     """The report, without machine and command; ``kept`` and ``seconds`` as of ``driven``. Rooms that the time has cut off are
-    absent from it. Raises ValueError for a file of other rungs or models."""
+    absent from it. Raises ValueError for a file of other rungs, models or back ends."""
     jobs, done = question.jobs(), {}
     for job, episode in driven(question, jobs, workers, kept, seconds):
         done[job] = episode
@@ -122,7 +122,7 @@ def driven(question: Question, jobs: Sequence[Job], workers: int = 1, kept: Path
 
     ``kept``: a file of JSON lines to which each episode is written as it ends; those that are there already are not driven
     again. ``seconds``: after which no further episode is begun; those that are being driven end, however long they take, so
-    that long ones are not missing more often. Raises ValueError for a file of other rungs or models."""
+    that long ones are not missing more often. Raises ValueError for a file of other rungs, models or back ends."""
     end = time.monotonic() + seconds
     there = _read(kept, question)
     yield from ((job, there[job]) for job in jobs if job in there)
@@ -162,16 +162,16 @@ def report(question: Question, episodes: dict[Job, Episode]) -> dict:
 
 def _key(question: Question) -> dict[str, str]:
     forecast = {'forecast': question.forecast} if question.forecast else {}
-    return {'rung': question.rungs[0], 'model': question.model, **forecast}
+    return {'rung': question.rungs[0], 'model': question.model, **forecast, 'backend': question.backend}
 
 
 def _read(kept: Path | None, question: Question) -> dict[Job, Episode]:
     found: dict[Job, Episode] = {}
     if kept and kept.exists():
         for line in kept.read_text().splitlines():
-            row = json.loads(line)
-            if {name: row.pop(name) for name in ('rung', 'model', 'forecast') if name in row} != _key(question):
-                raise ValueError(f'{kept} is of another rung or model: give another file, or delete it')
+            row = {'backend': question.backend, **json.loads(line)}  # early files do not say it
+            if {name: row.pop(name) for name in ('rung', 'model', 'forecast', 'backend') if name in row} != _key(question):
+                raise ValueError(f'{kept} is of another rung, model or back end: give another file, or delete it')
             episode = Episode(**row.pop('episode'))
             found[Job(**row)] = episode
     return found

@@ -9,7 +9,7 @@ import selectors
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +104,7 @@ class Front:
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
         self._moves = ThreadPoolExecutor(2, 'moves')
         self._home, self._homecoming = home, Homecoming(settings.low)
+        self._stayed: set[str] = set()  # sessions at other hosts that were to come back and could not; others are tried first
         # Of their own: a move that waits for another host waits for what that asks here.
         self._forwards = ThreadPoolExecutor(2, 'forwards')
         self._moving: set[str] = set()
@@ -187,10 +188,11 @@ class Front:
             self.counts['returned'] += returns
         except MoveError:
             self.counts['moves_refused'] += 1
-            with self._lock:  # it is where it was
+            with self._lock:
                 if self._router.claim(session):
                     self._router.release(session)
-                self._router.claims_of([(claim, self._demand(session))])
+                if self._router.alive[claim.server]:  # it is where it was; else nowhere, as all that its server had
+                    self._router.claims_of([(claim, self._demand(session))])
             raise
         finally:
             self._look_all()  # who has it now
@@ -289,46 +291,39 @@ class Front:
             connection.send(messages.Moved(str(address), message.generation))
             self._drop(connection)
         elif isinstance(message, messages.Move):
-            self._moves.submit(self._move, connection, message)
+            self._moves.submit(self._answer, connection, message.number, self.move, message.session, message.target)
         elif isinstance(message, (messages.Prepare, messages.TakeOver)):
-            self._forwards.submit(self._forward, connection, message)
+            self._forwards.submit(self._answer, connection, message.number, self._forward, message)
         else:
             raise MessageError(f'{type(message).__name__}: this is the front of a fleet, which takes no frames')
 
-    def _move(self, connection: Connection, message: messages.Move) -> None:
+    def _answer(self, connection: Connection, number: int, work: Callable[..., None], *arguments: Any) -> None:
+        """Do what a peer has asked for, and tell it how that ended."""
         refusal = ''
         try:
-            self.move(message.session, message.target)
-        except Exception as error:  # somebody waits for the answer
+            work(*arguments)
+        except Exception as error:  # it waits for the answer
             refusal = str(error) or type(error).__name__
         try:
-            connection.send(messages.Done(message.number, refusal))
+            connection.send(messages.Done(number, refusal))
         except ConnectionLost:
             pass  # it waits no more
 
-    def _forward(self, connection: Connection, message: messages.Prepare | messages.TakeOver) -> None:
+    def _forward(self, message: messages.Prepare | messages.TakeOver) -> None:
         """Have the own server that a session comes back to do what the host that has it asks for."""
-        refusal = ''
+        with self._lock:
+            claim = self._router.claim(message.session)
+            if message.session not in self._moving or claim is None or claim.server not in self._own:
+                raise MoveError(f'session {message.session} is not expected here')
+            address = self.servers[claim.server].address
+        peer = Peer(str(address))
         try:
-            with self._lock:
-                claim = self._router.claim(message.session)
-                if message.session not in self._moving or claim is None or claim.server not in self._own:
-                    raise MoveError(f'session {message.session} is not expected here')
-                address = self.servers[claim.server].address
-            peer = Peer(str(address))
-            try:
-                if isinstance(message, messages.TakeOver):
-                    peer.ask(messages.TakeOver, TAKE_OVER, message.session, message.generation)
-                else:
-                    peer.ask(messages.Prepare, PREPARE, message.session)
-            finally:
-                peer.close()
-        except Exception as error:  # somebody waits for the answer
-            refusal = str(error) or type(error).__name__
-        try:
-            connection.send(messages.Done(message.number, refusal))
-        except ConnectionLost:
-            pass  # it waits no more
+            if isinstance(message, messages.TakeOver):
+                peer.ask(messages.TakeOver, TAKE_OVER, message.session, message.generation)
+            else:
+                peer.ask(messages.Prepare, PREPARE, message.session)
+        finally:
+            peer.close()
 
     def _drop(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -429,20 +424,28 @@ class Front:
             self._moves.submit(self._balance_one, session)
 
     def _to_come_home(self) -> list[str]:
-        """A session at another host that is to come back, if one is: the one that was placed there last."""
+        """A session at another host that is to come back, if one is: the one that was placed there last, of those that have not
+        failed to since all have been tried."""
         if not self._home:
             return []
         load, demand = self._router.load, self._demand()
         loads = {number: float(load[number]) for number in np.flatnonzero(self._router.takes).tolist() if number in self._own}
         away = [session for number in self._links for session in self._router.sessions(number)
                 if session in self._mobile and session not in self._moving]
-        comes = self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic())
-        return away[-1:] if comes else []
+        self._stayed &= set(away)
+        if not self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic()):
+            return []
+        if self._stayed.issuperset(away):
+            self._stayed.clear()
+        return [session for session in away if session not in self._stayed][-1:]
 
     def _balance_one(self, session: str) -> None:
         try:
             self.move(session, 'auto')
         except MoveError as error:
+            if self._home:
+                with self._lock:
+                    self._stayed.add(session)
             _log.warning('session %s stays: %s', session, error)
 
 

@@ -142,8 +142,12 @@ class ModelSession:
         if not self._away:
             return  # it has begun again meanwhile
         session = self._engine.open_session(self.seed)
-        if stored:
-            session.restore(stored)
+        try:
+            if stored:
+                session.restore(stored)
+        except Exception:
+            session.close()  # as of ``discard``
+            raise
         self.session, self._away = session, False
 
     def discard(self) -> None:

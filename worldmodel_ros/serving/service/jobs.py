@@ -179,7 +179,10 @@ class PagesJob(Job):
         return self.client.state is State.CLOSED
 
     def run(self) -> None:
-        """Do it, in the service's thread; what it raises is for who waits for the promise."""
+        """Do it, in the service's thread; what it raises is for who waits for the promise. Not, where that was cancelled: who
+        has waited in vain takes the session to be where it was."""
+        if not self.promise.set_running_or_notify_cancel():
+            return
         try:
             self.promise.set_result(self._function(self.client.models[0]))
         except Exception as error:

@@ -226,14 +226,14 @@ class Service:
             return True
         with self._wake:
             client = self._client(session)
-            return self._at_border(PagesJob(client, leave, uncancellable_future()))
+            return self._at_border(PagesJob(client, leave, Promise()))
 
     def come_back(self, session: int, stored: StoredSession | None, patience: float) -> None:
         """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at
         most ``patience`` s. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
         def at_border(function: Callable[[Any], Any]) -> Promise:
             with self._wake:
-                return self._at_border(PagesJob(client, function, uncancellable_future()))
+                return self._at_border(PagesJob(client, function, Promise()))
         with self._wake:
             client = self._client(session)
         if stored:

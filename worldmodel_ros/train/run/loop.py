@@ -148,13 +148,14 @@ class Optimiser:
             torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1.0 - keep)
 
     def state(self) -> dict[str, Tensor]:
-        """What a later process needs to go on exactly: weights, averaged weights, moments of all parameters."""
+        """What a later process needs to go on exactly: weights, averaged weights, moments of all parameters, and how far a rate
+        that rises again has come."""
         tensors = {f'module.{name}': value for name, value in self.module.state_dict().items()}
         tensors |= {f'averaged.{name}': value for name, value in self.averaged.state_dict().items()}
         for kind, optimiser in self.optimisers.items():
             for index, moments in optimiser.state_dict()['state'].items():
                 tensors |= {f'{kind}.{index}.{name}': value for name, value in moments.items()}
-        return tensors
+        return tensors | ({'rewarmed': torch.tensor(self._rewarmed)} if self._rewarmed < REWARM_STEPS else {})
 
     def begin_with(self, weights: dict[str, Tensor]) -> None:
         """Go on from averaged weights alone: moments begin at zero, and the rate rises over REWARM_STEPS."""
@@ -169,6 +170,7 @@ class Optimiser:
 
         self.module.load_state_dict(part('module.'))
         self.averaged.load_state_dict(part('averaged.'))
+        self._rewarmed = int(tensors.get('rewarmed', REWARM_STEPS))
         for kind, optimiser in self.optimisers.items():
             moments: dict[int, dict[str, Tensor]] = {}
             for name, value in part(f'{kind}.').items():
