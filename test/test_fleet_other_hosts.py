@@ -262,8 +262,9 @@ def test_who_asks_for_a_session_that_is_not_expected_is_refused(fleet):
         def send(self, message):
             answers.append(message)
     for session in ('a', 'unknown'):
-        made.front._forward(Asking(), messages.TakeOver(7, session, 2))
-    assert all('is not expected here' in answer.refusal and answer.number == 7 for answer in answers) and len(answers) == 2
+        made.front._handle(Asking(), messages.TakeOver(7, session, 2))
+    wait_for(lambda: len(answers) == 2)
+    assert all('is not expected here' in answer.refusal and answer.number == 7 for answer in answers)
 
 
 def test_options_that_name_no_other_host_are_refused(tmp_path):

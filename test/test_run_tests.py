@@ -182,9 +182,9 @@ def test_after_it():
 '''
 
 
-@pytest.mark.parametrize('blocked, said, where', [('', 'Timeout (>3.0s)', 'signal.pause()'), (
-    'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), ', "crashed while running 'test_some.py::test_hangs'",
-    'in test_hangs')])
+@pytest.mark.parametrize('blocked, said, where', [
+    ('', 'Timeout (>3.0s)', 'signal.pause()'),
+    ('signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), ', 'crashed while running', 'in test_hangs')])
 def test_a_test_that_hangs_fails_with_where_it_stood_and_the_others_run(tmp_path, monkeypatch, capsys, blocked, said, where):
     monkeypatch.setenv('WORLDMODEL_HUNG_TEST_S', '8')
     code, lines = run(tmp_path, TESTS + HANGS.format(blocked), '--timeout', '3')
