@@ -140,7 +140,7 @@ def test_more_of_all_ticks_are_answered_in_two_steps_by_the_times_of_a_large_mod
 
 
 def test_nine_robots_of_a_compiled_model_fit_a_gpu_in_two_steps():
-    """``base`` with its layers compiled for one session, as measured on an H100 (tick_h100.json); time itself is simulated."""
+    """``base`` with its layers compiled for one session, about as on an H100 (tick_h100.json); time itself is simulated."""
     values = json.loads(BASE.read_text())
     compiled = {'base/observe': (3.9, 4.4), 'base/denoise': (3.2, 3.4)}
     for row in values['rows']:

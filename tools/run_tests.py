@@ -2,10 +2,10 @@
 
     .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
 
-First what has no bound of real time, on all cores (at most 8); then what has, but waits more than it computes, a test for each
-core; then the rest, one test at a time with nothing else running. How fast the machine is, is measured before. The exit code is
-0 if every test of all phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments select
-none.
+First what has no bound of real time, by two processes more than there are cores (at most 10); then what has, but waits more
+than it computes, by one more (at most 9); then the rest, one test at a time with nothing else running. How fast the machine is,
+is measured before, and once more after a phase of real time in which something failed. The exit code is 0 if every test of all
+phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments select none.
 """
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class OpenWorld:
         if isinstance(self._network, Experts):
             return ExpertSampler(self._network, schedule)
         sampler = Sampler(self._network, schedule)
-        # Messages between processes in such a graph have not been tried.
+        # Divided, such a graph has been tried with the 14B alone, which gains nothing by it (docs/open_models.md).
         hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND and not self._share
         return GraphedSampler(sampler) if hosted else sampler
 
