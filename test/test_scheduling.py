@@ -344,6 +344,21 @@ def test_background_work_does_not_starve_while_ticks_leave_time():
     assert all(robot.completions[request.id].met for request in ticks[:-1])
 
 
+@pytest.mark.parametrize('longest, units', [(1.0, [1.0, 2.0, 3.0]), (10.0, [])])
+def test_a_unit_that_no_gap_is_long_enough_for_waits_as_long_as_is_allowed(longest, units):
+    # A tick is expected every 4 ms for 3.5 s; the share of a unit of 4 ms would come after 8 s.
+    robot = device(settings=Settings(blocking=0.0, overdue=0.0, background_share=0.0005, longest_wait=longest))
+    robot.scheduler.submit(branch('dream', budget=30.0), 0.0)
+    begun = []
+    for k in range(875):
+        robot.scheduler.expect('a', 4 * MS * (k + 0.9))
+        batch = robot.scheduler.next(4 * MS * k)
+        if batch:
+            begun.append(batch.begun)
+            robot.scheduler.finished(batch, batch.begun + 4 * MS)
+    assert begun == pytest.approx(units, abs=10 * MS)
+
+
 @pytest.mark.parametrize('budget, first', [(15, Kind.TICK), (17, Kind.WHAT_IF)])
 def test_background_work_goes_out_of_turn_only_if_the_ticks_that_wait_have_the_time(budget, first):
     robot = device(settings=Settings(reserve=0.0, background_share=0.04))  # 4 ms in 100 ms

@@ -46,6 +46,21 @@ def test_a_tick_is_answered_with_a_plan_its_outcome_and_later_its_pictures():
     assert picture.seconds == pytest.approx(COSTS['decode'])
 
 
+@pytest.mark.parametrize('robots', [1, 2])
+def test_robots_whose_ticks_leave_no_gap_that_is_long_enough_see_what_their_answers_lead_to_all_the_same(robots):
+    # Ticks come evenly, and leave 10 ms to the next one: decoding takes 14.
+    apart = SMALL.step_period / robots
+    rig = Rig({'decode': 0.014, 'denoise': COSTS['denoise'] + (apart - 0.01 - TWO_STEPS) / 2})
+    clients = [rig.open() for _ in range(robots)]
+    seconds, begun = 10, rig.clock.now
+    for number in range(round(seconds / apart)):
+        rig.tick(clients[number % robots][0], 1 + number // robots, budget=apart)
+        rig.run(begun + (number + 1) * apart - rig.clock.now)
+    for _, listener in clients:
+        assert all(reply.tier is Tier.TWO_STEP and reply.timings['total'] < apart for reply in listener.replies)
+        assert len(listener.pictures) >= seconds / robots - 2
+
+
 def test_what_the_robot_has_decided_is_imagined_in_place_of_a_plan():
     rig = Rig()
     session, listener = rig.open()

@@ -24,8 +24,9 @@ class Background:
 
     A batch is begun only if, by its high quantile, it keeps no expected tick waiting for more than
     ``settings.blocking``. Where every gap is too short for that, one is begun all the same each typical time divided by
-    ``settings.background_share``; and where ticks are refused and none has been admitted for ``settings.starving``, units
-    follow each other: no request is kept waiting, and only what is measured can show that the device has time.
+    ``settings.background_share``, and each ``settings.longest_wait`` at least; and where ticks are refused and none has been
+    admitted for ``settings.starving``, units follow each other: no request is kept waiting, and only what is measured can
+    show that the device has time.
     """
 
     def __init__(self, table: StepTable, planner: Planner, settings: Settings, arrivals: Arrivals) -> None:
@@ -125,4 +126,4 @@ class Background:
         starving = self._refusing + self._settings.starving
         share = self._settings.background_share
         unit = self._table.curve(network_of(self._queues[label][0])).typical[1]
-        return min(starving, self._since + unit / share if share > 0.0 else inf)
+        return min(starving, self._since + min(unit / share, self._settings.longest_wait) if share > 0.0 else inf)

@@ -41,9 +41,9 @@ class Settings:
 
     ``blocking``: how long a background batch may keep a tick waiting that is expected, by the high quantile.
     ``background_share``: of the device's time that background work may use even where every gap between expected ticks
-    is too short for it. ``starving``: for so long ticks are refused and none is admitted before it may use all of it.
-    ``idle_patience``: an IDLE request older than this goes before a WHAT_IF whose deadline is
-    later. ``overdue``: for so long an expected tick that has not come is still waited for.
+    is too short for it; a unit waits ``longest_wait`` for that at most. ``starving``: for so long ticks are refused and none
+    is admitted before it may use all of it. ``idle_patience``: an IDLE request older than this goes before a WHAT_IF whose
+    deadline is later. ``overdue``: for so long an expected tick that has not come is still waited for.
 
     ``share``: of the device's time that is each account's own (shares.py), 0 for equal parts; ``share_period``: of which
     time it may be saved up.
@@ -55,6 +55,7 @@ class Settings:
     max_batch: Mapping[str, int] = field(default_factory=dict)
     blocking: float = 0.001
     background_share: float = 0.005
+    longest_wait: float = 1.0
     starving: float = 0.2
     idle_patience: float = 1.0
     overdue: float = 0.1
@@ -62,7 +63,7 @@ class Settings:
     share_period: float = 0.5
 
     def __post_init__(self) -> None:
-        times = (self.reserve, self.headroom, self.blocking, self.background_share, self.starving,
+        times = (self.reserve, self.headroom, self.blocking, self.background_share, self.longest_wait, self.starving,
                  self.idle_patience, self.overdue, self.share, self.share_period)
         counts = (self.recovery_ticks, *self.max_batch.values())
         if min(times) < 0.0 or self.share > 1.0 or min(counts) < 1:

@@ -172,7 +172,8 @@ class Client:
         self.moved = 0.0  # s, by which its ticks have come earlier as they were offered
         self.timing = TickTiming(engines[0].spec.step_period)
         self.ticks = self.questions = 0  # in flight
-        self.latest: dict[str, Hashable] = {}  # newest request of a kind of which only the newest is of use
+        # Newest request of a kind of which only the newest is of use, and since when one has waited [s]
+        self.latest: dict[str, tuple[Hashable, float]] = {}
         # The best model may miss frames as long as its window reaches over them; another sees whole runs, or nothing.
         self.models = [ModelSession(engine, seed, 1 if index else engine.spec.window_frames)
                        for index, engine in enumerate(engines)]

@@ -166,25 +166,29 @@ class Requests:
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
-    def _submit(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], now: float) -> Admission:
+    def _submit(self, job: Job, kind: Kind, due: float, routes: Mapping[Tier, Route], now: float,
+                since: float | None = None) -> Admission:
         number, sequence = next(self._numbers), job.tick.sequence if kind is Kind.TICK else 0
-        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now, due, routes,
-                                                   job.client.account), now)
+        admission = self._scheduler.submit(Request(number, job.client.number, sequence, kind, now if since is None else since,
+                                                   due, routes, job.client.account), now)
         if admission.admitted:
             self._jobs[number] = job
         return admission
 
     def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
-        """``latest``: names a kind of work of which only the client's newest is of use."""
+        """``latest``: names a kind of work of which only the client's newest is of use: it takes the place of the one before."""
+        older, since = job.client.latest.get(latest, (None, now))
+        waits = older in self._jobs
+        since = since if waits else now
+        self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now, since)
         if latest:
-            self._supersede(job.client, latest, now)
-        self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now)
-        if latest:
-            job.client.latest[latest] = next(reversed(self._jobs))
+            job.client.latest[latest] = next(reversed(self._jobs)), since
+        if waits:  # only now, so that what can wait has been waiting without a pause
+            self._scheduler.cancel(older, now)
 
     def _supersede(self, client: Client, latest: str, now: float) -> None:
         if latest in client.latest:
-            self._scheduler.cancel(client.latest.pop(latest), now)
+            self._scheduler.cancel(client.latest.pop(latest)[0], now)
 
     def _settle(self, now: float) -> None:
         """Deal with what has ended, and with what ends by that."""
