@@ -564,6 +564,18 @@ def test_a_tick_is_expected_as_early_as_the_last_ones_came():
     assert timing.ticked(1.21) == pytest.approx(1.285)   # a stray one: no more than a quarter of the period
 
 
+def test_of_a_camera_that_is_slower_than_the_model_the_next_tick_is_expected_when_it_comes():
+    timing = TickTiming(0.1)
+    for k in range(10):
+        expected = timing.ticked(1.0 + 0.133 * k)
+    assert expected == pytest.approx(1.0 + 0.133 * 10)
+    assert timing.ticked(1.0 + 0.133 * 12) == pytest.approx(1.0 + 0.133 * 13)  # an image was lost
+    for k in range(1, 10):  # and as fast as the model again: never expected before the model's period is over, but soon
+        expected = timing.ticked(1.0 + 0.133 * 12 + 0.1 * k)
+        assert 0.07 < expected - (1.0 + 0.133 * 12 + 0.1 * k) < 0.134
+    assert expected == pytest.approx(1.0 + 0.133 * 12 + 1.0, abs=0.026)
+
+
 def test_noise_is_of_its_moment_however_it_was_drawn():
     ahead, plain = Noise(7, (4, 2)), Noise(7, (4, 2))
     for moment in range(10):

@@ -1,6 +1,7 @@
 """One client of the service: its state, its sessions on the models, and what the robot did between two frames."""
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_store import StoredSession
 from .messages import ServiceListener
 from .states import Event, State, after
+
+_PERIODS = 9  # of a client's ticks, by whose median it is known to be slower than the model
 
 
 class ActionTotal:
@@ -65,17 +68,22 @@ class TickTiming:
     """When a client's next tick can come at the earliest, by how early its last ones were."""
 
     def __init__(self, period: float):
+        """``period`` [s]: that of the model, and of the client until it has shown to take longer ones."""
         self._period = period
-        self._due: float | None = None
+        self._last = self._due = -math.inf
+        self._took: deque[float] = deque(maxlen=_PERIODS)
         self._early: deque[float] = deque(maxlen=50)
 
     def ticked(self, now: float) -> float:
         """Take a tick; the steady time [s] before which the next one is not to be expected."""
-        if self._due is not None:
+        if self._last > -math.inf:
+            self._took.append(now - self._last)
             self._early.append(self._due - now)
-        self._due = now + self._period
+        # A camera may be slower than the model. One image that did not come says nothing of the next.
+        period = max(self._period, float(np.median(self._took))) if len(self._took) == _PERIODS else self._period
+        self._last, self._due = now, now + period
         # One that comes a quarter of a period early is no sign of the next one's doing so.
-        return self._due - min(max([0.0, *self._early]), self._period / 4)
+        return self._due - min(max([0.0, *self._early]), period / 4)
 
 
 class ModelSession:
