@@ -78,7 +78,7 @@ def test_a_slower_machine_gets_more_time_and_never_less(robots):
 
 @pytest.mark.parametrize('tick, seconds', [(0.010, 4), (USUAL_TICK, 4), (2 * USUAL_TICK, 32)])
 def test_questions_get_more_time_where_ticks_leave_less(tick, seconds):
-    assert question_time(tick) == seconds
+    assert question_time(tick) == seconds and question_time(tick, robots=2) == pytest.approx(3 * seconds, abs=2)
 
 
 def test_it_is_measured_again_when_that_is_asked_for(unasked, monkeypatch):

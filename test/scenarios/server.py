@@ -32,7 +32,7 @@ def both_drive_by_one_server(rig: Rig, other: Rig) -> None:
 
 def the_server_answers_questions_and_keeps_sessions(rig: Rig, other: Rig) -> None:
     rig.drive()
-    seconds = question_time(rig.budget.tick)
+    seconds = question_time(rig.budget.tick, robots=2)
     request = WhatIf.Request(names=['left', 'right', 'policy'], horizon=0.8, deadline=Duration(sec=seconds))
     answer = rig.call(WhatIf, f'{MODEL}/what_if', request, PATIENCE + seconds, attempt=2.0 + seconds)
     assert answer.success and [branch.name for branch in answer.branches] == request.names, answer.message
