@@ -55,7 +55,7 @@ def row(store: ObjectStore, rate: float, service: Service, engine, within: float
     """One link."""
     name = f'robot{rate:g}'
     keeper = Keeper(service, engine, Link(store, rate * 1e6), '/here', KeeperSettings(period=1e9, patience=60.0, within=within))
-    robot = Robot(0, keeper, engine.spec, None)
+    robot = Robot(0, keeper, engine.spec)
     robot.open(name)
     for _ in range(engine.spec.window_frames + 2):
         robot.tick(600.0)
