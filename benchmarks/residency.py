@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future as Promise
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.result_file import provenance, write_result
+from benchmarks.result_file import product_ms, provenance, write_result
 from worldmodel_ros import realtime
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.cache.stores.host import HostStore, pinned
 from worldmodel_ros.cache.stores.objects import ObjectStore
-from worldmodel_ros.cache.stores.protocol import SlabStore
+from worldmodel_ros.cache.stores.protocol import Blob, SlabStore
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.backends.protocol import Backend
 from worldmodel_ros.engine.engine import Engine
@@ -53,6 +54,28 @@ from worldmodel_ros.serving.service.service import LOG, Service, ServiceSettings
 BURST = 1.0  # s
 COUNTED = ('found_here', 'found_away', 'left', 'came', 'busy', 'refused', 'failed')
 WARM_UP = 4  # ticks: a robot is answered in two steps once some were in time
+
+
+class SlowedStore:
+    """A ``SlabStore`` whose sessions take longer to read and to write. All else is the store's."""
+
+    def __init__(self, store: SlabStore, reading: float, writing: float) -> None:
+        """``reading``, ``writing``: s that are added, in the calling thread, which waits for the store in any case."""
+        self._store, self._reading, self._writing = store, reading, writing
+
+    def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
+        """As the store's."""
+        time.sleep(self._reading)
+        return self._store.get(keys)
+
+    def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
+        """As the store's; manifests and claims, which follow what is slow, take no longer."""
+        if any('/states/' in key for key, _ in items):
+            time.sleep(self._writing)
+        return self._store.put(items, create)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 class Robot:
@@ -320,12 +343,14 @@ def main() -> int:
                         choices=['host', 'pinned', 'nvme', 'objects'])
     parser.add_argument('--priority', type=int, default=20, help='of the threads, under SCHED_FIFO; 0: none')
     parser.add_argument('--disk', default='.', help='folder on the disk (default: here)')
+    parser.add_argument('--slower-s', type=float, nargs=2, metavar=('READ', 'WRITE'),
+                        help='add so many s to each reading and writing of a session, as of a larger one')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--json', type=Path)
     parser.add_argument('--add', action='store_true', help='keep the rows that are in that file')
     options = parser.parse_args()
     result = {**provenance(), 'what': f'{options.robots} sessions of {options.model}, with pages for {options.places}',
-              'due_ms': options.due * 1e3,
+              'due_ms': options.due * 1e3, 'product_ms': round(product_ms(), 2),
               'rows': json.loads(options.json.read_text())['rows'] if options.add else []}
     realtime.apply(LOG, options.priority, all_threads=True)  # as of worldmodel serve: the threads that follow inherit it
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
@@ -336,6 +361,8 @@ def main() -> int:
         for name in options.stores:
             for kind in options.kinds:
                 store = stores[name]()
+                if options.slower_s:
+                    store = SlowedStore(store, *options.slower_s)
                 load_before = round(os.getloadavg()[0], 2)
                 row = {'ticks': kind, 'store': name, **play(kind, store, options),
                        'load_average': [load_before, round(os.getloadavg()[0], 2)]}

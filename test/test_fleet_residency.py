@@ -225,6 +225,109 @@ def test_who_is_expected_last_leaves_first_and_who_is_overdue_is_expected_no_mor
         Residency(0, transfers, None, None)
 
 
+class Blocked:
+    """Transfers that do not end until they are let go; notes what was begun."""
+
+    def __init__(self):
+        self.begun, self.let_go = [], threading.Event()
+
+    def leave(self, session):
+        self.begun.append(('leave', session))
+        return self.let_go.wait(60.0)
+
+    def come(self, session):
+        self.begun.append(('come', session))
+        self.let_go.wait(60.0)
+
+
+@pytest.fixture
+def blocked():
+    """Residency of three places whose own thread decides nothing, and its transfers, of 0.2 s each by what was measured."""
+    transfers = Blocked()
+    residency = Residency(3, transfers, lambda *_: None, lambda *_: None)
+    residency._decide, decide = lambda now: None, residency._decide
+    residency.decide = decide
+    residency._took.extend([0.2] * 10)
+    residency._left.extend([0.2] * 10)
+    yield residency, transfers
+    transfers.let_go.set()
+    residency.close()
+
+
+def add(residency, session, place, due, now, interval=2.0):
+    """A session whose next tick is expected in ``due`` s."""
+    residency.add(session)
+    record = residency._records[session]
+    record.place, record.ticked = place, now + due - interval
+    record.intervals.extend([interval, interval])
+
+
+def transfers_begun(residency, transfers, now):
+    """What has been begun, and is at ``now``."""
+    with residency._changed:
+        residency.decide(now)
+        expected = sum(record.place in (Place.COMING, Place.LEAVING) for record in residency._records.values())
+    end = time.monotonic() + 30.0
+    while len(transfers.begun) < expected and time.monotonic() < end:
+        time.sleep(0.001)
+    return transfers.begun
+
+
+def test_a_session_is_fetched_for_a_tick_that_it_can_be_in_time_for(blocked):
+    residency, transfers = blocked
+    now = time.monotonic()
+    add(residency, 'too late for its next', Place.AWAY, 0.1, now)
+    add(residency, 'in time', Place.AWAY, 0.4, now)
+    for session in 'ab':
+        add(residency, session, Place.HERE, 0.05, now)
+    assert transfers_begun(residency, transfers, now) == [('come', 'in time')]
+
+
+def test_a_session_that_is_late_for_ticks_that_come_faster_than_it_is_fetched_at_once(blocked):
+    residency, transfers = blocked
+    now = time.monotonic()
+    add(residency, 'ten a second', Place.AWAY, 0.1, now, interval=0.1)
+    add(residency, 'in time', Place.AWAY, 0.4, now)
+    for session in 'ab':
+        add(residency, session, Place.HERE, 0.05, now)
+    assert transfers_begun(residency, transfers, now) == [('come', 'ten a second')]
+
+
+def test_a_refused_tick_has_its_session_fetched_ahead_of_the_next_one_and_not_at_once(blocked):
+    residency, transfers = blocked
+    now = time.monotonic()
+    for session, due in (('refused', 0.0), ('never seen', 0.0), ('in time', 0.4)):
+        add(residency, session, Place.AWAY, due, now)
+    residency._records['never seen'].intervals.clear()
+    residency._records['never seen'].ticked = -float('inf')
+    tick = Tick(np.zeros((64, 64, 3), np.uint8), np.zeros(2, np.float32), now + 0.05, 1)
+    residency.tick('refused', tick)
+    assert transfers_begun(residency, transfers, now) == [('come', 'in time')]
+    residency.tick('never seen', tick)  # nothing tells when its next one comes
+    assert transfers_begun(residency, transfers, now) == [('come', 'in time'), ('come', 'never seen')]
+
+
+def test_no_more_transfers_are_begun_than_there_are_threads_for_them(blocked):
+    residency, transfers = blocked
+    now = time.monotonic()
+    for number, due in enumerate((0.3, 0.4, 0.5)):  # as many as there are places
+        add(residency, number, Place.AWAY, due, now)
+    assert sorted(transfers_begun(residency, transfers, now)) == [('come', 0), ('come', 1)]
+    residency.decide(now)
+    assert [record.place for record in residency._records.values()].count(Place.AWAY) == 1
+
+
+def test_who_is_here_goes_for_one_that_is_expected_sooner(blocked):
+    residency, transfers = blocked
+    now = time.monotonic()
+    add(residency, 'away', Place.AWAY, 0.3, now)
+    add(residency, 'sooner', Place.HERE, 0.25, now)
+    for session, due in (('later', 0.5), ('soon', 0.05)):
+        add(residency, session, Place.HERE, due, now)
+    assert residency._lead > 0.5
+    assert transfers_begun(residency, transfers, now) == [('leave', 'later')]
+
+
 @pytest.mark.waiting
 def test_robots_of_a_server_process_with_pages_for_two_go_on_bit_for_bit(served, tmp_path):
     server = ServerProcess(tmp_path / 'engine.sock', tmp_path / 'store', 6, ('--backend', 'onnx', '--resident', '2')).wait()

@@ -18,7 +18,7 @@ import numpy as np
 from worldmodel_ros.serving.service.messages import ServiceFull, Tick
 
 _log = logging.getLogger(__name__)
-_THREADS = 2       # that move sessions
+_THREADS = 2       # that move sessions; no more transfers are begun, so that who is first is decided as late as can be
 _OVERDUE = 0.25    # intervals after the expected tick, and at least
 _OVERDUE_S = 0.3   # s, from which on nothing is expected of a robot
 _INTERVALS = 2     # of which the shortest is expected next: also after a pause
@@ -74,6 +74,15 @@ class _Record:
         due = self.ticked + shortest
         return due if now < due + max(_OVERDUE * shortest, _OVERDUE_S) else math.inf
 
+    def due_after(self, soonest: float, now: float) -> float:
+        """When the first tick is expected that it is not too late for, if it is here at ``soonest``; infinite where none is,
+        ``now`` where somebody waits for it already."""
+        due = self.due(now)
+        if self.wanted or self.held is not None or due >= soonest or math.isinf(due):
+            return due
+        shortest = max(min(self.intervals), 1e-3)
+        return due + math.ceil((soonest - due) / shortest) * shortest
+
 
 class Residency:
     """
@@ -81,7 +90,8 @@ class Residency:
 
     A thread brings those that are away ahead of their next expected tick, by as long as that takes (by a high quantile of
     what was measured), and keeps one place free; of those that are here, who is expected last leaves first. A tick of a
-    session that is away waits for it, unless it would come too late: then it is refused at once.
+    session that is away waits for it, unless it would come too late: then it is refused at once, and the session is fetched
+    for the next one that it can be in time for.
     """
 
     def __init__(self, places: int, transfers: Transfers, hand_over: Callable[[Any, Tick], None],
@@ -190,7 +200,7 @@ class Residency:
             if tick.answer and expected > tick.due:
                 self._counts['refused'] += 1
                 self._refuse(session, tick, expected)
-                record.wanted = True  # for the next one
+                record.wanted = not record.intervals  # for the next one, of which nothing is known
             else:
                 record.held = tick
             self._changed.notify_all()
@@ -247,25 +257,28 @@ class Residency:
     def _decide(self, now: float) -> float | None:
         """Begin the transfers whose time has come; return for how long there are none [s]."""
         lead, soonest = self._lead, math.inf
-        leaving = sum(record.place is Place.LEAVING for record in self._records.values())
-        short = self._wanting  # places that are needed, and not free
-        urgent = 0             # of them, for robots that wait already
-        for record in sorted(self._records.values(), key=lambda each: each.due(now)):
-            if record.place is not Place.AWAY:
-                continue
-            begin = record.due(now) - lead
+        # To be fetched for a tick that it cannot be in time for would cost another one its place: where transfers take all the
+        # time that there is, all would be too late.
+        here = now + (float(np.median(self._took)) if len(self._took) >= _FEWEST else 0.0)
+        places = [record.place for record in self._records.values()]
+        leaving = places.count(Place.LEAVING)
+        threads = _THREADS - leaving - places.count(Place.COMING)
+        short = [now] * self._wanting  # for each place that is needed, and not free: who is expected later may leave
+        away = [(record.due_after(here, now), record) for record in self._records.values() if record.place is Place.AWAY]
+        for due, record in sorted(away, key=lambda each: each[0]):
+            begin = due - lead
             if begin > now:
                 soonest = begin
                 break
-            if self._free > self._wanting:
+            if self._free <= self._wanting:
+                short.append(due)
+            elif threads > 0:
                 self._start(record, Place.COMING, self._come, now)
-            else:
-                short += 1
-                urgent += record.due(now) <= now
-        if any(record.place is Place.AWAY for record in self._records.values()) or self._wanting:
-            short += 1  # one place stays free for who comes unexpectedly
-        for number in range(short - max(0, self._free) - leaving):
-            victim = self._victim(now, now if number < urgent else now + lead)  # who is here goes before who is expected
+                threads -= 1
+        if away or self._wanting:
+            short.append(now + lead)  # one place stays free for who comes unexpectedly
+        for after in short[max(0, self._free) + leaving:][:max(0, threads)]:
+            victim = self._victim(now, after)
             if victim is None:
                 soonest = min(soonest, now + _AGAIN)
                 break
