@@ -11,7 +11,7 @@ from worldmodel_ros.cache.pool import NumpyStorage, OutOfPages, PagePool
 from worldmodel_ros.cache.layout import TileLayout
 from worldmodel_ros.cache.sequence import SequenceCache
 from worldmodel_ros.cache.tiers import Prefetch, TierPolicy, move
-from worldmodel_ros.cache.torch_storage import TorchStorage
+from worldmodel_ros.cache.torch_storage import TorchStorage, _words
 from worldmodel_ros.kernels.pages import Precision
 
 LAYOUT = TileLayout((2, 4, 4), (8, 8))  # 4 pages of 32 tokens a slab
@@ -209,3 +209,31 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(precision, damage
         damaged = whole.copy()
         torch.from_numpy(damaged).view(dtype).flatten()[place] = damage
         assert not storage.finite('k', damaged)
+
+
+@pytest.mark.parametrize('precision, dim, words', [
+    (Precision.FP32, 3, torch.int32), (Precision.FP32, 16, torch.int64), (Precision.BF16, 16, torch.int64),
+    (Precision.FP8, 16, torch.int64), (Precision.FP4, 16, torch.int64)])
+def test_pages_are_copied_in_words_and_every_byte_arrives(precision, dim, words):
+    storage = TorchStorage(LAYOUT, 2, 2, dim, 8, precision)
+    pools = storage.pool.tensors()
+    assert _words(pools['k']).dtype is words
+    for seed, tensor in enumerate(pools.values()):
+        tensor.view(torch.uint8).random_(0, 120, generator=torch.Generator().manual_seed(seed))
+    ids, to = np.array([4, 1, 6]), np.array([0, 5, 2])
+
+    def read(pages):
+        return {name: tensor.view(torch.uint8)[:, torch.from_numpy(pages)].numpy() for name, tensor in pools.items()}
+    before = read(ids)
+    dumped = storage.dump(ids)
+    for name, array in dumped.items():
+        assert (array.shape[1:], array.dtype) == storage.forms()[name]
+        np.testing.assert_array_equal(array.swapaxes(0, 1).view(np.uint8), before[name])
+    storage.load(to, dumped)
+    storage.copy(np.array([3, 7]), storage, ids[:2])
+    for name in pools:
+        np.testing.assert_array_equal(read(to)[name], before[name])
+        np.testing.assert_array_equal(read(np.array([3, 7]))[name], before[name][:, :2])
+        np.testing.assert_array_equal(read(ids)[name], before[name])
+    storage.clear(to)
+    assert not any(array.any() for array in read(to).values())

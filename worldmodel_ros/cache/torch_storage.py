@@ -89,7 +89,7 @@ class TorchStorage:
 
     def clear(self, ids: np.ndarray) -> None:
         for tensor in self.pool.tensors().values():
-            tensor.view(torch.uint8)[:, self._index(ids)] = 0
+            _words(tensor)[:, self._index(ids)] = 0
 
     def copy(self, ids: np.ndarray, source: Storage, source_ids: np.ndarray) -> None:
         if isinstance(source, TorchStorage) and source.precision is self.precision:
@@ -129,7 +129,7 @@ class TorchStorage:
         if self.precision is Precision.FP32:
             return dict(zip('kv', self.read(ids)))  # as NumpyStorage does, so that a file serves both
         self._settle()
-        return {name: tensor.view(torch.uint8)[:, self._index(ids)].transpose(0, 1).contiguous().cpu().numpy()
+        return {name: _words(tensor)[:, self._index(ids)].transpose(0, 1).contiguous().view(torch.uint8).cpu().numpy()
                 for name, tensor in self.pool.tensors().items()}
 
     def forms(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -153,15 +153,14 @@ class TorchStorage:
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         for name, tensor in self.pool.tensors().items():
-            values = torch.from_numpy(arrays[name]).to(self.device).transpose(0, 1)
-            (tensor if self.precision is Precision.FP32 else tensor.view(torch.uint8))[:, self._index(ids)] = values
+            words = _words(tensor)
+            words[:, self._index(ids)] = torch.from_numpy(arrays[name]).view(words.dtype).to(self.device).transpose(0, 1)
 
     def _copy_bytes(self, ids: np.ndarray, source: TorchStorage, source_ids: np.ndarray) -> None:
         ours, theirs = self.pool.tensors(), source.pool.tensors()
         if source.device == self.device:
             for name, tensor in ours.items():
-                whole = theirs[name].view(torch.uint8)[:, self._index(source_ids)]
-                tensor.view(torch.uint8)[:, self._index(ids)] = whole
+                _words(tensor)[:, self._index(ids)] = _words(theirs[name])[:, self._index(source_ids)]
             return
         # Between host and device only contiguous blocks are copied without a detour: runs of pages, layer by layer.
         for begin, end in _runs(ids, source_ids):
@@ -187,6 +186,13 @@ def kernel_lists(lists: PageLists, device: torch.device | str) -> TileLists:
         # Never empty: a kernel is given a valid address even where it reads nothing.
         return torch.from_numpy(array if array.size else np.zeros(1, np.int32)).to(device, non_blocking=True)
     return TileLists(*map(tensor, (lists.starts, lists.pages, lists.lengths, lists.full)))
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """A tensor's bytes, in integers as wide as its last dimension allows: indexing copies one after the other."""
+    nbytes = tensor.shape[-1] * tensor.element_size()
+    return tensor.view(next(dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+                            if nbytes % dtype.itemsize == 0))
 
 
 def _runs(ids: np.ndarray, source_ids: np.ndarray) -> list[tuple[int, int]]:
