@@ -364,7 +364,7 @@ def main() -> int:
                 if options.slower_s:
                     store = SlowedStore(store, *options.slower_s)
                 load_before = round(os.getloadavg()[0], 2)
-                row = {'ticks': kind, 'store': name, **play(kind, store, options),
+                row = {'ticks': kind, 'store': name, 'slower_s': options.slower_s, **play(kind, store, options),
                        'load_average': [load_before, round(os.getloadavg()[0], 2)]}
                 store.close()
                 result['rows'].append(row)
