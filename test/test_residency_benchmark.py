@@ -1,8 +1,9 @@
-"""What the residency benchmark compares: sessions that came back with twins that never left, in batches of the same sizes."""
+"""What the benchmarks of residency and rounding compare: sessions that came back with twins that never left."""
 import time
 
 import pytest
 
+from benchmarks import rounding
 from benchmarks.residency import Comparison, Recorder, Robot
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.loading import load_random
@@ -77,3 +78,18 @@ def test_where_no_session_has_left_nothing_is_shown(compared):
     found = comparison.to_dict()
     assert found['before_it_left'] == {'plans': 6, 'differ': 0, 'largest_difference': 0.0}
     assert found['after_it_came_back']['plans'] == 0 and comparison.wrong
+
+
+def test_a_session_by_way_of_a_store_plans_the_same_and_one_in_a_batch_does_not(monkeypatch):
+    row = rounding.row('tiny', 'torch-bf16', 3)
+    same = ('again', 'by_way_of_a_store', 'second_engine', 'second_engine_other_thread')
+    assert [row[name]['differ'] for name in same] == [0] * 4
+    for name in ('batch_of_2', 'batch_of_4'):
+        assert row[name]['differ'] > 0 and row[name]['largest_difference'] < 0.01 * row['largest_in_a_plan']
+    read = StoredSession.read
+
+    def damaged(stored, manifest):
+        read(stored, manifest)
+        stored.state['encoder_state'] = stored.state['encoder_state'] * 0.5
+    monkeypatch.setattr(StoredSession, 'read', damaged)
+    assert rounding.row('tiny', 'torch-bf16', 3)['by_way_of_a_store']['differ'] == 2
