@@ -176,7 +176,7 @@ class Requests:
         return admission
 
     def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
-        """``latest``: names a kind of work of which only the client's newest is of use: it takes the place of the one before."""
+        """``latest``: a kind of work of which only the client's newest is of use: it takes the place of the one before."""
         older, since = job.client.latest.get(latest, (None, now))
         waits = older in self._jobs
         since = since if waits else now
