@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def at_the_same_time(cases: list[str], minutes: float, folder: Path) -> list[dict]:
-    """Measure each in a process and a ROS domain of its own: whoever joins a domain is met by all that are in it."""
+    """Measure each in a process and a ROS domain of its own: who joins a domain is met by all that are in it."""
     processes = []
     for case in cases:
         processes.append(subprocess.Popen([sys.executable, __file__, '--minutes', str(minutes), '--cases', case, '--json',

@@ -382,7 +382,7 @@ class RemoteWorker:
         if sent is None:
             return
         future = to_future(link.spec, message, frames)
-        # Beside pictures of another size, as those of the server's smaller model, the observation is shown at theirs.
+        # Next to images of another size, as those of the server's smaller model, the observation is shown at theirs.
         observation = replace(sent.observation, image=fit(sent.observation.image, future.frames.shape[1:3]))
         timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
                    'total': sent.total, 'predicted': sent.predicted}

@@ -267,7 +267,7 @@ class Ticks:
     def _keep(self, job: Job, expected: float, finish: float, spread: float) -> bool:
         """
         Return whether a job stays as it is planned. One that may still be in time, if what is before it takes less than
-        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; nobody
+        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; none
         is admitted at the cost of that.
         """
         request, last = job.request, job.begun == len(job.route)
