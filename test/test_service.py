@@ -61,6 +61,29 @@ def test_robots_whose_ticks_leave_no_gap_that_is_long_enough_see_what_their_answ
         assert len(listener.pictures) >= seconds / robots - 2
 
 
+def test_a_tick_that_is_given_up_while_its_frame_is_taken_in_has_it_taken_in_once():
+    rig = Rig()
+    (one, first), (two, _) = rig.open(), rig.open()
+    rig.tick(one, 1)
+    rig.settle()
+    taken = []
+    commit = rig.backend._commit
+    rig.backend._commit = lambda latents, actions, *rest: (taken.append(np.array(actions)), commit(latents, actions, *rest))[1]
+
+    def interrupted():
+        rig.clock.sleep(0.1)
+        rig.tick(two, 1)  # at whose arrival the plan is looked through
+    rig.tick(one, 2)
+    rig.backend.meanwhile = interrupted
+    rig.run(0.5)
+    assert first.replies[1].tier is Tier.NONE and 'others took longer' in first.replies[1].reason
+    assert not first.failures and rig.service.stats()['given_up'] == 1
+    assert len(taken) == 2 and all(np.isfinite(actions).all() for actions in taken)  # of one, and of two
+    rig.tick(one, 3)
+    rig.settle()
+    assert first.replies[2].tier is not Tier.NONE and np.isfinite(taken[2]).all()
+
+
 def test_what_the_robot_has_decided_is_imagined_in_place_of_a_plan():
     rig = Rig()
     session, listener = rig.open()

@@ -36,6 +36,7 @@ class Requests:
         self._scheduler, self._models, self._pictures = scheduler, models, pictures
         self._routes = routes(models)
         self._jobs: dict[int, Job] = {}
+        self._taking_in: list[Job] = []  # jobs on the device, by which sessions of the best model are seeing frames
         self._numbers = itertools.count(1)
         self._quotas = quotas
         self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
@@ -137,10 +138,16 @@ class Requests:
         """The next batch, and its jobs."""
         batch = self._scheduler.next(now)
         self._settle(now)
-        return batch and (batch, [self._jobs[entry.request.id] for entry in batch.entries])
+        if batch is None:
+            return None
+        jobs = [self._jobs[entry.request.id] for entry in batch.entries]
+        self._taking_in = [job for entry, job in zip(batch.entries, jobs)
+                           if job.took_in(entry.unit) and entry.tier is not Tier.SMALLER]
+        return batch, jobs
 
     def finished(self, batch: Batch, jobs: Sequence[Job], errors: Sequence[Exception | None], now: float) -> None:
         """Take what came of a batch: what each of its jobs raised, if anything."""
+        self._taking_in = []
         for entry, job, error in zip(batch.entries, jobs, errors):
             if error:
                 self._scheduler.cancel(entry.request.id, now)
@@ -239,7 +246,7 @@ class Requests:
     def _tick_ended(self, job: TickJob, now: float) -> None:
         client = job.client
         client.tick_ended()
-        if client.ticks == 0 and not client.models[0].saw(job.total):
+        if client.ticks == 0 and not client.models[0].saw(job.total) and job not in self._taking_in:
             # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
             # moment; and a model that is passed over because of what it once took could not be found fast enough again
             # without being measured.
