@@ -82,14 +82,15 @@ class Robot:
             self.episode, self.sequence, self.goal, 'too old' if chance() < 0.05 else '')
         if observation.wants_answer:
             self.wanted.append(observation)
-            self.at(DEADLINE - self.responder.settings.reserve, self.responder.overdue)
+            late = self.random.choice([0.0, 0.0, 0.001, 0.02])  # by which the timer's thread comes to it
+            self.at(DEADLINE - self.responder.settings.reserve + late, self.responder.overdue)
         self.worker.submit(observation)
         if chance() < 0.02:
             self.worker.forget()
         if chance() < 0.1:
             actions = np.zeros((4, 2), np.float32)
-            self.promises.append(self.worker.ask(Question(
-                (Branch('a', 4, actions), Branch('b', 4, None)), 'red', self.clock.now + self.random.choice([0.05, 0.5, 2.0]), 0)))
+            due = self.clock.now + self.random.choice([0.05, 0.5, 2.0])
+            self.promises.append(self.worker.ask(Question((Branch('a', 4, actions), Branch('b', 4, None)), 'red', due, 0)))
         if self.clock.now < self.end:
             self.at(self.period * self.random.choice([0.97, 1.0, 1.0, 1.03, 2.0, 0.3]), self.image)
 
