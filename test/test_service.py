@@ -208,7 +208,7 @@ def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
 
 
 @pytest.mark.parametrize('anew', ['reset', 'episode'])
-def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
+def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is_told(anew):
     rig = Rig(pictures=False)
     session, listener = rig.open()
 
@@ -221,8 +221,8 @@ def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
     rig.tick(session, 7)
     rig.backend.meanwhile = begin_anew  # while the first unit of 7 runs
     rig.settle()
-    reply, = listener.replies
-    assert (reply.sequence, reply.tier) == (1, Tier.TWO_STEP)
+    assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(7, Tier.NONE), (1, Tier.TWO_STEP)]
+    assert listener.replies[0].reason == {'reset': 'the session was reset', 'episode': 'a new episode has begun'}[anew]
     assert rig.service._clients[session].models[0].session.frames_seen == 1
     assert rig.service.stats()['stale_dropped'] == 1
 
@@ -597,6 +597,15 @@ def test_of_a_camera_that_is_slower_than_the_model_the_next_tick_is_expected_whe
         expected = timing.ticked(1.0 + 0.133 * 12 + 0.1 * k)
         assert 0.07 < expected - (1.0 + 0.133 * 12 + 0.1 * k) < 0.134
     assert expected == pytest.approx(1.0 + 0.133 * 12 + 1.0, abs=0.026)
+
+
+@pytest.mark.parametrize('periods', [(1, 2), (2, 2, 1), (1, 2, 3, 2, 2)])
+def test_of_a_camera_that_loses_images_the_next_tick_is_expected_as_early_as_it_may_come(periods):
+    timing, now = TickTiming(0.1), 1.0
+    for k in range(60):
+        expected = timing.ticked(now)
+        now += 0.1 * periods[k % len(periods)]
+        assert expected <= now + 1e-9
 
 
 def test_noise_is_of_its_moment_however_it_was_drawn():

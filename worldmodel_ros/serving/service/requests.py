@@ -205,7 +205,10 @@ class Requests:
 
     def _ended(self, job: Job, completion: Completion, now: float) -> None:
         if job.stale:
-            self.statistics.counts['stale_dropped'] += isinstance(job, TickJob) and not job.answered
+            if isinstance(job, TickJob) and not job.answered:  # it has a frame's slot of who waits for the answer
+                self.statistics.counts['stale_dropped'] += 1
+                self.statistics.replied(Tier.NONE)
+                self._deliver(job.client, job.client.listener.replied, job.reply(Tier.NONE, job.client.reason, None, now))
             if job.promise:
                 self._raise_later(job, QuestionError(job.client.reason))
         elif isinstance(job, TickJob):

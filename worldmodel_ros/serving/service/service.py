@@ -241,7 +241,7 @@ class Service:
         wait(at_border(lambda model: model.come_back(stored)), patience)
 
     def reset(self, session: int) -> None:
-        """Forget what was seen. What is in flight comes to nothing: ticks are not replied to."""
+        """Forget what was seen. What is in flight comes to nothing: ticks are replied to with a refusal."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:
