@@ -227,6 +227,18 @@ def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is
     assert rig.service.stats()['stale_dropped'] == 1
 
 
+def test_who_waits_for_what_is_done_between_two_batches_is_told_when_the_service_stops():
+    rig = Rig()
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    promises = [rig.service.captured(session), rig.service.leave(session, 1)]
+    rig.service.stop()
+    for promise in promises:
+        with pytest.raises(QuestionError, match='was stopped'):
+            promise.result(0.0)
+
+
 def test_nothing_is_called_after_a_close():
     rig = Rig()
     session, listener = rig.open()

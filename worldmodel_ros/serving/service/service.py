@@ -107,6 +107,10 @@ class Service:
             self.close(number)
         self._thread.stop()
         self._questions.cancel()
+        while self._border:
+            promise = self._border.popleft().promise
+            if not promise.done():
+                promise.set_exception(QuestionError('the service was stopped'))
 
     def open(self, listener: ServiceListener, seed: int = 0, account: Hashable = None) -> int:
         """The number of a new session, never used before. Raises ServiceFull.
