@@ -84,6 +84,25 @@ def test_a_tick_that_is_given_up_while_its_frame_is_taken_in_has_it_taken_in_onc
     assert first.replies[2].tier is not Tier.NONE and np.isfinite(taken[2]).all()
 
 
+@pytest.mark.parametrize('pictures', [True, False])
+def test_frames_that_want_no_answer_are_taken_in_each_second_where_no_gap_is_long_enough_for_them(pictures):
+    # Two other robots leave 10 ms in each 50: a frame takes 15.
+    period, seconds = SMALL.step_period, 10
+    observe = COSTS['encode'] + 0.012 + COSTS['policy']
+    rig = Rig({'decode': 0.014, 'commit': 0.012, 'denoise': (period / 2 - 0.01 - observe) / 2}, pictures=pictures)
+    watching, *driving = (rig.open() for _ in range(3))
+    begun = rig.clock.now
+    for number in range(round(seconds / period)):
+        for (session, _), part, answer in ((driving[0], 0.0, True), (watching, 0.25, False), (driving[1], 0.5, True)):
+            rig.run(begun + (number + part) * period - rig.clock.now)
+            rig.tick(session, 1 + number, budget=period / 2, answer=answer)
+    rig.settle()
+    for _, listener in driving:
+        assert sum(reply.tier is Tier.TWO_STEP for reply in listener.replies) > 0.85 * seconds / period
+        assert not pictures or len(listener.pictures) >= 2 * seconds
+    assert rig.service.stats()['frames_taken_in_later'] >= seconds - 1
+
+
 def test_what_the_robot_has_decided_is_imagined_in_place_of_a_plan():
     rig = Rig()
     session, listener = rig.open()
