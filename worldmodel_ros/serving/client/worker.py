@@ -265,14 +265,18 @@ class RemoteWorker:
             new = open_link(path, self._robot, self._own, self._session, moved.generation, files=self._files)
         except (Unavailable, AddressError, EndpointError) as error:
             raise _Away(f'{moved}, and cannot be reached there: {error}') from error
-        with self._lock:
-            self._link, self._path, self._generation = new, path, new.generation
-            self._free = list(range(len(new.slots)))
-            pending = list(self._pending.values())
-            for sent in pending:
-                sent.slot = self._free.pop()
-                new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
-                sent.tick = replace(sent.tick, slot=sent.slot)
+        try:
+            with self._lock:
+                self._link, self._path, self._generation = new, path, new.generation
+                self._free = list(range(len(new.slots)))
+                pending = list(self._pending.values())
+                for sent in pending:
+                    sent.slot, sent.at = self._free.pop(), time.monotonic()  # this server has had no time for it yet
+                    new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
+                    sent.tick = replace(sent.tick, slot=sent.slot)
+        except Exception:
+            new.connection.close()  # the former one is closed by who has this raised
+            raise
         link.connection.close()
         self._requests.give_up('the session has moved to another server: ask again')
         for sent in pending:
