@@ -365,6 +365,20 @@ def test_a_robot_follows_its_session_to_another_server_with_what_is_not_answered
         wait_for(lambda: served.service.closed)
 
 
+def test_a_server_that_has_lost_its_store_serves_a_new_session_of_the_robot(robot, served, monkeypatch):
+    monkeypatch.setattr(client_worker, '_RETRY', (0.02, 0.02))
+    robot.drive_with_server()
+    remote = robot.worker._remote
+    session, remote._generation = remote._session, 2  # as a server with a store has told
+    served.stop()
+    wait_for(lambda: 'no server' in robot.worker.degraded_reason)
+    assert remote._generation == 2
+    served.start()
+    wait_for(lambda: any('of generation 0, and 2 is owned' in said for said in robot.said))
+    wait_for(lambda: 'it is back' in robot.worker.degraded_reason)
+    assert remote._session != session
+
+
 def test_a_server_that_takes_long_to_open_a_session_that_has_moved_there_has_its_time_to_answer(robot, served, tmp_path):
     robot.drive_with_server()
     said = list(robot.said)
