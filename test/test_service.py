@@ -258,6 +258,24 @@ def test_who_waits_for_what_is_done_between_two_batches_is_told_when_the_service
             promise.result(0.0)
 
 
+def test_a_device_that_fails_while_it_is_waited_for_fails_the_batch_and_not_the_service():
+    rig = Rig()
+    (session, listener), (other, heard) = rig.open(), rig.open()
+
+    def fails():
+        del rig.backend.settle
+        raise RuntimeError('out of memory')
+    rig.backend.settle = fails
+    rig.tick(session, 1)
+    rig.run(0.1)
+    reply, = listener.replies
+    assert reply.failed and 'out of memory' in reply.reason and listener.failures == ['RuntimeError: out of memory']
+    rig.tick(session, 2)
+    rig.tick(other, 1)
+    rig.run(0.1)
+    assert [each.replies[-1].tier for each in (listener, heard)] == [Tier.TWO_STEP] * 2
+
+
 def test_nothing_is_called_after_a_close():
     rig = Rig()
     session, listener = rig.open()
