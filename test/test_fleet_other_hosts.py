@@ -25,7 +25,7 @@ from worldmodel_ros.serving.fleet.process import Options
 from worldmodel_ros.serving.fleet.router import Claim, NoRoom
 from worldmodel_ros.serving.fleet.scaling import Homecoming
 from worldmodel_ros.serving.transport import messages
-from worldmodel_ros.serving.transport.address import ListeningSocket
+from worldmodel_ros.serving.transport.address import ListeningSocket, connect
 
 OWN, SECOND_OWN = Path('/nowhere/0.sock'), Path('/nowhere/1.sock')
 OTHER, THIRD = 'wss://127.0.0.2:8000', 'wss://127.0.0.3:8000'
@@ -326,6 +326,34 @@ def test_moves_that_hang_hold_up_no_others_that_are_asked_for_and_are_not_done_a
     wait_for(lambda: made.front.counts['moved'] >= 4)
     time.sleep(0.5)
     assert sorted(asked) == ['asked for', 'd', 'e', 'f']  # each once
+
+
+def test_connections_over_which_nothing_comes_make_room_for_those_that_ask(fleet, monkeypatch, tmp_path):
+    monkeypatch.setattr(fronts, '_CONNECTIONS', 3)
+    made, over = fleet(status(), {}), threading.Event()
+    made.listening.listen()
+
+    def serve():
+        while not over.is_set():
+            made.front.run(0.02)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        quiet = [connect(tmp_path / 'front.sock', 1.0) for _ in range(3)]
+        time.sleep(0.3)
+        with pytest.raises(Unavailable, match='3 connections are open'):
+            ask_status(tmp_path / 'front.sock')
+        monkeypatch.setattr(fronts, '_QUIET', 0.2)
+        assert ask_status(tmp_path / 'front.sock')['fleet']['claims'] == []
+        assert quiet[0].recv(1) == b''  # the one that was there for longest
+        quiet[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            quiet[1].recv(1)
+    finally:
+        over.set()
+        thread.join()
+        for each in quiet:
+            each.close()
 
 
 def test_who_asks_for_a_session_that_is_not_expected_is_refused(fleet):

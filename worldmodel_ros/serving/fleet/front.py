@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 POLL = 0.5        # s, between two looks at a server
 _SILENT = 3       # looks without an answer, after which a server is taken to be lost
 _CONNECTIONS = 256
+_QUIET = 60.0     # s without a message, after which a connection makes room for another; no answer takes as long
 _AWAY = 1e6       # s, that count against another host: it is taken where no own server is feasible
 _DEFAULT_COST = 0.02  # s of a tick, before a server has said what it takes
 _OWN_MOVES = 2    # at once, that this front has made; each waits for a server or host that hangs for as long as ``ask_move``
@@ -101,7 +103,7 @@ class Front:
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, float] = {}  # when something last came, the quietest first
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
         self._moves = ThreadPoolExecutor(2, 'moves')  # that a peer asks for
         self._own_moves = ThreadPoolExecutor(_OWN_MOVES, 'own moves')
@@ -129,7 +131,7 @@ class Front:
             for key, _ in self._selector.select(timeout):
                 if key.fileobj is self._listening:
                     self._accept()
-                else:
+                elif key.fileobj in self._connections:  # else it has made room for another
                     self._receive(key.fileobj)
             if timeout is not None:
                 return
@@ -263,11 +265,16 @@ class Front:
         accepted = self._listening.accept()
         if accepted is None:
             return
-        connection = Connection(accepted[0])
+        connection, now = Connection(accepted[0]), time.monotonic()
         if len(self._connections) >= _CONNECTIONS:
-            connection.close()
-            return
-        self._connections.add(connection)
+            quietest, heard = next(iter(self._connections.items()))
+            if now - heard < _QUIET:
+                with suppress(ConnectionLost):
+                    connection.send(messages.Rejected(f'{_CONNECTIONS} connections are open: no more are allowed'))
+                connection.close()
+                return
+            self._drop(quietest)
+        self._connections[connection] = now
         self._selector.register(connection, selectors.EVENT_READ)
         self._receive(connection)  # nearly always there by now
 
@@ -279,6 +286,8 @@ class Front:
             message, descriptor = received
             if descriptor is not None:
                 os.close(descriptor)
+            del self._connections[connection]  # to be the last one again
+            self._connections[connection] = time.monotonic()
             self._handle(connection, message)
         except ConnectionLost:
             self._drop(connection)
@@ -332,7 +341,7 @@ class Front:
             peer.close()
 
     def _drop(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
 
