@@ -78,14 +78,14 @@ class Robot:
         self.period = world.random.choice([0.1, 0.1, 0.12, 0.2, 0.05])
         self.budget = world.random.choice([0.05, 0.03, 0.015])
         self.sequence = self.episode = 0
-        self.asked, self.whole = [], True  # whole: it has not begun again, so that each tick is replied to
+        self.asked, self.whole = [], True  # whole: it is there, so that each tick is replied to
 
     def tick(self):
         world, chance = self.world, self.world.random.random
         self.sequence += 1
         answer = chance() > 0.05
         if chance() < 0.02:
-            self.episode, self.whole = self.episode + 1, False
+            self.episode += 1
         self.asked.append(self.sequence)
         world.rig.tick(self.session, self.sequence, budget=self.budget, episode=self.episode, answer=answer,
                        executed=np.array([0.1, 0.01 * self.sequence], np.float32))
@@ -93,7 +93,6 @@ class Robot:
             self.ask()
         if chance() < 0.02:
             world.rig.service.reset(self.session)
-            self.whole = False
         if chance() < 0.02:
             return self.leave()
         if world.clock.now < world.end:

@@ -63,7 +63,6 @@ class Requests:
         client.event(Event.TICK)
         client.sequence, client.total = tick.sequence, client.total.plus(tick.executed)
         client.ticks += 1
-        self._supersede(client, 'frame', now)
         job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
         if tick.answer:
             job.earlier = self._offer(client, tick, now)
@@ -74,6 +73,8 @@ class Requests:
                                                     f'{soonest * 1e3:g} ms must be left')
         elif tick.answer:
             admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
+        if admission.admitted:  # else its own frame takes the place of one that waits, and goes on with its age
+            self._supersede(client, 'frame', now)
         self._settle(now)  # it may have superseded another
         self._scheduler.expect(client.number, client.timing.ticked(now))
         if not admission.admitted:
@@ -186,7 +187,8 @@ class Requests:
         """``latest``: a kind of work of which only the client's newest is of use: it takes the place of the one before."""
         older, since = job.client.latest.get(latest, (None, now))
         waits = older in self._jobs
-        since = since if waits else now
+        if not waits or self._jobs[older].begun is not None:
+            since = now
         self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now, since)
         if latest:
             job.client.latest[latest] = next(reversed(self._jobs)), since
@@ -205,7 +207,10 @@ class Requests:
 
     def _ended(self, job: Job, completion: Completion, now: float) -> None:
         if job.stale:
-            self.statistics.counts['stale_dropped'] += isinstance(job, TickJob) and not job.answered
+            if isinstance(job, TickJob) and not job.answered:  # it has a frame's slot of who waits for the answer
+                self.statistics.counts['stale_dropped'] += 1
+                self.statistics.replied(Tier.NONE)
+                self._deliver(job.client, job.client.listener.replied, job.reply(Tier.NONE, job.client.reason, None, now))
             if job.promise:
                 self._raise_later(job, QuestionError(job.client.reason))
         elif isinstance(job, TickJob):
