@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument('--robots', type=int, default=4)
     parser.add_argument('--period', type=float, default=0.1, help='s between the ticks of a robot')
     parser.add_argument('--seconds', type=float, default=3600.0, help='after which no further session is moved')
-    parser.add_argument('--abort', type=int, default=20, help='each so many moves go to nobody; 0: none')
+    parser.add_argument('--abort', type=int, default=20, help='each so many moves go to a server that is not there; 0: none')
     parser.add_argument('--priority', type=int, default=20, help='of the servers\' threads, as of worldmodel serve; 0: none')
     parser.add_argument('--hosts', action='store_true', help='move between two hosts, over TLS')
     parser.add_argument('--store', default='', help='folder of the store (default: a new one in /dev/shm)')

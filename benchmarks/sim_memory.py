@@ -61,7 +61,6 @@ CASES = {case.__name__: case for case in (nothing, new_rooms, killed_subscribers
 
 def measure(case: str, minutes: float) -> dict:
     """Return how often it was done, and the resident memory [MiB] at the end of the warm-up and of each minute after it."""
-    from faults.soak import resident
     from sim_robot_rig import robot
     with tempfile.TemporaryDirectory() as folder, robot(Path(folder), seed=7) as (process, onlooker):
         start, times, samples = time.monotonic(), 0, []
@@ -72,12 +71,21 @@ def measure(case: str, minutes: float) -> dict:
                 CASES[case](onlooker)
                 times += 1
             if now >= WARM_UP + 60.0 * len(samples):
-                samples.append(round(resident(process.pid), 1))
+                samples.append(memory(process.pid))
             for messages in onlooker.received.values():
                 messages.clear()
-        samples.append(round(resident(process.pid), 1))
+        samples.append(memory(process.pid))
     return {'case': case, 'times': times, 'mib': samples, 'growth_mib': round(samples[-1] - samples[0], 1),
             'growth_percent': round(100.0 * (samples[-1] / samples[0] - 1.0), 2)}
+
+
+def memory(pid: int) -> float:
+    """Return the resident memory of a process [MiB]. Raises RuntimeError where it has ended: that is no measurement."""
+    from faults.soak import resident
+    mib = resident(pid)
+    if not mib:
+        raise RuntimeError('the robot has ended, and its memory was not measured')
+    return round(mib, 1)
 
 
 def main() -> int:
@@ -99,7 +107,7 @@ def main() -> int:
 
 
 def at_the_same_time(cases: list[str], minutes: float, folder: Path) -> list[dict]:
-    """Measure each in a process and a ROS domain of its own: whoever joins a domain is met by all that are in it."""
+    """Measure each in a process and a ROS domain of its own: who joins a domain is met by all that are in it."""
     processes = []
     for case in cases:
         processes.append(subprocess.Popen([sys.executable, __file__, '--minutes', str(minutes), '--cases', case, '--json',

@@ -6,7 +6,7 @@
 Random weights: as fast as trained ones. A tick is a camera frame on the host to its checked plan on the host, over a
 full window, one after the other, or as far apart as a camera's are (--periods). Times of networks are the device's own:
 ``chunk_ms`` is all denoising steps of a chunk, ``commit_ms`` the pass that makes the observed frame a part of the cache.
-Beside them, in the same run, stands what one would write without this project: the same network in bf16 under
+Next to them, in the same run, stands what one would write without this project: the same network in bf16 under
 torch.compile, with a cache that is cloned (tick_baseline.py); ``ratio_compile_bf16`` is its chunk's time by this one's, and
 ``ratio_compile_bf16_masked`` that of the same without FlexAttention where a preset has tiles.
 Every case has a process of its own, so that one that fails leaves the others', and rows are written as they come.

@@ -3,7 +3,7 @@
     python benchmarks/transport.py --json benchmarks/results/transport.json
 
 The server and the front end are the real ones, in two processes; only the service behind the server is one that
-answers at once, so that what is measured is the transport. Beside it the same call of that service in one process.
+answers at once, so that what is measured is the transport. Next to it the same call of that service in one process.
 ``pictures`` is the time from the plan's arrival to that of its 4 images, which the robot does not wait for.
 """
 from __future__ import annotations

@@ -47,7 +47,7 @@ def main() -> int:
         from diffusers import WanTransformer3DModel
     except ImportError as error:
         raise SystemExit(f'wan_peer.py: {error}. The peer is no dependency of this project: pip install diffusers, '
-                         'beside the PyTorch that is here') from error
+                         'next to the PyTorch that is here') from error
     device = torch.device('cuda' if ON_GPU else 'cpu')
     config = peer_config(ROBOT_3B) if ON_GPU else SMALL
     model, found, failed = build(WanTransformer3DModel, config, device), [], {}

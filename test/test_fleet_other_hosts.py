@@ -22,12 +22,13 @@ from worldmodel_ros.serving.fleet import front as fronts
 from worldmodel_ros.serving.fleet.front import SETTINGS, Front
 from worldmodel_ros.serving.fleet.move import MoveError, ask_move
 from worldmodel_ros.serving.fleet.process import Options
-from worldmodel_ros.serving.fleet.router import NoRoom
+from worldmodel_ros.serving.fleet.router import Claim, NoRoom
 from worldmodel_ros.serving.fleet.scaling import Homecoming
 from worldmodel_ros.serving.transport import messages
-from worldmodel_ros.serving.transport.address import ListeningSocket
+from worldmodel_ros.serving.transport.address import ListeningSocket, connect
 
-OWN, OTHER, THIRD = Path('/nowhere/0.sock'), 'wss://127.0.0.2:8000', 'wss://127.0.0.3:8000'
+OWN, SECOND_OWN = Path('/nowhere/0.sock'), Path('/nowhere/1.sock')
+OTHER, THIRD = 'wss://127.0.0.2:8000', 'wss://127.0.0.3:8000'
 FIRST, SECOND = '127.0.0.1', '127.0.0.2'
 wait_for = partial(waits, timeout=60.0, period=0.02)
 
@@ -44,10 +45,10 @@ def status(tick_ms=20.0, sessions=8, robots=(), preset='tiny', **more):
 class Fleet:
     """A front whose looks at servers are answered from here. ``hosts``: a status, an error, or what gives one."""
 
-    def __init__(self, folder, own, hosts, settings=SETTINGS, sessions=8, home=''):
+    def __init__(self, folder, own, hosts, settings=SETTINGS, sessions=8, home='', servers=1):
         self.own, self.hosts = own, hosts
         self.listening = ListeningSocket(folder / 'front.sock')
-        self.front = Front(self.listening, [OWN], sessions, settings=settings,
+        self.front = Front(self.listening, [OWN, SECOND_OWN][:servers], sessions, settings=settings,
                            hosts=[Endpoint(host) for host in hosts], home=home)
 
     def of(self, number):
@@ -250,6 +251,109 @@ def test_a_host_that_is_lost_while_a_session_comes_back_from_it_is_used_again_la
     made.hosts[OTHER] = status(tick_ms=40.0)
     wait_for(lambda: all(made.alive()), timeout=5.0)
     assert made.of(1)['sessions'] == 0 and made.of(1)['load'] == 0.0
+
+
+def test_a_robot_that_cannot_go_to_another_host_is_not_sent_there_by_who_names_that_host(fleet, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fronts, 'ask_move', lambda *arguments: asked.append(arguments))
+    made = fleet(status(), {OTHER: status()})
+    wait_for(lambda: all(made.alive()))
+    made.front.place('stays')
+    made.front.place('goes', mobile=True)
+    with pytest.raises(MoveError, match='stays on this host'):
+        made.front.move('stays', OTHER)
+    made.front.move('goes', OTHER)
+    assert asked == [(OWN, 'goes', OTHER)]
+
+
+def test_a_session_can_be_moved_again_after_looks_at_the_servers_failed(fleet, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fronts, 'ask_move', lambda *arguments: asked.append(arguments))
+    made = fleet(status(), {OTHER: status()})
+    wait_for(lambda: all(made.alive()))
+    made.front.place('a', mobile=True)
+
+    def failing(path):
+        raise OSError(24, 'Too many open files')
+    with monkeypatch.context() as patch:
+        patch.setattr(fronts, '_status', failing)
+        with pytest.raises(OSError, match='Too many'):
+            made.front.move('a', OTHER)
+    made.front.move('a', OTHER)
+    assert len(asked) == 2
+
+
+def test_a_session_that_cannot_move_does_not_keep_others_on_a_server_that_has_too_many(fleet, monkeypatch):
+    asked = []
+
+    def refused(source, session, target):
+        asked.append(session)
+        raise MoveError(f'session {session} cannot be read')
+    monkeypatch.setattr(fronts, 'ask_move', refused)
+    made = fleet(status(), {OTHER: status()}, settings=replace(SETTINGS, high=0.7))
+    wait_for(lambda: all(made.alive()))
+    for session in 'abcd':
+        assert made.front.place(session, mobile=True) == OWN
+    wait_for(lambda: len(asked) >= 8, timeout=10.0)
+    assert sorted(asked[:4]) == sorted(asked[4:8]) == ['a', 'b', 'c', 'd']
+
+
+def test_moves_that_hang_hold_up_no_others_that_are_asked_for_and_are_not_done_again(fleet, monkeypatch):
+    hangs, asked, answers = threading.Event(), [], []
+
+    def move(source, session, target):
+        asked.append(session)
+        if session != 'asked for':
+            hangs.wait(20.0)
+    monkeypatch.setattr(fronts, 'ask_move', move)
+    made = fleet(status(), {}, settings=replace(SETTINGS, high=0.65), servers=2)
+    wait_for(lambda: all(made.alive()))
+
+    class Asking:
+        def send(self, message):
+            answers.append(message)
+    try:
+        with made.front._lock:
+            made.front._router.claims_of([(Claim(session, 0, 1, time.monotonic() + 60.0), made.front._demand(session))
+                                          for session in ('asked for', 'b', 'c', 'd', 'e', 'f')])  # 1.2 of the time
+        wait_for(lambda: len(asked) == 2)
+        time.sleep(1.0)  # 100 looks, which find that a third one has to move
+        made.front._handle(Asking(), messages.Move(7, 'asked for', str(SECOND_OWN)))
+        wait_for(lambda: answers, timeout=5.0)
+        assert [(each.number, each.refusal) for each in answers] == [(7, '')] and not hangs.is_set()
+    finally:
+        hangs.set()
+    wait_for(lambda: made.front.counts['moved'] >= 4)
+    time.sleep(0.5)
+    assert sorted(asked) == ['asked for', 'd', 'e', 'f']  # each once
+
+
+def test_connections_over_which_nothing_comes_make_room_for_those_that_ask(fleet, monkeypatch, tmp_path):
+    monkeypatch.setattr(fronts, '_CONNECTIONS', 3)
+    made, over = fleet(status(), {}), threading.Event()
+    made.listening.listen()
+
+    def serve():
+        while not over.is_set():
+            made.front.run(0.02)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        quiet = [connect(tmp_path / 'front.sock', 1.0) for _ in range(3)]
+        time.sleep(0.3)
+        with pytest.raises(Unavailable, match='3 connections are open'):
+            ask_status(tmp_path / 'front.sock')
+        monkeypatch.setattr(fronts, '_QUIET', 0.2)
+        assert ask_status(tmp_path / 'front.sock')['fleet']['claims'] == []
+        assert quiet[0].recv(1) == b''  # the one that was there for longest
+        quiet[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            quiet[1].recv(1)
+    finally:
+        over.set()
+        thread.join()
+        for each in quiet:
+            each.close()
 
 
 def test_who_asks_for_a_session_that_is_not_expected_is_refused(fleet):

@@ -1,6 +1,8 @@
 """Every number in the tables of DOCUMENTS is the one in the committed result that they name."""
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,7 +117,23 @@ def test_every_file_of_the_tables_is_linked(document):
         assert f'(../benchmarks/results/{file})' in text, file
 
 
+def unread(text):
+    """Return how many tables say where their numbers come from in a form that is not read, so that they are not compared."""
+    return len(re.findall(r'<!--\s*numbers\b', text)) - len(TABLE.findall(text))
+
+
+def test_no_table_that_names_its_files_is_left_out():
+    named = {document: document.read_text() for document in (ROOT / 'docs').glob('*.md') if 'numbers:' in document.read_text()}
+    assert set(DOCUMENTS) <= set(named)
+    for document, text in named.items():
+        assert unread(text) == 0, document.name
+        assert document in DOCUMENTS or not TABLE.findall(text), document.name
+
+
 def test_a_wrong_number_is_found():
+    assert unread('<!-- numbers: file:place -->\n\n| a |\n') == 0
+    assert unread('<!-- numbers: file:place -->\n| a |\n') == 1
+    assert unread('<!-- numbers: file:place |\nfile:other -->\n\n| a |\n') == 1
     assert complaint('28.1 ms', 28.0931) == ''
     assert complaint('14 %', 0.1375) == ''
     assert complaint('28.2 ms', 28.0931) != ''
@@ -138,3 +156,13 @@ def test_the_numbers_of_the_readme_are_in_the_tables():
         found = [NUMBER.fullmatch(cell)[1] for _, cell, place in CLAIMS if place.startswith(f'{file}:')]
         for number in re.findall(r'[\d.]+', numbers):
             assert number in found, f'{number} of {file}'
+
+
+def test_the_memory_of_a_robot_that_has_ended_is_no_measurement(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'benchmarks')  # where its own imports are
+    import sim_memory
+    assert sim_memory.memory(os.getpid()) > 1.0
+    process = subprocess.Popen(['true'])
+    process.wait()
+    with pytest.raises(RuntimeError, match='has ended'):
+        sim_memory.memory(process.pid)

@@ -62,6 +62,19 @@ def test_a_camera_without_a_choice_gets_no_offer_and_phases_that_are_good_are_le
     assert settled([0.0, 0.033, 0.066]) == {0: 0.0, 1: 0.033, 2: 0.066}
 
 
+def test_a_robot_that_pauses_is_in_the_way_of_no_other():
+    advice, offers = PhaseAdvice(PERIOD), {0: [], 1: []}
+    for period in range(200):
+        for session in (0, 1):
+            if session == 0 or period < 5 or period >= 150:  # both are there, then one, and both again
+                now = period * PERIOD + session * 0.001
+                advice.ticked(session, now, LEAD, IMAGES)
+                if advice.earlier(session, now, *times(0.03), 1):
+                    offers[session].append(period)
+    assert not [period for period in offers[0] if 30 < period < 150]
+    assert max(offers[0] + offers[1]) >= 150
+
+
 @settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 49), min_size=1, max_size=5), saving=st.floats(0.0, 1.0),
        rate=st.sampled_from([20, 30, 60]))

@@ -431,6 +431,36 @@ def test_what_is_missing_between_two_numbers_of_one_publisher_is_counted():
 
 @pytest.mark.ros
 @pytest.mark.untimed
+def test_a_disk_that_hangs_keeps_neither_messages_in_dds_nor_the_diagnostics_waiting(robot, tmp_path, monkeypatch):
+    hangs, entered, waited = threading.Event(), threading.Event(), []
+
+    def write(*arguments):
+        entered.set()
+        waited.append(hangs.wait(20.0))
+    monkeypatch.setattr(BagWriter, 'write', write)
+    subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
+        Parameter('bag', value=str(tmp_path / 'bag')), Parameter('queue_mb', value=1),
+        Parameter('topics', value=['/before', 'deadline_status'])])
+    executor = SingleThreadedExecutor(context=robot.context)
+    executor.add_node(subject)
+    try:
+        subject._backlog.put(Received('/before', 1, bytes(10)))
+        assert entered.wait(10.0)
+        spin_until(executor, robot.publishers['deadline_status'].get_subscription_count)
+        for _ in range(3):
+            subject._backlog.put(Received('/before', 2, bytes(600_000)))
+        robot.publishers['deadline_status'].publish(DeadlineStatus())
+        spin_until(executor, lambda: subject._backlog.bytes > 600_000)  # the newest image, and what was published
+        report = subject.report()
+        assert not waited and report.level == WARN and report.values['dropped'] == 2
+    finally:
+        hangs.set()
+        subject.on_shutdown()
+        subject.destroy_node()
+
+
+@pytest.mark.ros
+@pytest.mark.untimed
 def test_ten_seconds_that_the_recorder_has_to_wait_are_in_the_bag_and_what_is_not_is_counted(robot, tmp_path):
     subject = recorder.Recorder(context=robot.context, namespace='robot7', parameter_overrides=[
         Parameter('bag', value=str(tmp_path / 'bag')), Parameter('topics', value=['cmd_vel', 'deadline_status'])])

@@ -47,6 +47,17 @@ def test_who_always_claims_the_earliest_deadline_does_not_starve_the_others():
                'next' in reason for reason in refused), refused[:3]
 
 
+def test_an_image_that_is_late_costs_its_robot_no_claim():
+    honest, at = [], 0.107
+    for number in range(1, 400):  # one tick in five comes 150 ms late, and the next ones after it
+        honest.append(tick('honest', number, at, 20 * MS, ONE_MODEL))
+        at += 0.1 + (0.15 if number % 5 == 0 else 0.0) + (number * 7 % 9 - 4) * MS
+    device = Expecting({'greedy': 0.02, 'honest': 0.1})
+    play(device, ticks('greedy', 0.02, 16 * MS, seconds=at), honest)
+    late = [('honest', number + 2) for number in range(5, 395, 5)]  # the second one after the gap is expected again
+    assert sum(device.admissions[name].admitted for name in late) / len(late) > 0.86  # 0.83 without the claim
+
+
 def test_nothing_that_was_admitted_is_taken_back():
     device = Expecting({'greedy': 0.01, 'honest': 0.1, 'other': 0.1})
     play(device, ticks('greedy', 0.01, 16 * MS), ticks('honest', 0.1, 30 * MS, phase=7 * MS),

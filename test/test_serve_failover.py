@@ -16,6 +16,7 @@ from worldmodel_ros.control.worker import Worker
 from worldmodel_ros.engine.session_folder import SessionFileError, SessionFolder
 from worldmodel_ros.engine.what_if import Branch, Question, QuestionError
 from worldmodel_ros.model.presets import TINY
+from worldmodel_ros.serving.client import worker as client_worker
 from worldmodel_ros.serving.client.failover import TRIALS, FailoverWorker
 from worldmodel_ros.serving.client.worker import PATIENCE
 from worldmodel_ros.serving.server import server as server_module
@@ -362,6 +363,55 @@ def test_a_robot_follows_its_session_to_another_server_with_what_is_not_answered
         assert len(other.service.ticks) == 4 and len(served.service.ticks) == 3
         assert robot.said == said
         wait_for(lambda: served.service.closed)
+
+
+def test_a_server_that_has_lost_its_store_serves_a_new_session_of_the_robot(robot, served, monkeypatch):
+    monkeypatch.setattr(client_worker, '_RETRY', (0.02, 0.02))
+    robot.drive_with_server()
+    remote = robot.worker._remote
+    session, remote._generation = remote._session, 2  # as a server with a store has told
+    served.stop()
+    wait_for(lambda: 'no server' in robot.worker.degraded_reason)
+    assert remote._generation == 2
+    served.start()
+    wait_for(lambda: any('of generation 0, and 2 is owned' in said for said in robot.said))
+    wait_for(lambda: 'it is back' in robot.worker.degraded_reason)
+    assert remote._session != session
+
+
+def test_a_server_that_takes_long_to_open_a_session_that_has_moved_there_has_its_time_to_answer(robot, served, tmp_path):
+    robot.drive_with_server()
+    said = list(robot.said)
+    with serving(tmp_path / 'other.sock') as other:
+        opened, other.service.delay = other.service.open, 0.1
+        other.service.open = lambda *arguments, **options: time.sleep(0.4) or opened(*arguments, **options)
+        served.service.answer = 'nothing'
+        robot.see()
+        wait_for(lambda: served.service.ticks and served.service.ticks[-1].sequence == 3)
+        only_robot(served).send_to(str(other.path), 0)
+        wait_for(lambda: other.service.ticks)
+        time.sleep(0.2)
+        assert robot.said == said and by(robot.tick()) == SERVER
+
+
+def test_a_session_that_moves_to_a_server_with_too_few_slots_is_closed_there(robot, served, tmp_path, monkeypatch):
+    robot.drive_with_server()
+    with serving(tmp_path / 'other.sock') as other:
+        served.service.answer = 'nothing'
+        robot.see(deadline=5.0)
+        wait_for(lambda: served.service.ticks and served.service.ticks[-1].sequence == 3)
+        opened, links = client_worker.open_link, []
+
+        def without_slots(*arguments, **options):
+            links.append(replace(opened(*arguments, **options), slots=[]))
+            return links[-1]
+        with monkeypatch.context() as patch:
+            patch.setattr(client_worker, 'open_link', without_slots)
+            only_robot(served).send_to(str(other.path), 0)
+            wait_for(lambda: other.service.closed)
+        assert links  # held here: it was closed, and not only forgotten
+        wait_for(lambda: robot.failures == ['IndexError: pop from empty list'])
+        robot.failures.clear()
 
 
 def test_a_robot_that_cannot_follow_drives_by_itself_and_returns_to_the_server_that_it_knows(robot, served, tmp_path):

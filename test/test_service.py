@@ -61,6 +61,48 @@ def test_robots_whose_ticks_leave_no_gap_that_is_long_enough_see_what_their_answ
         assert len(listener.pictures) >= seconds / robots - 2
 
 
+def test_a_tick_that_is_given_up_while_its_frame_is_taken_in_has_it_taken_in_once():
+    rig = Rig()
+    (one, first), (two, _) = rig.open(), rig.open()
+    rig.tick(one, 1)
+    rig.settle()
+    taken = []
+    commit = rig.backend._commit
+    rig.backend._commit = lambda latents, actions, *rest: (taken.append(np.array(actions)), commit(latents, actions, *rest))[1]
+
+    def interrupted():
+        rig.clock.sleep(0.1)
+        rig.tick(two, 1)  # at whose arrival the plan is looked through
+    rig.tick(one, 2)
+    rig.backend.meanwhile = interrupted
+    rig.run(0.5)
+    assert first.replies[1].tier is Tier.NONE and 'others took longer' in first.replies[1].reason
+    assert not first.failures and rig.service.stats()['given_up'] == 1
+    assert len(taken) == 2 and all(np.isfinite(actions).all() for actions in taken)  # of one, and of two
+    rig.tick(one, 3)
+    rig.settle()
+    assert first.replies[2].tier is not Tier.NONE and np.isfinite(taken[2]).all()
+
+
+@pytest.mark.parametrize('pictures', [True, False])
+def test_frames_that_want_no_answer_are_taken_in_each_second_where_no_gap_is_long_enough_for_them(pictures):
+    # Two other robots leave 10 ms in each 50: a frame takes 15.
+    period, seconds = SMALL.step_period, 10
+    observe = COSTS['encode'] + 0.012 + COSTS['policy']
+    rig = Rig({'decode': 0.014, 'commit': 0.012, 'denoise': (period / 2 - 0.01 - observe) / 2}, pictures=pictures)
+    watching, *driving = (rig.open() for _ in range(3))
+    begun = rig.clock.now
+    for number in range(round(seconds / period)):
+        for (session, _), part, answer in ((driving[0], 0.0, True), (watching, 0.25, False), (driving[1], 0.5, True)):
+            rig.run(begun + (number + part) * period - rig.clock.now)
+            rig.tick(session, 1 + number, budget=period / 2, answer=answer)
+    rig.settle()
+    for _, listener in driving:
+        assert sum(reply.tier is Tier.TWO_STEP for reply in listener.replies) > 0.85 * seconds / period
+        assert not pictures or len(listener.pictures) >= 2 * seconds
+    assert rig.service.stats()['frames_taken_in_later'] >= seconds - 1
+
+
 def test_what_the_robot_has_decided_is_imagined_in_place_of_a_plan():
     rig = Rig()
     session, listener = rig.open()
@@ -185,7 +227,7 @@ def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
 
 
 @pytest.mark.parametrize('anew', ['reset', 'episode'])
-def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
+def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is_told(anew):
     rig = Rig(pictures=False)
     session, listener = rig.open()
 
@@ -198,10 +240,40 @@ def test_what_a_reset_left_behind_is_dropped_and_counted(anew):
     rig.tick(session, 7)
     rig.backend.meanwhile = begin_anew  # while the first unit of 7 runs
     rig.settle()
-    reply, = listener.replies
-    assert (reply.sequence, reply.tier) == (1, Tier.TWO_STEP)
+    assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(7, Tier.NONE), (1, Tier.TWO_STEP)]
+    assert listener.replies[0].reason == {'reset': 'the session was reset', 'episode': 'a new episode has begun'}[anew]
     assert rig.service._clients[session].models[0].session.frames_seen == 1
     assert rig.service.stats()['stale_dropped'] == 1
+
+
+def test_who_waits_for_what_is_done_between_two_batches_is_told_when_the_service_stops():
+    rig = Rig()
+    session, _ = rig.open()
+    rig.tick(session, 1)
+    rig.settle()
+    promises = [rig.service.captured(session), rig.service.leave(session, 1)]
+    rig.service.stop()
+    for promise in promises:
+        with pytest.raises(QuestionError, match='was stopped'):
+            promise.result(0.0)
+
+
+def test_a_device_that_fails_while_it_is_waited_for_fails_the_batch_and_not_the_service():
+    rig = Rig()
+    (session, listener), (other, heard) = rig.open(), rig.open()
+
+    def fails():
+        del rig.backend.settle
+        raise RuntimeError('out of memory')
+    rig.backend.settle = fails
+    rig.tick(session, 1)
+    rig.run(0.1)
+    reply, = listener.replies
+    assert reply.failed and 'out of memory' in reply.reason and listener.failures == ['RuntimeError: out of memory']
+    rig.tick(session, 2)
+    rig.tick(other, 1)
+    rig.run(0.1)
+    assert [each.replies[-1].tier for each in (listener, heard)] == [Tier.TWO_STEP] * 2
 
 
 def test_nothing_is_called_after_a_close():
@@ -574,6 +646,15 @@ def test_of_a_camera_that_is_slower_than_the_model_the_next_tick_is_expected_whe
         expected = timing.ticked(1.0 + 0.133 * 12 + 0.1 * k)
         assert 0.07 < expected - (1.0 + 0.133 * 12 + 0.1 * k) < 0.134
     assert expected == pytest.approx(1.0 + 0.133 * 12 + 1.0, abs=0.026)
+
+
+@pytest.mark.parametrize('periods', [(1, 2), (2, 2, 1), (1, 2, 3, 2, 2)])
+def test_of_a_camera_that_loses_images_the_next_tick_is_expected_as_early_as_it_may_come(periods):
+    timing, now = TickTiming(0.1), 1.0
+    for k in range(60):
+        expected = timing.ticked(now)
+        now += 0.1 * periods[k % len(periods)]
+        assert expected <= now + 1e-9
 
 
 def test_noise_is_of_its_moment_however_it_was_drawn():

@@ -1,5 +1,6 @@
 """Weights that are small enough to carry to another machine, and training that goes on from them there."""
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +89,32 @@ def test_clips_are_not_those_of_the_beginning(episodes):
     later.begin_at(FIRST)
     assert begun.numpy.integers(1 << 60) != later.numpy.integers(1 << 60)
     assert begun.generator.initial_seed() != later.generator.initial_seed()
+
+
+@pytest.mark.parametrize('renamed', [0, 1])
+def test_a_process_that_ends_between_two_renames_leaves_the_weights_that_were_written(tmp_path, monkeypatch, renamed):
+    carried, rename, left = tmp_path / 'portable', Path.rename, iter([True] * renamed)
+    portable.write(carried, small_model(), 'teacher', 3, 1.0)
+
+    def killed(path, target):
+        if next(left, False):
+            return rename(path, target)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'rename', killed)
+        with pytest.raises(KeyboardInterrupt):
+            portable.write(carried, small_model(), 'teacher', 4, 1.5)
+    assert portable.begun(carried, 'teacher') == ((4, 1.5) if renamed else (3, 1.0))
+    assert portable.load(carried, 'teacher', small_model()).step == 3 + renamed
+    portable.write(carried, small_model(), 'teacher', 5, 2.0)
+    assert portable.begun(carried, 'teacher') == (5, 2.0) and [each.name for each in tmp_path.iterdir()] == ['portable']
+
+
+def test_weights_of_a_later_stage_are_not_replaced_by_an_earlier_one_that_begins(tmp_path):
+    portable.write(tmp_path / 'portable', small_model(), 'student', 3, 1.0)
+    with pytest.raises(ConfigError, match='weights of the stage student, and teacher, which comes before it, is not complete'):
+        portable.load(tmp_path / 'portable', 'teacher', small_model())
+    assert portable.load(tmp_path / 'portable', 'self_forcing', small_model()) is None  # it comes after it
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):

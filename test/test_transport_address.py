@@ -1,4 +1,5 @@
 """The server's socket: it takes the place of a dead server's, and of nothing else; on its way out it removes its own."""
+import errno
 import os
 import socket
 import subprocess
@@ -90,6 +91,14 @@ def test_a_dead_servers_socket_is_replaced(tmp_path):
     connect(path, 1.0).close()
     listening.close()
     assert not path.exists()
+
+
+def test_a_process_that_may_open_no_more_files_is_told_so(tmp_path, monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.EMFILE, 'Too many open files')
+    monkeypatch.setattr('worldmodel_ros.serving.transport.address.socket.socket', refused)
+    with pytest.raises(AddressError, match='engine.sock can be made: Too many open files'):
+        connect(tmp_path / 'engine.sock', 1.0)
 
 
 def test_what_comes_to_the_path_while_the_models_load_is_refused_too(tmp_path):

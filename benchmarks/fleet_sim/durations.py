@@ -10,7 +10,7 @@ import numpy as np
 
 LEVELS = (0.0, 0.5, 0.95, 0.99, 1.0)
 
-# Only to try the program out: nobody measured these. Affine in the batch size, as a network is that fills the GPU.
+# Only to try the program out: these were not measured. Affine in the batch size, as a network is that fills the GPU.
 PLACEHOLDER = {
     'machine': 'NOT MEASURED', 'preset': 'base and small', 'padded': True, 'measured': False,
     'rows': [{'network': network, 'batch': batch, 'samples': 0, 'p50_ms': fixed + each * batch,

@@ -29,6 +29,7 @@ from worldmodel_ros.srv import SessionFile
 TOPIC = 'deadline_status'  # reliable, ten a second
 CHUNK = 3.0                # s, in which the recorder fills a chunk of its file: what a crash costs at most
 SETTLED = 0.5              # s, in which a message is taken from DDS and written
+CATCHES_UP = 60.0          # s, in which a recorder that was stopped takes in what DDS has, on a busy machine
 TOLD = 5.0                 # s, until the recorder has filled a chunk, failed to write it, and said so
 FILE_TIMEOUT = 5.0         # s, of the session services
 UNRECORDED = f'{DEGRADED}driving unrecorded'
@@ -70,7 +71,9 @@ class Recording:
     def has_caught_up(self) -> tuple[float, int]:
         """Wait until a second goes by in which it misses nothing; return when that is told, and how many of TOPIC it missed."""
         start, before = time.monotonic(), None
+        end = start + CATCHES_UP
         while True:
+            assert time.monotonic() < end, f'it has not caught up for {CATCHES_UP:g} s: {before} messages missed, and more come'
             at, report = self.rig.wait_for('/diagnostics', _records, 'the recorder to go on', START_TIMEOUT, since=start)
             values = {value.key: value.value for value in report.status[0].values}
             if before == values['missed']:

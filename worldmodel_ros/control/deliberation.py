@@ -61,7 +61,7 @@ def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
 
 @dataclass(frozen=True)
 class Veto:
-    """A contact that is foreseen with confidence: within so many s from when the command takes effect, by so many m of
+    """A contact that is predicted with confidence: within so many s from when the command takes effect, by so many m of
     ``overlap``, nearer than it is then by as much as ``approach`` in m, with a thing that is there by a probability of
     ``presence``, or a wall. ``within`` is about the time that the robot takes to stop."""
 

@@ -115,7 +115,7 @@ class Worker:
             self._starts_over = True
 
     def ask(self, question: Question) -> Promise:
-        """Ask a what-if question; the promise holds a what_if.Answer, or raises QuestionError."""
+        """Ask a what-if question; the promise holds an Answer, or raises QuestionError, or what the model failed with."""
         return self._hand_in(self._background.ask, question)
 
     def save(self, folder: SessionFolder, name: str, patience: float = PATIENCE) -> str:

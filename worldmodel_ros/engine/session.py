@@ -195,7 +195,7 @@ class Session:
     def extending(self, actions: np.ndarray, steps: int | Steps = 2, moment: Moment | None = None
                   ) -> Calls[tuple[Future, Moment]]:
         """``branching`` over whole chunks, and the moment at its end, from which another one goes on as if both were one.
-        Sinks stay the observed frames, and whoever keeps the moment keeps the pages of its window."""
+        Sinks stay the observed frames, and what keeps the moment keeps the pages of its window."""
         if len(actions) % self.spec.chunk_frames:
             raise ValueError(f'{len(actions)} actions are no whole chunks of {self.spec.chunk_frames}')
         chunks, end = yield from self._branching(actions, steps, moment or self.moment(), keep=True)

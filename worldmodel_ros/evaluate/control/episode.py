@@ -63,7 +63,7 @@ def drive(setup: Setup, controller: Controller, delay: float, world: World) -> E
         executed = np.array(commands[0][1])
         choice = controller.decide(world, odometry, judge.terms, _sent(commands, now, late), executed)
         commands.append((now + late, limiter.limit(choice.tolist(), commands[-1][1], PERIOD).twist))
-        for end in (now + _TICK // 2, now + _TICK):  # two looks a tick: nobody rolls through a goal in between
+        for end in (now + _TICK // 2, now + _TICK):  # two looks a tick: no robot rolls through a goal in between
             while now < end and judge.succeeded is None:
                 if len(commands) > 1 and commands[1][0] <= now:
                     commands.pop(0)

@@ -140,7 +140,7 @@ class WanCheckpoint:
         return (stored[(slice(None),) * len(found)] if part is None else part.of(stored)).to(self._device)
 
     def left(self) -> list[str]:
-        """Names that nobody has taken."""
+        """Names that were not taken."""
         return sorted(set(self._names) - self._taken)
 
     def _shape(self, name: str) -> tuple[int, ...]:

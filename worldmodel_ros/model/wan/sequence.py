@@ -68,14 +68,14 @@ class Window:
         return before + max(0, -(-beyond // self.step)) * self.step
 
     def check(self, first: int, count: int) -> None:
-        """Raises ValueError for a chunk that is no slabs, or larger than what is left beside the sinks."""
+        """Raises ValueError for a chunk that is no slabs, or larger than what the sinks leave."""
         if count < 1 or count % self.slab or first % self.slab or count > self.frames - self.sinks:
             raise ValueError(f'{count} frames from {first} on: a chunk is slabs of {self.slab} frames, at most '
                              f'{self.frames - self.sinks} frames')
 
 
 class PagedSequences:
-    """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk beside it.
+    """Pages for so many ``sequences``, each of which is guaranteed its window, and ``branches`` of a chunk besides.
 
     ``grid``: rows and columns of tokens in a frame. ``group``: whose process holds its share of the network's heads; all unless
     given. What is saved and restored has all heads: every process takes part.
@@ -166,7 +166,7 @@ class PagedSequence:
         self.frame = end
 
     def _move_sinks(self, shift: int) -> None:
-        """Writes the sinks anew, moved by so many frames, each time from the keys as they were first: else they would be
+        """Writes the sinks again, moved by so many frames, each time from the keys as they were first: else they would be
         rounded again and again."""
         if shift == self._shift:
             return

@@ -52,7 +52,7 @@ class Parameters(Mapping):
     parameters that depend on each other are changed together with ``set_parameters_atomically``. Do not keep it
     in ``node._parameters``: that is rclpy's.
 
-    The former name of a parameter is declared too, and has always the value of the new one. Whoever gives it, at the start or
+    The former name of a parameter is declared too, and has always the value of the new one. Who gives it, at the start or
     later, is warned; both names with different values are refused.
 
     Of the parameters that are a ``fault`` none is declared unless ALLOW_FAULTS, which must come before them, is true: they

@@ -45,7 +45,7 @@ class _File:
 
 class BagWriter:
     """
-    A bag that is being written. Not safe for use from two threads at once.
+    A bag that is being written. Not safe for use from two threads at once, but for ``add_topic``.
 
     Every file but the one being written is complete at any time, so that a crash costs at most a chunk of messages,
     the index of one file (``mcap recover`` brings it back) and metadata.yaml (``ros2 bag reindex`` writes it again).
@@ -76,7 +76,7 @@ class BagWriter:
         return sum(file.path.stat().st_size if file.stream.closed else file.stream.tell() for file in self._files)
 
     def add_topic(self, topic: TopicDescription) -> None:
-        """Make a topic known; a second time is of no consequence."""
+        """Make a topic known; a second time is of no consequence. From any thread."""
         self._topics.setdefault(topic.name, topic)
 
     def write(self, topic: str, time: int, data: bytes) -> None:
@@ -142,7 +142,7 @@ class BagWriter:
                     'name': topic.name, 'type': topic.type, 'serialization_format': 'cdr',
                     'offered_qos_profiles': [dict(profile) for profile in topic.qos],
                     'type_description_hash': topic.type_hash},
-                 'message_count': counts[topic.name]} for topic in self._topics.values()],
+                 'message_count': counts[topic.name]} for topic in list(self._topics.values())],
             'compression_format': '', 'compression_mode': '',
             'relative_file_paths': [file.path.name for file in files],
             'files': [file.information() for file in files],

@@ -6,6 +6,7 @@ written by a thread. What the disk cannot keep up with is dropped, oldest first,
 """
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -35,6 +36,7 @@ MB = 10 ** 6
 _DISCOVERY_PERIOD = 0.2  # s; what is published before a topic is discovered is not in the bag
 _PATIENCE = 10.0  # s, after which a topic without a publisher is reported
 _DEPTH = 100  # messages of a topic that DDS keeps until they are taken: 10 s of most, for a process that has to wait for a core
+_TOLD = 0.2  # s, between two looks at the bag while it is written to
 _RECEIVED = 0.1  # s, in which DDS's threads receive what the system has for them: they wait for a core as this one does
 
 
@@ -101,7 +103,9 @@ class Recorder(Node):
         self._began = time.monotonic()
         self._complained = False
         self._failure = ''
-        self._lock = threading.Lock()  # of the bag
+        self._lock = threading.Lock()  # of the bag: held while the disk is waited for, so that the executor never takes it
+        self._written = Counter(), 0  # messages by topic, and bytes, as the writer last told
+        self._told = -math.inf
         self._writer = threading.Thread(target=self._write, name='writing', daemon=True)
         self._writer.start()
         self.create_timer(_DISCOVERY_PERIOD, self._discover, clock=Clock(clock_type=ClockType.STEADY_TIME))
@@ -191,8 +195,7 @@ class Recorder(Node):
             self._refused[topic] = str(error)
             self.get_logger().warning(f'{topic} is not recorded: {error}')
             return
-        with self._lock:
-            self._bag.add_topic(description)
+        self._bag.add_topic(description)
         self._subscribe(topic, types[0], qos)
 
     def _subscribe(self, topic: str, type_name: str, qos: QoSProfile) -> None:
@@ -223,14 +226,23 @@ class Recorder(Node):
             try:
                 with self._lock:
                     self._bag.write(*message)
+                    if time.monotonic() - self._told > _TOLD:
+                        self._look_at_bag()
             except (OSError, ValueError) as error:
                 self._failure = f'writing to {self.folder} failed: {error}'
                 self.get_logger().error(f'{self._failure}. Nothing more is recorded: make room, and start it again')
 
+    def _look_at_bag(self) -> None:
+        self._written, self._told = (self._bag.counts, self._bag.bytes_written), time.monotonic()
+
     def report(self) -> Report:
-        """Return what is recorded, and what is not, for the diagnostics."""
-        with self._lock:
-            counts, size = self._bag.counts, self._bag.bytes_written
+        """Return what is recorded, and what is not, for the diagnostics. Does not wait for the disk."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._look_at_bag()
+            finally:
+                self._lock.release()
+        counts, size = self._written
         dropped, missed = self._backlog.dropped, self._missed()
         values = {'bag': self.folder, 'messages': counts.total(), 'written_mb': size / MB,
                   'queue_mb': self._backlog.bytes / MB, 'dropped': dropped.total(),

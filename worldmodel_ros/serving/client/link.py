@@ -30,6 +30,10 @@ class Unavailable(RuntimeError):
     """There is no server for this robot; the text says why."""
 
 
+class Outdated(Unavailable):
+    """The server has an older generation of the session than the robot has been told, or knows nothing of it any more."""
+
+
 class SentOn(Unavailable):
     """The session is on another host, at the gateway ``address``, where its robot has to connect by itself."""
 
@@ -72,7 +76,7 @@ def open_link(server: Path | Endpoint, robot: str, own: Preset | None, session: 
     is sent on to another host; a fleet sends no robot there that has no certificate. ``for_mobile``: it is
     opened for a robot that connects to another host by itself.
 
-    Raises Unavailable; SentOn, where that robot has to.
+    Raises Unavailable; SentOn, where that robot has to; Outdated for a generation that is not believed.
     """
     hello = messages.Hello(robot, session, generation, linger, for_mobile or bool(files[2]))
     for _ in range(_REDIRECTS):
@@ -108,6 +112,9 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
             connection.close()
             return received[0]
         return _believed(_agree(connection, *received, own), hello)
+    except Outdated:
+        connection.close()
+        raise
     except (AddressError, EndpointError, ConnectionLost, MessageError, Unavailable) as error:
         if connection:
             connection.close()
@@ -115,9 +122,9 @@ def _open(server: Path | Endpoint, robot: str, own: Preset | None, hello: messag
 
 
 def _believed(link: Link, hello: messages.Hello) -> Link:
-    """The link, if its session is not of an older generation than the robot has been told. Raises Unavailable."""
+    """The link, if its session is not of an older generation than the robot has been told. Raises Outdated."""
     if link.generation < hello.generation:
-        raise Unavailable(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
+        raise Outdated(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
                           'owned by another server')
     return link
 

@@ -23,7 +23,7 @@ from worldmodel_ros.serving.transport import messages
 from worldmodel_ros.serving.transport.address import AddressError
 from worldmodel_ros.serving.transport.codec import MessageError
 from worldmodel_ros.serving.transport.connection import ConnectionLost
-from .link import Link, Unavailable, open_link
+from .link import Link, Outdated, Unavailable, open_link
 from .network import Endpoint, EndpointError, server_address
 from .requests import RemoteRequests, to_future
 
@@ -34,6 +34,7 @@ _LATE_IN_A_ROW = 3  # answers, after which the server is too slow: as many as th
 _FILE_PATIENCE = 30.0  # s, for a session to or from the disk of the server
 _RETURN = 0.001     # s, that an answer takes from the server to the node
 _RETRY = (0.25, 2.0)  # s, from the first to the later attempts to connect
+_OUTDATED = 5       # attempts in a row that find an older generation: its store is lost, or the server has none any more
 _UNSHOWN = 16       # answers whose pictures are waited for
 
 
@@ -226,19 +227,22 @@ class RemoteWorker:
     # --- receiving ---
 
     def _run(self) -> None:
-        pause = _RETRY[0]
+        pause, outdated = _RETRY[0], 0
         while not self._stopping.is_set():
             try:
                 link = open_link(self._path, self._robot, self._own, self._session, self._generation, files=self._files)
             except Exception as error:  # whatever a server says, this thread is to try again
                 known = isinstance(error, Unavailable)
                 self._path = self._home
+                outdated = outdated + 1 if isinstance(error, Outdated) else 0
+                if outdated >= _OUTDATED:  # to begin again is better than to be without the server for good
+                    self._session, self._generation, outdated = uuid.uuid4().hex, 0, 0
                 self._chooser.away(str(error) if known else f'{type(error).__name__}: {error}', None)
                 self._stopping.wait(pause)
                 pause = min(2.0 * pause, _RETRY[1])
                 continue
             self._open(link)
-            idle = False
+            idle, outdated = False, 0
             try:
                 while not self._stopping.is_set():
                     try:
@@ -265,14 +269,18 @@ class RemoteWorker:
             new = open_link(path, self._robot, self._own, self._session, moved.generation, files=self._files)
         except (Unavailable, AddressError, EndpointError) as error:
             raise _Away(f'{moved}, and cannot be reached there: {error}') from error
-        with self._lock:
-            self._link, self._path, self._generation = new, path, new.generation
-            self._free = list(range(len(new.slots)))
-            pending = list(self._pending.values())
-            for sent in pending:
-                sent.slot = self._free.pop()
-                new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
-                sent.tick = replace(sent.tick, slot=sent.slot)
+        try:
+            with self._lock:
+                self._link, self._path, self._generation = new, path, new.generation
+                self._free = list(range(len(new.slots)))
+                pending = list(self._pending.values())
+                for sent in pending:
+                    sent.slot, sent.at = self._free.pop(), time.monotonic()  # this server has had no time for it yet
+                    new.slots.write(sent.slot, sent.tick.number, fit(sent.observation.image, new.spec.image_size))
+                    sent.tick = replace(sent.tick, slot=sent.slot)
+        except Exception:
+            new.connection.close()  # the former one is closed by who has this raised
+            raise
         link.connection.close()
         self._requests.give_up('the session has moved to another server: ask again')
         for sent in pending:
@@ -382,7 +390,7 @@ class RemoteWorker:
         if sent is None:
             return
         future = to_future(link.spec, message, frames)
-        # Beside pictures of another size, as those of the server's smaller model, the observation is shown at theirs.
+        # Next to images of another size, as those of the server's smaller model, the observation is shown at theirs.
         observation = replace(sent.observation, image=fit(sent.observation.image, future.frames.shape[1:3]))
         timings = {**dict(zip(messages.TIMINGS, map(float, message.timings), strict=True)),
                    'total': sent.total, 'predicted': sent.predicted}

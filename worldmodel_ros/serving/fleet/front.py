@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ _log = logging.getLogger(__name__)
 POLL = 0.5        # s, between two looks at a server
 _SILENT = 3       # looks without an answer, after which a server is taken to be lost
 _CONNECTIONS = 256
+_QUIET = 60.0     # s without a message, after which a connection makes room for another; no answer takes as long
 _AWAY = 1e6       # s, that count against another host: it is taken where no own server is feasible
 _DEFAULT_COST = 0.02  # s of a tick, before a server has said what it takes
+_OWN_MOVES = 2    # at once, that this front has made; each waits for a server or host that hangs for as long as ``ask_move``
 # The phases of cameras are not known here; the server's own scheduler advises them.
 SETTINGS = RouterSettings(lease=10.0, blocking=1.0, phase=0.0)
 
@@ -100,11 +103,13 @@ class Front:
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, float] = {}  # when something last came, the quietest first
         self._looks = ThreadPoolExecutor(max(2, len(servers)), 'looks')
-        self._moves = ThreadPoolExecutor(2, 'moves')
+        self._moves = ThreadPoolExecutor(2, 'moves')  # that a peer asks for
+        self._own_moves = ThreadPoolExecutor(_OWN_MOVES, 'own moves')
+        self._own_moving: set[str] = set()  # sessions that those have: as many as there are threads, none waits
         self._home, self._homecoming = home, Homecoming(settings.low)
-        self._stayed: set[str] = set()  # sessions at other hosts that were to come back and could not; others are tried first
+        self._stayed: set[str] = set()  # sessions that were to move and could not; others are tried first
         # Of their own: a move that waits for another host waits for what that asks here.
         self._forwards = ThreadPoolExecutor(2, 'forwards')
         self._moving: set[str] = set()
@@ -126,7 +131,7 @@ class Front:
             for key, _ in self._selector.select(timeout):
                 if key.fileobj is self._listening:
                     self._accept()
-                else:
+                elif key.fileobj in self._connections:  # else it has made room for another
                     self._receive(key.fileobj)
             if timeout is not None:
                 return
@@ -142,6 +147,7 @@ class Front:
             self._drop(connection)
         self._looks.shutdown(cancel_futures=True)
         self._moves.shutdown(cancel_futures=True)
+        self._own_moves.shutdown(cancel_futures=True)
         self._forwards.shutdown(cancel_futures=True)
         self._selector.close()
 
@@ -181,12 +187,14 @@ class Front:
                     number for number, server in enumerate(self.servers) if str(server.address) == target)
             except (NoRoom, StopIteration) as error:
                 raise MoveError(str(error) or f'{target} is no server of this fleet') from error
+            if number in self._links and session not in self._mobile:  # the router knows; who names a target need not
+                raise MoveError(f'session {session} stays on this host: its robot has not said that it can go to another one')
             self._moving.add(session)
         try:
             ask_move(source, session, self._home if returns else str(self.servers[number].address))
             self.counts['moved'] += 1
             self.counts['returned'] += returns
-        except MoveError:
+        except Exception:
             self.counts['moves_refused'] += 1
             with self._lock:
                 if self._router.claim(session):
@@ -195,11 +203,13 @@ class Front:
                     self._router.claims_of([(claim, self._demand(session))])
             raise
         finally:
-            self._look_all()  # who has it now
-            for each in {number, claim.server} & self._links.keys():
-                self._look_at_host(each)
-            with self._lock:
-                self._moving.discard(session)
+            try:
+                self._look_all()  # who has it now
+                for each in {number, claim.server} & self._links.keys():
+                    self._look_at_host(each)
+            finally:
+                with self._lock:
+                    self._moving.discard(session)
 
     def status(self) -> dict[str, Any]:
         """Servers, claims and slack, as JSON values."""
@@ -241,9 +251,7 @@ class Front:
         """Place nothing on a server any more, and have its sessions moved; return whether none is left. Does not wait."""
         with self._lock:
             sessions = self._router.drain(number)
-            moves = [session for session in sessions if session not in self._moving]
-        for session in moves[:1]:  # one at a time, so that a robot waits for its own move only
-            self._moves.submit(self._balance_one, session)
+            self._begin_move(sessions)  # one at a time, so that a robot waits for its own move only
         return not sessions
 
     def fill(self, number: int) -> None:
@@ -257,11 +265,16 @@ class Front:
         accepted = self._listening.accept()
         if accepted is None:
             return
-        connection = Connection(accepted[0])
+        connection, now = Connection(accepted[0]), time.monotonic()
         if len(self._connections) >= _CONNECTIONS:
-            connection.close()
-            return
-        self._connections.add(connection)
+            quietest, heard = next(iter(self._connections.items()))
+            if now - heard < _QUIET:
+                with suppress(ConnectionLost):
+                    connection.send(messages.Rejected(f'{_CONNECTIONS} connections are open: no more are allowed'))
+                connection.close()
+                return
+            self._drop(quietest)
+        self._connections[connection] = now
         self._selector.register(connection, selectors.EVENT_READ)
         self._receive(connection)  # nearly always there by now
 
@@ -273,6 +286,8 @@ class Front:
             message, descriptor = received
             if descriptor is not None:
                 os.close(descriptor)
+            del self._connections[connection]  # to be the last one again
+            self._connections[connection] = time.monotonic()
             self._handle(connection, message)
         except ConnectionLost:
             self._drop(connection)
@@ -326,7 +341,7 @@ class Front:
             peer.close()
 
     def _drop(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
 
@@ -417,11 +432,20 @@ class Front:
 
     def _balance(self) -> None:
         with self._lock:
-            moves = [session for session, server in self._router.overloaded() if server in self._own
-                     and session not in self._moving]
-            home = self._to_come_home()
-        for session in moves[:1] or home:  # and look again
-            self._moves.submit(self._balance_one, session)
+            self._stayed = {session for session in self._stayed if self._router.claim(session)}
+            moves = [session for session, server in self._router.overloaded(self._stayed) if server in self._own]
+            if not moves and self._stayed:  # all have been tried
+                moves = [session for session, server in self._router.overloaded() if server in self._own]
+                self._stayed.difference_update(*(self._router.sessions(self._router.claim(each).server) for each in moves))
+            self._begin_move(moves or self._to_come_home())  # one, and look again
+
+    def _begin_move(self, sessions: list[str]) -> None:
+        """Have the first of some sessions that is not moving moved, unless as many are as may be: none waits for its turn, by
+        which what is the reason for its move may have changed. Under the lock."""
+        session = next((each for each in sessions if each not in self._moving and each not in self._own_moving), None)
+        if session is not None and len(self._own_moving) < _OWN_MOVES:
+            self._own_moving.add(session)
+            self._own_moves.submit(self._balance_one, session)
 
     def _to_come_home(self) -> list[str]:
         """A session at another host that is to come back, if one is: the one that was placed there last, of those that have not
@@ -432,21 +456,22 @@ class Front:
         loads = {number: float(load[number]) for number in np.flatnonzero(self._router.takes).tolist() if number in self._own}
         away = [session for number in self._links for session in self._router.sessions(number)
                 if session in self._mobile and session not in self._moving]
-        self._stayed &= set(away)
         if not self._homecoming.decide(loads, demand.cost / demand.period, bool(away), time.monotonic()):
             return []
         if self._stayed.issuperset(away):
-            self._stayed.clear()
-        return [session for session in away if session not in self._stayed][-1:]
+            self._stayed.difference_update(away)
+        return [session for session in reversed(away) if session not in self._stayed][:1]
 
     def _balance_one(self, session: str) -> None:
         try:
             self.move(session, 'auto')
-        except MoveError as error:
-            if self._home:
-                with self._lock:
-                    self._stayed.add(session)
+        except Exception as error:  # of a thread whose result is not looked at
+            with self._lock:
+                self._stayed.add(session)
             _log.warning('session %s stays: %s', session, error)
+        finally:
+            with self._lock:
+                self._own_moving.discard(session)
 
 
 def _status(path: Path) -> dict[str, Any] | None:

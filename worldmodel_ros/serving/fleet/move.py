@@ -106,7 +106,7 @@ def _stay(keeper: Keeper, kept: Kept, robot: Moving, target: str, error: Excepti
     except AlreadyStored:
         _log.info('session %s has gone to %s, whose answer did not come: %s', kept.name, target, error)
         return
-    except Exception as failed:  # the store is gone: nobody can claim it, so it stays
+    except Exception as failed:  # the store is gone: no server can claim it, so it stays
         _log.error('session %s: its generation could not be raised: %s', kept.name, failed)
     robot.release()
     raise MoveError(f'the server at {target} did not take it over: {error}') from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -194,9 +194,9 @@ class Router:
         self._base[server] = math.inf
         return self.sessions(server)
 
-    def overloaded(self) -> list[tuple[Hashable, int]]:
-        """Sessions to be moved, and from where, so that no server is above ``high``: the newest, while others are below
-        ``low``."""
+    def overloaded(self, but: Set[Hashable] = _EMPTY) -> list[tuple[Hashable, int]]:
+        """Sessions to be moved, and from where, so that no server is above ``high``: the newest that are not among ``but``,
+        while others are below ``low``."""
         settings, moves = self.settings, []
         room = float(np.clip(settings.low - self._busy[self._alive & self._open], 0.0, None).sum())
         for server in np.flatnonzero((self._busy > settings.high) & self._alive):
@@ -204,6 +204,8 @@ class Router:
             for session in reversed(self._of[server]):
                 if busy <= settings.high:
                     break
+                if session in but:
+                    continue
                 share = self._share(server, self._demands[session])
                 if room < share:
                     return moves

@@ -107,7 +107,7 @@ class Accounts:
     def find(self, authorization: str, certificate: str) -> Account | None:
         """
         Return whose the header ``Authorization`` (``Bearer TOKEN``, ``Api-Key TOKEN``, or ``Basic`` with the token as password)
-        and the common name of a verified client certificate are; None: nobody's. Takes as long for a wrong token as for a
+        and the common name of a verified client certificate are; None: no account's. Takes as long for a wrong token as for a
         right one.
         """
         scheme, _, token = authorization.strip().partition(' ')

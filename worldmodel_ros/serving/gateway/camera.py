@@ -249,7 +249,7 @@ class Dialect:
             waiting = np.concatenate([world.left, actions])
             whole = len(waiting) // spec.chunk_frames * spec.chunk_frames
             skipped = len(world.left)  # frames that were shown already
-            session.world = None  # if this fails, nobody knows where the engine's branch ends
+            session.world = None  # if this fails, it is not known where the engine's branch ends
             session.note()
             if whole:
                 shown.append((await session.imagine(waiting[:whole], _IMAGINE, True, world.kept))[skipped:])

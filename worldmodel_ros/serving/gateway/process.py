@@ -36,7 +36,7 @@ class Options:
     port: int = PORT            # 0: any free one
     socket: str = AUTO          # of the engine
     contract: str = ''          # file; empty: the defaults of Contract
-    accounts: str = ''          # file; empty: nobody is asked, on loopback alone
+    accounts: str = ''          # file; empty: no client is asked, on loopback alone
     certificate: str = ''
     key: str = ''
     client_ca: str = ''
@@ -140,7 +140,7 @@ async def _serve(options: Options, gateway: Gateway, listening: LimitedSocket, t
 
 
 async def _renew(options: Options, gateway: Gateway, tls: ssl.SSLContext | None, changed: asyncio.Event) -> None:
-    """Take the certificate and the accounts anew when their files change; what cannot be used is said and not taken."""
+    """Read the certificate and the accounts again when their files change; what cannot be used is said and not taken."""
     files = [Path(name) for name in (options.certificate, options.key, options.accounts) if name]
     known = _stamps(files)
     while True:

@@ -33,7 +33,7 @@ _REPLIES = 8       # that are kept for a client which asks again
 _TIMES = 512       # ticks that the median and the 99th percentile are of
 _SAVED = 4.0       # s of openings that may come at once
 _RETRY = 0.5       # s, between two attempts to reach an engine that is away
-_STAY = 15.0       # s, between two signs of life of a world that nobody moves in
+_STAY = 15.0       # s, between two signs of life of a world in which no client moves
 
 
 class Refusal(Exception):
@@ -369,12 +369,12 @@ class Sessions:
             self._end(key, 'its connection has ended')
 
     def expire(self) -> None:
-        """End the sessions to which nobody has come back."""
+        """End the sessions whose clients have not come back."""
         now = time.monotonic()
         for key, session in list(self._sessions.items()):
             session.stay()
             if session.holder is None and now - session.left > self._linger:
-                self._end(key, f'nobody came back within {self._linger:g} s')
+                self._end(key, f'no client came back within {self._linger:g} s')
 
     def of(self, account: Account) -> list[Session]:
         """Return the sessions of an account."""

@@ -20,6 +20,7 @@ _SMOOTH = 0.3  # of a tick's own phase in what is believed of its session's
 _TOGETHER = 1e-4  # s, that two ticks are apart at most that come together
 _LATE = 10.0   # cost of a tick that is not in time; one in time costs 1 at most
 _FULL = 0.87   # of the period that ticks take, one by one: above it, what varies undoes what two moves would gain
+_GONE = 20     # periods without a tick, after which a session is not one that ticks, though it may again
 _PERIODS = 3   # that are played through; the one in the middle counts
 
 
@@ -115,6 +116,7 @@ class PhaseAdvice:
         """``period`` [s] of all sessions' ticks."""
         self._period = period
         self._rhythms: dict[Hashable, Rhythm] = {}
+        self._ticked: dict[Hashable, float] = {}  # when each last did, the one that has not for longest first
         self._found: dict[Hashable, Move] = {}  # the best one of each session
         self._second: _SecondHalf | None = None
         self._offered, self._turn = 0.0, 0
@@ -128,10 +130,15 @@ class PhaseAdvice:
             share = 1.0 if spacing and abs(off) > 0.5 * spacing else _SMOOTH
             phase = (known.phase + share * off) % self._period
         self._rhythms[session] = Rhythm(phase, max(lead, 1e-3), spacing)
+        self._ticked.pop(session, None)
+        self._ticked[session] = now
+        while now - self._ticked[(longest := next(iter(self._ticked)))] > _GONE * self._period:
+            self.forget(longest)  # its robot pauses, and is in the way of no other
 
     def forget(self, session: Hashable) -> None:
-        """A session has ended."""
+        """A session has ended, or ticks no more."""
         self._rhythms.pop(session, None)
+        self._ticked.pop(session, None)
         self._found.pop(session, None)
         if self._second and session in (self._second.first, self._second.partner):
             self._second = None

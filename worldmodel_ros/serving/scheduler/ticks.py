@@ -205,11 +205,10 @@ class Ticks:
     def _taken(self, finish: float, now: float) -> float:
         """By how much a claim's tick would be late after work until ``finish`` [s]; 0 if none would."""
         most = 0.0
-        for session, claim in list(self._claims.items()):
+        for session, claim in self._claims.items():
             at = self._arrivals.of(session)
-            if at is None or at + self._settings.overdue < now:
-                del self._claims[session]  # it ticks no more
-            elif finish > at:
+            # One that is overdue is not waited for, and keeps its claim: an image may be late once.
+            if at is not None and at + self._settings.overdue >= now and finish > at:
                 most = max(most, finish + claim.work - (at + claim.lead))
         return most
 
@@ -267,7 +266,7 @@ class Ticks:
     def _keep(self, job: Job, expected: float, finish: float, spread: float) -> bool:
         """
         Return whether a job stays as it is planned. One that may still be in time, if what is before it takes less than
-        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; nobody
+        expected by as much as it has been taking more (``spread`` [s]), stays, with what is left of its promise; none
         is admitted at the cost of that.
         """
         request, last = job.request, job.begun == len(job.route)

@@ -17,7 +17,7 @@ from worldmodel_ros.engine.session_store import StoredSession
 from .messages import ServiceListener
 from .states import Event, State, after
 
-_PERIODS = 9  # of a client's ticks, by whose median it is known to be slower than the model
+_PERIODS = 9  # of a client's ticks, by whose shortest it is known to be slower than the model
 
 
 class ActionTotal:
@@ -79,8 +79,8 @@ class TickTiming:
         if self._last > -math.inf:
             self._took.append(now - self._last)
             self._early.append(self._due - now)
-        # A camera may be slower than the model. One image that did not come says nothing of the next.
-        period = max(self._period, float(np.median(self._took))) if len(self._took) == _PERIODS else self._period
+        # A camera may be slower than the model. Images that did not come say nothing of the next, however many they are.
+        period = max(self._period, min(self._took)) if len(self._took) == _PERIODS else self._period
         self._last, self._due = now, now + period
         # One that comes a quarter of a period early is no sign of the next one's doing so.
         return self._due - min(max([0.0, *self._early]), period / 4)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from worldmodel_ros.control.responder import require_finite
+from worldmodel_ros.engine.device_failure import end_if_lost
 from worldmodel_ros.engine.network_calls import Backend, Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.futures import Future
 from worldmodel_ros.engine.session import Session
@@ -204,7 +205,11 @@ def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callab
             errors[index] = error
     for index, error in zip(works, run_unit(list(works.values()), backend)):
         errors[index] = error
-    backend.settle()
+    try:
+        backend.settle()
+    except Exception as error:  # of any of them: the device is free all the same, and is to be given other work
+        end_if_lost(error)
+        errors = [each or error for each in errors]
     finish = clock()
     for index, (entry, job) in enumerate(zip(batch.entries, jobs)):
         try:

@@ -91,7 +91,7 @@ class Waiting:
             error = error if isinstance(error, QuestionError) else QuestionError(str(error))
         else:
             error = QuestionError(f'it could not be begun: {type(error).__name__}: {error}')
-        self.promise.set_exception(error)
+        self.promise.set_exception(error.with_traceback(None))  # its frames would hold the promise, in a circle
 
 
 class Questions:

@@ -36,6 +36,7 @@ class Requests:
         self._scheduler, self._models, self._pictures = scheduler, models, pictures
         self._routes = routes(models)
         self._jobs: dict[int, Job] = {}
+        self._taking_in: list[Job] = []  # jobs on the device, by which sessions of the best model are seeing frames
         self._numbers = itertools.count(1)
         self._quotas = quotas
         self._ticks = TokenBuckets(quotas.ticks, TICKS_SAVED)
@@ -62,7 +63,6 @@ class Requests:
         client.event(Event.TICK)
         client.sequence, client.total = tick.sequence, client.total.plus(tick.executed)
         client.ticks += 1
-        self._supersede(client, 'frame', now)
         job, admission = TickJob(client, tick, now), Admission(Tier.NONE, reason='no answer was wanted')
         if tick.answer:
             job.earlier = self._offer(client, tick, now)
@@ -73,6 +73,8 @@ class Requests:
                                                     f'{soonest * 1e3:g} ms must be left')
         elif tick.answer:
             admission = self._submit(job, Kind.TICK, tick.due, self._routes, now)
+        if admission.admitted:  # else its own frame takes the place of one that waits, and goes on with its age
+            self._supersede(client, 'frame', now)
         self._settle(now)  # it may have superseded another
         self._scheduler.expect(client.number, client.timing.ticked(now))
         if not admission.admitted:
@@ -137,10 +139,16 @@ class Requests:
         """The next batch, and its jobs."""
         batch = self._scheduler.next(now)
         self._settle(now)
-        return batch and (batch, [self._jobs[entry.request.id] for entry in batch.entries])
+        if batch is None:
+            return None
+        jobs = [self._jobs[entry.request.id] for entry in batch.entries]
+        self._taking_in = [job for entry, job in zip(batch.entries, jobs)
+                           if job.took_in(entry.unit) and entry.tier is not Tier.SMALLER]
+        return batch, jobs
 
     def finished(self, batch: Batch, jobs: Sequence[Job], errors: Sequence[Exception | None], now: float) -> None:
         """Take what came of a batch: what each of its jobs raised, if anything."""
+        self._taking_in = []
         for entry, job, error in zip(batch.entries, jobs, errors):
             if error:
                 self._scheduler.cancel(entry.request.id, now)
@@ -176,10 +184,11 @@ class Requests:
         return admission
 
     def _submit_idle(self, job: Job, route: Route, now: float, latest: str = '') -> None:
-        """``latest``: names a kind of work of which only the client's newest is of use: it takes the place of the one before."""
+        """``latest``: a kind of work of which only the client's newest is of use: it takes the place of the one before."""
         older, since = job.client.latest.get(latest, (None, now))
         waits = older in self._jobs
-        since = since if waits else now
+        if not waits or self._jobs[older].begun is not None:
+            since = now
         self._submit(job, Kind.IDLE, math.inf, {Tier.TWO_STEP: route}, now, since)
         if latest:
             job.client.latest[latest] = next(reversed(self._jobs)), since
@@ -198,7 +207,10 @@ class Requests:
 
     def _ended(self, job: Job, completion: Completion, now: float) -> None:
         if job.stale:
-            self.statistics.counts['stale_dropped'] += isinstance(job, TickJob) and not job.answered
+            if isinstance(job, TickJob) and not job.answered:  # it has a frame's slot of who waits for the answer
+                self.statistics.counts['stale_dropped'] += 1
+                self.statistics.replied(Tier.NONE)
+                self._deliver(job.client, job.client.listener.replied, job.reply(Tier.NONE, job.client.reason, None, now))
             if job.promise:
                 self._raise_later(job, QuestionError(job.client.reason))
         elif isinstance(job, TickJob):
@@ -239,7 +251,7 @@ class Requests:
     def _tick_ended(self, job: TickJob, now: float) -> None:
         client = job.client
         client.tick_ended()
-        if client.ticks == 0 and not client.models[0].saw(job.total):
+        if client.ticks == 0 and not client.models[0].saw(job.total) and job not in self._taking_in:
             # Refused, or answered by the smaller model. A gap in what the session has seen would cost more than an idle
             # moment; and a model that is passed over because of what it once took could not be found fast enough again
             # without being measured.

@@ -107,6 +107,10 @@ class Service:
             self.close(number)
         self._thread.stop()
         self._questions.cancel()
+        while self._border:
+            promise = self._border.popleft().promise
+            if not promise.done():
+                promise.set_exception(QuestionError('the service was stopped'))
 
     def open(self, listener: ServiceListener, seed: int = 0, account: Hashable = None) -> int:
         """The number of a new session, never used before. Raises ServiceFull.
@@ -241,7 +245,7 @@ class Service:
         wait(at_border(lambda model: model.come_back(stored)), patience)
 
     def reset(self, session: int) -> None:
-        """Forget what was seen. What is in flight comes to nothing: ticks are not replied to."""
+        """Forget what was seen. What is in flight comes to nothing: ticks are replied to with a refusal."""
         self._end(session, Event.RESET, 'the session was reset')
 
     def close(self, session: int) -> None:

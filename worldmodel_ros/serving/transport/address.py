@@ -146,7 +146,10 @@ class ListeningSocket:
 
 def connect(path: Path, timeout: float) -> socket.socket:
     """Return a connection to this user's server. Raises AddressError where there is none, with the reason."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:  # too many files are open
+        raise AddressError(f'no connection to {path} can be made: {error.strerror}') from error
     try:
         connected.settimeout(timeout)  # of a server that hangs, with a full backlog
         connected.connect(str(path))

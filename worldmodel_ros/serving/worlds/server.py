@@ -280,7 +280,7 @@ class WorldServer:
                 break
             except OutOfPages as error:
                 free = [each for each in self._places.values() if each.walk and each.holder is None and not each.lock.locked()]
-                if not free:  # nobody has left one
+                if not free:  # none was left
                     raise _Refused('sessions', 'all worlds that there is memory for are taken: try again later') from error
                 await self._end(min(free, key=lambda each: each.left))
         place.walk = Walk(session, self.about.frame_images)
@@ -302,7 +302,7 @@ class WorldServer:
 
     async def _leave(self, place: _Place) -> None:
         async with place.lock:
-            if place.holder is None:  # nobody else has come
+            if place.holder is None:  # no other has come
                 await self._end(place)
 
     async def _end(self, place: _Place) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import read_description
 from worldmodel_ros.model.world_model import WorldModel
+from .config import STAGES
 from .reading import ConfigError
 
 FOLDER = 'portable'  # in the folder of a run
@@ -28,7 +29,8 @@ class Portable:
 def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: float, bits: int = 16) -> None:
     """Write the weights, a model as any other, the layers' matrices in so many ``bits`` (16, or 8 row by row); those that were
     there before are replaced when all of it is written."""
-    new, old = folder.with_name(f'{folder.name}.new'), folder.with_name(f'{folder.name}.old')
+    _finish(folder)
+    new, old = _next_to(folder)
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     checkpoint.save(averaged, new, {'stages': {stage: {'steps': step, 'training_seconds': round(seconds, 1)}}},
@@ -41,6 +43,7 @@ def write(folder: Path, averaged: WorldModel, stage: str, step: int, seconds: fl
 
 def begun(folder: Path, stage: str) -> tuple[int, float] | None:
     """Steps and seconds of the stage that the weights in the folder are of; None where there are none of this stage."""
+    _finish(folder)
     if not (folder / 'model.json').is_file():
         return None
     found = read_description(folder).provenance.get('stages', {}).get(stage)
@@ -48,11 +51,33 @@ def begun(folder: Path, stage: str) -> tuple[int, float] | None:
 
 
 def load(folder: Path, stage: str, model: WorldModel) -> Portable | None:
-    """What ``write`` left of the stage, or None. Raises ConfigError where it is of another shape than ``model``."""
+    """What ``write`` left of the stage, or None. Raises ConfigError where it is of another shape than ``model``, or of a later
+    stage, which this one would replace by what it begins with."""
     found = begun(folder, stage)
     if found is None:
+        order = STAGES.index(stage)
+        later = [name for name in STAGES[order + 1:] if begun(folder, name)]
+        if later:
+            raise ConfigError(f'{folder} has weights of the stage {later[0]}, and {stage}, which comes before it, is not '
+                              f'complete here: bring its folder along, too, or delete {folder} to train from {stage} on')
         return None
     if read_description(folder).preset != model.preset:
         raise ConfigError(f'{folder} has weights of another preset than this run: delete it, or take the configuration that '
                           'it was made with')
     return Portable(*found, checkpoint.load(folder).state_dict())
+
+
+def _next_to(folder: Path) -> tuple[Path, Path]:
+    """Where weights are until all of them are written, and where those are that they replace."""
+    return folder.with_name(f'{folder.name}.new'), folder.with_name(f'{folder.name}.old')
+
+
+def _finish(folder: Path) -> None:
+    """Give the weights their name where a process ended between the two renames of ``write``: then the new ones are whole."""
+    new, old = _next_to(folder)
+    if old.exists() and not folder.exists():
+        try:
+            (new if new.exists() else old).rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process of this run was faster
+                raise
