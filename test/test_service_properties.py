@@ -1,13 +1,12 @@
 """The service under whatever cameras, slow steps, questions and resets come, at any moment, also while a network runs."""
 import gc
-import heapq
-import itertools
 import random
 from unittest import mock
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
+from happenings import Happenings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_model import SMALL
@@ -22,17 +21,15 @@ SECONDS = 4.0
 SMALLER = {'encode': 0.001, 'commit': 0.001, 'policy': 0.0005, 'denoise': 0.001}
 
 
-class World:
+class World(Happenings):
     """Robots at a service: what they do has its time, and happens also while the service's thread is at work."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
         chance = self.random.choice
         self.rig = Rig(sizes=chance([(1,), (1, 2, 4)]), smaller=chance([None, SMALLER]), pictures=chance([True, False]))
-        self.clock, self.end = self.rig.clock, self.rig.clock.now + SECONDS
-        self.clock.sleep = self.sleep
-        self.events, self.order = [], itertools.count()
-        self.slow = 1.0
+        super().__init__(self.rig.clock)
+        self.clock.sleep, self.end = self.sleep, self.clock.now + SECONDS
         self.taken = WeakKeyDictionary()  # model's session -> stamps of the frames that it was given
         self.promises, self.robots, self.left = [], [], []
         for _ in range(self.random.randint(1, 6)):
@@ -42,33 +39,10 @@ class World:
             self.at(begin, lambda factor=factor: setattr(self, 'slow', factor))
             self.at(begin + self.random.choice([0.03, 0.1, 1.0]), lambda: setattr(self, 'slow', 1.0))
 
-    def at(self, delay, action):
-        heapq.heappush(self.events, (self.clock.now + delay, next(self.order), action))
-
-    def sleep(self, seconds):
-        """A network runs for so long, while robots go on."""
-        self.pass_until(self.clock.now + self.slow * seconds)
-
-    def pass_until(self, until):
-        while self.events and self.events[0][0] <= until:
-            self.clock.now = max(self.clock.now, self.events[0][0])
-            heapq.heappop(self.events)[2]()
-        self.clock.now = max(self.clock.now, until)
-
     def join(self):
         robot = Robot(self)
         self.robots.append(robot)
         self.at(self.random.uniform(0, 0.1), robot.tick)
-
-    def play(self):
-        while True:
-            patience = self.rig.service.step()
-            if patience == 0.0:
-                continue
-            if patience is None and not self.events:
-                return
-            later = [self.events[0][0]] if self.events else []
-            self.pass_until(min([*later, *([] if patience is None else [self.clock.now + max(patience, 1e-6)])]))
 
 
 class Robot:
@@ -143,7 +117,7 @@ def play(world):
         return mean
 
     with mock.patch.object(ModelSession, 'observed', observing), mock.patch.object(ModelSession, 'executed', acting):
-        world.play()
+        world.play(world.rig.service.step)
     assert world.taken
     for robot in [*world.robots, *world.left]:
         assert not robot.listener.failures

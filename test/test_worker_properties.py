@@ -1,10 +1,10 @@
 """The worker under whatever images, slow steps, faults, questions and goals come, at any moment, also while a network runs."""
-import heapq
 import itertools
 import random
 
 import numpy as np
 from fake_engine import FakeClock, FakeEngine
+from happenings import Happenings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,18 +17,17 @@ SECONDS, DEADLINE = 6.0, 0.05
 COSTS = {'encode': 0.002, 'commit': 0.005, 'policy': 0.001, 'denoise': 0.006, 'decode': 0.005, 'what_if': 0.006}
 
 
-class Robot:
+class Robot(Happenings):
     """What reaches a worker has its time, and does so also while the worker's thread is at work."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.clock = FakeClock()
+        super().__init__(FakeClock())
         scale = self.random.choice([0.5, 1.0, 1.0, 2.0, 4.0])
         self.engine = FakeEngine(self.sleep, **{part: scale * cost for part, cost in COSTS.items()})
         self.responder = Responder(self, Settings(), 0.1, self.clock)
         self.worker = Worker(self.engine, self.executed, self.responder, self, self.clock)
         self.worker._thread.running = True
-        self.events, self.order, self.slow = [], itertools.count(), 1.0
         self.sequence, self.episode, self.goal = 0, 1, 'red'
         self.wanted, self.answers, self.predictions, self.intervals, self.promises = [], [], [], [], []
         self.faults = 0
@@ -42,30 +41,6 @@ class Robot:
             self.at(self.random.uniform(0, SECONDS), lambda: setattr(
                 self.engine, 'failing', self.random.choice(['encode', 'commit', 'policy', 'denoise'])))
         self.at(0.0, self.image)
-
-    # --- time ---
-
-    def at(self, delay, action):
-        heapq.heappush(self.events, (self.clock.now + delay, next(self.order), action))
-
-    def sleep(self, seconds):
-        self.pass_until(self.clock.now + self.slow * seconds)
-
-    def pass_until(self, until):
-        while self.events and self.events[0][0] <= until:
-            self.clock.now = max(self.clock.now, self.events[0][0])
-            heapq.heappop(self.events)[2]()
-        self.clock.now = max(self.clock.now, until)
-
-    def play(self):
-        while True:
-            patience = self.worker.step()
-            if patience == 0.0:
-                continue
-            if patience is None and not self.events:
-                return
-            later = [self.events[0][0]] if self.events else []
-            self.pass_until(min([*later, *([] if patience is None else [self.clock.now + patience])]))
 
     # --- what comes ---
 
@@ -115,7 +90,7 @@ class Robot:
 @settings(max_examples=60, deadline=None)
 def test_whatever_comes_each_observation_is_answered_once_and_no_command_is_late(seed):
     robot = Robot(seed)
-    robot.play()
+    robot.play(robot.worker.step)
     # That the model failed on one is said also where it had been answered.
     answered = [(answer.episode, answer.sequence) for answer, _ in robot.answers if answer.verdict is not Verdict.INVALID]
     assert len(set(answered)) == len(answered), 'one was answered twice'
