@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 from nav_msgs.msg import Odometry
 
-from faults import disk, stage as stage_of_faults
+from faults import stage as stage_of_faults
 from faults.catalogue import CASES
-from faults.disk import Recording, WaitedForACore
+from faults.disk import TOPIC, Recording, WaitedForACore
 from faults.link import Link
 from faults.matrix import Result
 from faults.run import summary
@@ -178,7 +178,7 @@ def test_a_link_delays_flips_one_bit_and_is_as_wide_as_it_is_told(link):
 
 
 def told(missed):
-    values = [SimpleNamespace(key=key, value=str(missed)) for key in ('missed', f'missed: /{disk.TOPIC}')]
+    values = [SimpleNamespace(key=key, value=str(missed)) for key in ('missed', f'missed: /{TOPIC}')]
     return SimpleNamespace(status=[SimpleNamespace(values=values)])
 
 
@@ -187,7 +187,7 @@ def test_a_recorder_that_never_catches_up_fails_its_row_and_does_not_hold_it_up(
     reports = iter([told(3), told(5), told(5)])
     recording.rig = SimpleNamespace(wait_for=lambda *arguments, **options: Received(time.monotonic(), next(reports)))
     assert recording.has_caught_up()[1] == 5
-    monkeypatch.setattr(disk, 'CATCHES_UP', 0.2)
+    monkeypatch.setattr('faults.disk.CATCHES_UP', 0.2)
     reports = (told(number) for number in range(10**6))
     recording.rig.wait_for = lambda *arguments, **options: time.sleep(0.01) or Received(time.monotonic(), next(reports))
     with pytest.raises(AssertionError, match='has not caught up'):
