@@ -97,7 +97,8 @@ def one_that_is_away(robots):
         with residency._changed:
             records = [residency._records[robot.kept] for robot in robots]
             away = [robot for robot, record in zip(robots, records) if record.place is Place.AWAY]
-            settled = all(record.place in (Place.AWAY, Place.HERE) and record.due(time.monotonic()) == np.inf for record in records)
+            settled = all(record.place in (Place.AWAY, Place.HERE) and record.due(time.monotonic()) == np.inf
+                          for record in records)
         if away and settled:
             return away[0]
         time.sleep(0.002)

@@ -76,6 +76,7 @@ def kill_while_driving(*rigs: Rig) -> Loss:
     for rig in rigs:
         rig.drive()
     rigs[0].watch(0.5)
+    _wait_for_plans(*rigs)
     killed, start = rigs[0].processes.pid(SERVER), time.monotonic()
     rigs[0].processes.kill(SERVER)
     rigs[0].watch(2.0)
@@ -92,6 +93,7 @@ def the_server_hangs(rig: Rig, other: Rig) -> None:
     for one in (rig, other):
         one.drive()
     rig.watch(0.5)
+    _wait_for_plans(rig, other)
     pid, start = rig.processes.pid(SERVER), time.monotonic()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -145,6 +147,17 @@ def spread_cameras(rig: Rig, other: Rig) -> None:
         other.try_to_set(ROBOT, camera_rate_hz=1.0 / rig.budget.period * (1.0 + 1e-7 * (attempt + 1)))
         other.watch(1.5 * rig.budget.period)
     raise AssertionError('the cameras could not be spread')
+
+
+def _wait_for_plans(*rigs: Rig) -> None:
+    """
+    Wait until each robot's newest tick has a plan of the model's own.
+
+    That plan is what bridges a loss. A server that has refused the ticks before it is lost, as a busy one may, leaves a robot
+    with fewer actions, which stops when they are used up.
+    """
+    for rig in rigs:
+        rig.wait(lambda rig=rig: rig.observer.newest('deadline_status').message.tier in MODEL_TIERS, 'a plan of the model')
 
 
 def _longest_pause(rig: Rig, start: float) -> Pause:
