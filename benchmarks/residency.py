@@ -196,10 +196,12 @@ class Comparison:
                 came = came or seen.before is not last.after
             last = seen
             filling = sessions[1:seen.batch]
-            twin = self._plans([*filling[:seen.row], sessions[0], *filling[seen.row:]], image, seen.executed)[seen.row]
+            inputs = image, seen.executed
+            batch = [*filling[:seen.row], sessions[0], *filling[seen.row:]]
+            twin = plans_of_a_batch(self._engine, [(session, *inputs) for session in batch])[seen.row]
             for session in sessions[seen.batch:-1]:  # as old as the others: a window that is not full is another case
-                self._plans([session], image, seen.executed)
-            alone, = self._plans(sessions[-1:], image, seen.executed)
+                plans_of_a_batch(self._engine, [(session, *inputs)])
+            alone, = plans_of_a_batch(self._engine, [(sessions[-1], *inputs)])
             self._control.add(twin, alone)
             if plan is not None:
                 (self._after if came else self._before).add(plan, twin)
@@ -221,19 +223,32 @@ class Comparison:
         too, and are not repeated here."""
         return not self._after.plans or self._after.largest > self._control.largest
 
-    def _plans(self, sessions: Sequence[Session], image: np.ndarray, executed: np.ndarray) -> list[np.ndarray]:
-        """Of sessions that take in the same frame in one batch, as a service runs it."""
-        goal = self._engine.spec.goals[0]
 
-        def calls(session: Session) -> Calls[np.ndarray]:
-            yield Boundary('observe')
-            yield from session.observing(image, executed)
-            return (yield from session.planning(goal))
-        works = [Work(calls(session)) for session in sessions]
-        for error in run_unit(works, self._engine.backend):
-            if error:
-                raise error
-        return [work.result for work in works]
+def plans_of_a_batch(engine: Engine, inputs: Sequence[tuple[Session, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Plans (chunk_frames, A) of sessions that take in a frame each, and what was executed, in one batch, as in a service."""
+    def calls(session: Session, image: np.ndarray, executed: np.ndarray) -> Calls[np.ndarray]:
+        yield Boundary('observe')
+        yield from session.observing(image, executed)
+        return (yield from session.planning(engine.spec.goals[0]))
+    works = [Work(calls(*each)) for each in inputs]
+    for error in run_unit(works, engine.backend):
+        if error:
+            raise error
+    return [work.result for work in works]
+
+
+def compare_at_the_end(engine: Engine, service: Service, keeper: Keeper, recorder: Recorder, robots: Sequence[Robot],
+                       every: int = 1) -> Comparison:
+    """End the sessions of all robots and what serves them, and compare each so many-th robot with a twin."""
+    for robot in robots:
+        keeper.end(robot.kept, store=False)
+    keeper.close()
+    service.stop()
+    recorder.close()
+    comparison = Comparison(engine, recorder.seen)
+    for robot in robots[::every]:
+        comparison.add(robot)
+    return comparison
 
 
 def times_of(kind: str, robots: int, period: float, step: float, seconds: float, rng: np.random.Generator
@@ -290,14 +305,7 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
     result |= {'sessions': options.robots, 'places': options.places, 'most_here_at_a_time': most,
                'pages_of_the_device': usage.pages,
                'residency': {key: value - before.get(key, 0) if key in COUNTED else value for key, value in status.items()}}
-    for robot in robots:
-        keeper.end(robot.kept, store=False)
-    keeper.close()
-    service.stop()
-    recorder.close()
-    comparison = Comparison(engine, recorder.seen)
-    for robot in robots[::options.twin]:
-        comparison.add(robot)
+    comparison = compare_at_the_end(engine, service, keeper, recorder, robots, options.twin)
     result['compared_with_twins_that_never_left'] = {**comparison.to_dict(), 'wrong': comparison.wrong}
     return result
 

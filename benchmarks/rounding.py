@@ -20,12 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.residency import Difference
+from benchmarks.residency import Difference, plans_of_a_batch
 from benchmarks.result_file import provenance, write_result
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.loading import load_random
-from worldmodel_ros.engine.network_calls import Boundary, Calls, Work, run_unit
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.session_store import SessionLog
 from worldmodel_ros.model.presets import Preset
@@ -43,20 +42,12 @@ def frames_of(spec: Preset, seed: int, ticks: int) -> Frames:
 def plans_of(engine: Engine, together: Sequence[Frames], stored: bool = False) -> list[np.ndarray]:
     """Plans of the first of some sessions, which take in their frames in one batch each; ``stored``: which are stored,
     closed and read back before each frame but the first."""
-    def calls(session: Session, frame: np.ndarray, executed: np.ndarray) -> Calls[np.ndarray]:
-        yield Boundary('observe')
-        yield from session.observing(frame, executed)
-        return (yield from session.planning(engine.spec.goals[0]))
     sessions, plans, store = [engine.open_session() for _ in together], [], HostStore()
     logs = [SessionLog(store, f'session{number}', 1) for number in range(len(together))]
     for inputs in zip(*together):
         if stored and plans:
             sessions = [_by_way_of_a_store(engine, session, log) for session, log in zip(sessions, logs)]
-        works = [Work(calls(session, *each)) for session, each in zip(sessions, inputs)]
-        for error in run_unit(works, engine.backend):
-            if error:
-                raise error
-        plans.append(np.array(works[0].result))
+        plans.append(np.array(plans_of_a_batch(engine, [(session, *each) for session, each in zip(sessions, inputs)])[0]))
     for session in sessions:
         session.close()
     return plans

@@ -281,24 +281,16 @@ def transfers_begun(residency, transfers, now):
     return transfers.begun
 
 
-def test_a_session_is_fetched_for_a_tick_that_it_can_be_in_time_for(blocked):
+@pytest.mark.parametrize('interval, fetched', [(2.0, 'in time'), (0.1, 'late')])
+def test_a_session_is_fetched_for_a_tick_that_it_can_be_in_time_for_at_once_where_ticks_come_faster_than_it(
+        blocked, interval, fetched):
     residency, transfers = blocked
     now = time.monotonic()
-    add(residency, 'too late for its next', Place.AWAY, 0.1, now)
+    add(residency, 'late', Place.AWAY, 0.1, now, interval)  # too late for its next tick
     add(residency, 'in time', Place.AWAY, 0.4, now)
     for session in 'ab':
         add(residency, session, Place.HERE, 0.05, now)
-    assert transfers_begun(residency, transfers, now) == [('come', 'in time')]
-
-
-def test_a_session_that_is_late_for_ticks_that_come_faster_than_it_is_fetched_at_once(blocked):
-    residency, transfers = blocked
-    now = time.monotonic()
-    add(residency, 'ten a second', Place.AWAY, 0.1, now, interval=0.1)
-    add(residency, 'in time', Place.AWAY, 0.4, now)
-    for session in 'ab':
-        add(residency, session, Place.HERE, 0.05, now)
-    assert transfers_begun(residency, transfers, now) == [('come', 'ten a second')]
+    assert transfers_begun(residency, transfers, now) == [('come', fetched)]
 
 
 def test_a_refused_tick_has_its_session_fetched_ahead_of_the_next_one_and_not_at_once(blocked):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from benchmarks import rounding
-from benchmarks.residency import Comparison, Recorder, Robot
+from benchmarks.residency import Comparison, Recorder, Robot, compare_at_the_end
 from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.session_store import StoredSession
@@ -48,15 +48,7 @@ def compared(times):
             end = time.monotonic() + 60.0
             while any(len(robot.replies) < robot.sequence for robot in robots) and time.monotonic() < end:
                 time.sleep(0.001)
-        for robot in robots:
-            keeper.end(robot.kept, store=False)
-        keeper.close()
-        service.stop()
-        recorder.close()
-        comparison = Comparison(engine, recorder.seen)
-        for robot in robots:
-            comparison.add(robot)
-        return comparison
+        return compare_at_the_end(engine, service, keeper, recorder, robots)
     yield run
     service.stop()
 
