@@ -348,7 +348,7 @@ def test_background_work_does_not_starve_while_ticks_leave_time():
 def test_a_unit_that_no_gap_is_long_enough_for_waits_as_long_as_is_allowed(longest, units):
     # A tick is expected every 4 ms for 3.5 s; the share of a unit of 4 ms would come after 8 s.
     robot = device(settings=Settings(blocking=0.0, overdue=0.0, background_share=0.0005, longest_wait=longest))
-    robot.scheduler.submit(branch('dream', budget=30.0), 0.0)
+    robot.scheduler.submit(branch('question', budget=30.0), 0.0)
     begun = []
     for k in range(875):
         robot.scheduler.expect('a', 4 * MS * (k + 0.9))

@@ -226,13 +226,13 @@ def test_a_sequence_that_is_not_newer_is_refused_and_changes_nothing():
     assert rig.service._clients[session].models[0].session.frames_seen == 1
 
 
-@pytest.mark.parametrize('anew', ['reset', 'episode'])
-def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is_told(anew):
+@pytest.mark.parametrize('how', ['reset', 'episode'])
+def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is_told(how):
     rig = Rig(pictures=False)
     session, listener = rig.open()
 
     def begin_anew():
-        if anew == 'reset':
+        if how == 'reset':
             rig.service.reset(session)
             rig.tick(session, 1)
         else:
@@ -241,7 +241,7 @@ def test_what_a_reset_left_behind_is_dropped_and_counted_and_who_waits_for_it_is
     rig.backend.meanwhile = begin_anew  # while the first unit of 7 runs
     rig.settle()
     assert [(reply.sequence, reply.tier) for reply in listener.replies] == [(7, Tier.NONE), (1, Tier.TWO_STEP)]
-    assert listener.replies[0].reason == {'reset': 'the session was reset', 'episode': 'a new episode has begun'}[anew]
+    assert listener.replies[0].reason == {'reset': 'the session was reset', 'episode': 'a new episode has begun'}[how]
     assert rig.service._clients[session].models[0].session.frames_seen == 1
     assert rig.service.stats()['stale_dropped'] == 1
 

@@ -125,7 +125,7 @@ def _believed(link: Link, hello: messages.Hello) -> Link:
     """The link, if its session is not of an older generation than the robot has been told. Raises Outdated."""
     if link.generation < hello.generation:
         raise Outdated(f'its session {hello.session} is of generation {link.generation}, and {hello.generation} is '
-                          'owned by another server')
+                       'owned by another server')
     return link
 
 
