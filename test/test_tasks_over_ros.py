@@ -1,7 +1,9 @@
 """Tasks over real topics: the simulated robot plays and judges them, and the robot decides on a forecast of its own."""
+import contextlib
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from test_forecast_onnx import PRESET, narrow_forecast
@@ -15,6 +17,7 @@ from worldmodel_ros.nodes.common.tasks import read_task, task_message
 from worldmodel_ros.nodes.sim_robot.messages import markers
 from worldmodel_ros.nodes.sim_robot.tasks import Episodes
 from worldmodel_ros.parameters import sim_robot, world_model_node
+from worldmodel_ros.paths import cache_folder
 from worldmodel_ros.sim.task_scenes import SCENES
 from worldmodel_ros.sim.world import World
 
@@ -82,12 +85,23 @@ def test_the_simulated_robot_plays_every_task_and_decisions_are_as_far_apart_as_
     assert next(param.default for param in world_model_node.PARAMETERS if param.name == 'forecast') == ''
 
 
+@pytest.fixture
+def exported_graphs(monkeypatch):
+    """What other tests have exported: a forecast of theirs, and the shipped model, which is kept where a user's is."""
+    shared = Path(os.environ['WORLDMODEL_TEST_SHARED'])
+    shared.mkdir(parents=True, exist_ok=True)
+    for graphs in cache_folder().glob('tiny-fp32-*'):
+        with contextlib.suppress(FileExistsError):
+            (shared / graphs.name).symlink_to(graphs)
+    monkeypatch.setenv('WORLDMODEL_CACHE', str(shared))
+
+
 @pytest.mark.ros
 @pytest.mark.waiting
 @pytest.mark.slow
-def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures('exported_graphs')
+def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys):
     """With random weights: what is shown is that it runs, is told its tasks, decides in time and is judged."""
-    monkeypatch.setenv('WORLDMODEL_CACHE', os.environ['WORLDMODEL_TEST_SHARED'])
     folder, result = narrow_forecast(tmp_path), tmp_path / 'control.json'
     threads = threading.active_count()
     assert cli.main(['evaluate', 'control', '--ros', '--seeds', f'{SEED}:{SEED + 2}', '--tasks', 'intercept', '--forecast',
