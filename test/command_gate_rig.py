@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rclpy
 from builtin_interfaces.msg import Time
-from dds import on_its_thread, received_at, without_shared_memory
+from dds import on_its_thread, raise_receiving_threads, received_at, without_shared_memory
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from rcl_interfaces.msg import Parameter as ParameterMessage
@@ -57,6 +57,7 @@ class Rig:
                 (CommandStatus, 'command_status', self.statuses),
                 (DiagnosticArray, '/diagnostics', self.diagnostics)):
             self.node.create_subscription(type_, topic, self._recorder(messages), keep)
+        raise_receiving_threads()
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self.thread = threading.Thread(target=self._spin)

@@ -1,13 +1,11 @@
 """Records what a robot's nodes say to each other, with the time at which each message arrived."""
 
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dds import on_its_thread, received_at
+from dds import on_its_thread, raise_receiving_threads, raise_threads, received_at
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from nav_msgs.msg import Odometry
@@ -27,7 +25,6 @@ from worldmodel_ros.nodes.common.qos import LATCHED
 _ALL = QoSProfile(depth=1000)
 _ALL_BEST_EFFORT = QoSProfile(depth=1000, reliability=ReliabilityPolicy.BEST_EFFORT)
 _KEPT = 20_000  # messages of a topic
-_PRIORITY = 35  # above all nodes: a late onlooker would take their commands for late ones
 
 TOPICS = {
     'cmd_vel': (TwistStamped, _ALL),
@@ -63,7 +60,7 @@ class Observer:
         self._prefix = namespace.strip('/') + '/' if namespace.strip('/') else ''
         for topic, (kind, qos) in TOPICS.items():
             self.node.create_subscription(kind, topic, self._recorder(topic), qos)
-        _raise_receiving_threads()
+        raise_receiving_threads()
         self._executor = SingleThreadedExecutor(context=context)
         self._executor.add_node(self.node)
         self._over = False
@@ -116,21 +113,6 @@ class Observer:
         )
 
     def _spin(self) -> None:
-        _raise([threading.get_native_id()])  # or what it has not come to yet would be taken for missing
+        raise_threads([threading.get_native_id()])  # or what it has not come to yet would be taken for missing
         while not self._over:
             self._executor.spin_once(timeout_sec=0.05)
-
-
-def _raise_receiving_threads() -> None:
-    """Put the threads with which DDS receives under SCHED_FIFO, where that is permitted."""
-    _raise(int(task.name) for task in Path('/proc/self/task').iterdir()
-           if task.joinpath('comm').read_text().startswith('dds.'))
-
-
-def _raise(threads: Iterable[int]) -> None:
-    for thread in threads:
-        try:
-            # What a thread starts is not to be of this priority.
-            os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
-        except PermissionError:
-            return
