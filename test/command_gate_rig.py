@@ -29,6 +29,7 @@ from worldmodel_ros.nodes.common.qos import COMMAND
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ['linear.x', 'angular.z']
 DEADLINE = 20.0  # s, for anything to happen on a busy machine
+DIAGNOSTICS_PERIOD = 0.2  # s, which tests wait for; 1.0 by default
 
 
 class Rig:
@@ -167,7 +168,7 @@ def gate_process(rig: Rig, *arguments: str, connected: bool = True):
     """Run the gate with ROS arguments, by default its shipped parameters, until the end of the block."""
     process = subprocess.Popen(
         [sys.executable, str(ROOT / 'scripts/command_gate'), '--ros-args', '--params-file',
-         str(ROOT / 'config/command_gate.yaml'), *arguments],
+         str(ROOT / 'config/command_gate.yaml'), '-p', f'diagnostic_updater.period:={DIAGNOSTICS_PERIOD}', *arguments],
         env={**without_shared_memory(), 'PYTHONUNBUFFERED': '1', 'PYTHONPATH': str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -98,8 +98,9 @@ def test_a_long_pause_gives_no_full_speed(rig):
     'identity', [{'episode_id': HIGHEST}, {'sequence': HIGHEST}, {'episode_id': HIGHEST, 'sequence': HIGHEST}])
 @pytest.mark.parametrize('stop', [True, False])
 def test_the_highest_identity_blocks_nothing_that_comes_later(rig, identity, stop):
-    # The time-out is so long that nothing else stops the robot, on a machine that stands still for a while either.
-    with gate_process(rig, '-p', 'command_timeout_s:=5.0'):
+    # The time-out is so long that nothing else stops the robot, on a machine that stands still for a while either; a command of
+    # the highest identity, which blocks others until it has timed out, is not waited for as long.
+    with gate_process(rig, '-p', f'command_timeout_s:={5.0 if stop else 1.0}'):
         rig.drive(3, v=0.3)
         stops = rig.status.stops
         fields = {'tier': ActionChunk.TIER_STOP, 'names': [], 'values': []} if stop else {}

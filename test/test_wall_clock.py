@@ -56,7 +56,7 @@ def test_the_gates_timers_go_on(heard, tmp_path, executor, offset):
         while not heard(0.5):
             assert time.monotonic() < end, 'the gate was not heard'
         shim.set_wall_clock(offset)
-        assert heard(3.0) >= 0.5 * 3.0 / PERIOD, 'the timers have stopped with the wall clock'
+        assert heard(1.5) >= 0.5 * 1.5 / PERIOD, 'the timers have stopped with the wall clock'
         gate.terminate()
         assert gate.wait(10.0) == 0
     finally:
