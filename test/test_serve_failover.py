@@ -25,8 +25,10 @@ from worldmodel_ros.serving.server.server import Limits
 pytestmark = pytest.mark.realtime
 
 PERIOD = 0.1
-DEADLINE = 0.25  # s; longer than a robot's, for a busy machine, where a test is not about being late
-SHORT = 0.05
+DEADLINE = 0.4  # s; longer than a robot's, for a busy machine, where a test is not about being late
+SHORT = 0.15
+# s; half of it is for the timer, which is a thread of the test here: with a robot's 5 ms, other programs made it late.
+RESERVE = 0.1
 OWN, SERVER = float(np.float32(0.4)), float(PLAN[0, 0])  # what their plans begin with
 
 
@@ -36,7 +38,7 @@ class Robot:
     def __init__(self, path, earlier=lambda seconds: None):
         self.answers, self.predictions, self.said, self.failures = [], [], [], []
         self.engine = FakeEngine(time.sleep, encode=0.001)
-        self.responder = Responder(self, Settings(reserve=0.01), PERIOD)
+        self.responder = Responder(self, Settings(reserve=RESERVE), PERIOD)
         self.intervals = []
         own = Worker(self.engine, self.executed, self.responder, self)
         self.worker = FailoverWorker(path, '/robot', own, TINY, self.executed, self.responder, self, self.said.append,
@@ -185,7 +187,8 @@ def test_a_server_that_hangs_is_left_after_two_ticks_which_the_last_plan_bridges
         time.sleep(max(0.0, start + (k + 1) * PERIOD - time.monotonic()))
     # On a busy machine the second tick may come after the patience has ended.
     assert tiers[0] is Tier.LAST_PLAN and Tier.STOP not in tiers and by(answer) == OWN
-    assert any(f'not answered for {PATIENCE * 1e3:.0f} ms' in said for said in robot.said), robot.said
+    patience = SHORT + client_worker._OVERDUE
+    assert patience > PATIENCE and any(f'not answered for {patience * 1e3:.0f} ms' in said for said in robot.said), robot.said
 
 
 def test_a_refusal_is_bridged_by_the_last_plan_and_then_by_the_own_engine(robot, served):
@@ -210,7 +213,7 @@ def test_a_failure_of_the_servers_model_does_not_stop_the_robot(robot, served, f
 
 def test_late_answers_are_never_published_and_a_slow_server_is_left(robot, served):
     robot.drive_with_server()
-    served.service.delay = 0.06
+    served.service.delay = SHORT - RESERVE + 0.01
     tiers = []
     for k in range(6):
         tiers.append(robot.tick(deadline=SHORT if k < 3 else DEADLINE).tier)
