@@ -52,7 +52,7 @@ class Stage:
         """End what runs, if it is another system, and ask how fast the machine is, with nothing running on it."""
         if self._system is not system:
             self.end()
-            measure_again()
+            measure_again(others=system.needs_all_cores)
 
     def start(self, system):
         if self._system is not system:

@@ -8,6 +8,7 @@ from scenarios.catalogue import SYSTEMS
 from scenarios.speed import (
     OWN, STRETCH, USUAL_PRODUCT, USUAL_TICK, VARIABLE, Budget, Speed, budget, budget_for, measure_again, measured,
     question_time)
+from test_scenarios import Stage
 
 # Products for each tick, on any machine, with as much again for what differs between processors.
 ENGINE_IS_SLOW = 2.0 * USUAL_TICK / USUAL_PRODUCT
@@ -86,9 +87,19 @@ def test_it_is_measured_again_when_that_is_asked_for(unasked, monkeypatch):
     monkeypatch.setattr(speed, 'tick_seconds', lambda: next(ticks))
     monkeypatch.setattr(speed, 'product_seconds', lambda: 0.001)
     assert measured().tick_s == 0.03
-    assert measure_again() == measured() == Speed(0.06, 0.001)
+    assert measure_again() == measured() == Speed(0.06, 0.001, 0.0)
     measured.cache_clear()  # as in a process that is started then
     assert measured().tick_s == 0.06
+
+
+@pytest.mark.parametrize('system', SYSTEMS, ids=lambda system: system.name)
+def test_a_second_for_what_other_programs_take_is_waited_where_that_decides(unasked, monkeypatch, system):
+    monkeypatch.setattr(speed, 'tick_seconds', lambda: 0.02)
+    monkeypatch.setattr(speed, 'product_seconds', lambda: 0.001)
+    monkeypatch.setattr(speed, 'busy_share', lambda: 0.3)
+    Stage(None).make_room(system)
+    assert ('other programs take 30%' in str(measured())) is bool(system.lacks()) is (system is SYSTEMS[-1])
+    assert 'other programs' not in str(measure_again(others=False))
 
 
 def test_ticks_that_take_longer_in_the_node_get_more_time(unasked, monkeypatch):

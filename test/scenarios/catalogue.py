@@ -62,13 +62,18 @@ class System:
     shared: tuple[str, ...] = ()
     slowest_tick: float = math.inf
 
+    @property
+    def needs_all_cores(self) -> bool:
+        """Return whether what other programs take of the cores decides whether it can be played."""
+        return self.slowest_tick < math.inf
+
     def lacks(self) -> str:
         """Return what the machine lacks to play it, by the speed that was measured before anything runs; '' if nothing."""
         now = speed.measured()
         if now.tick_s > self.slowest_tick:
             return (f'{self.name} needs a machine on which a tick of the shipped model takes at most '
                     f'{self.slowest_tick * 1e3:.0f} ms; here it takes {now.tick_s * 1e3:.0f}')
-        if now.busy > OTHERS and self.slowest_tick < math.inf:
+        if now.busy > OTHERS and self.needs_all_cores:
             return (f'{self.name} needs all cores, of which other programs may take {OTHERS:.0%} before it starts; '
                     f'here they take {now.busy:.0%}')
         return ''

@@ -38,15 +38,17 @@ WORK_OF_QUESTIONS = 2.0  # ticks between two images, which is what a usual machi
 
 class Speed(NamedTuple):
     """Medians [s] of a tick of two steps, and of a product of matrices; and the share of the cores that other programs took
-    before that. As the nodes do, both go before other programs, so that their times alone say nothing of a busy machine."""
+    before that, NaN where that was not measured. As the nodes do, both go before other programs, so that their times alone say
+    nothing of a busy machine."""
 
     tick_s: float
     product_s: float
     busy: float = 0.0
 
     def __str__(self) -> str:
+        busy = '' if math.isnan(self.busy) else f', and other programs take {self.busy:.0%} of the cores'
         return (f'a tick of the shipped model takes {self.tick_s * 1e3:.1f} ms, a product of 384x384 float32 matrices by '
-                f'one thread {self.product_s * 1e3:.2f} ms, and other programs take {self.busy:.0%} of the cores')
+                f'one thread {self.product_s * 1e3:.2f} ms{busy}')
 
 
 class Budget(NamedTuple):
@@ -62,18 +64,22 @@ class Budget(NamedTuple):
 def measured() -> Speed:
     """Return this machine's speed, measured at the first call of a run: no node should run then."""
     if VARIABLE not in os.environ:
-        busy = busy_share()
-        with as_the_nodes_run():
-            speed = Speed(tick_seconds(), product_seconds(), busy)
-        os.environ[VARIABLE] = json.dumps(speed._asdict())  # for the processes that this one starts
+        _measure(busy_share())
     return Speed(**json.loads(os.environ[VARIABLE]))
 
 
-def measure_again() -> Speed:
-    """Measure this machine's speed anew, while no node runs, and have all of this run go by that."""
-    os.environ.pop(VARIABLE, None)
+def measure_again(others: bool = True) -> Speed:
+    """Measure this machine's speed anew, while no node runs, and have all of this run go by that; ``others``: what other
+    programs take, too, for which a second is waited."""
+    _measure(busy_share() if others else math.nan)
     measured.cache_clear()
     return measured()
+
+
+def _measure(busy: float) -> None:
+    with as_the_nodes_run():
+        speed = Speed(tick_seconds(), product_seconds(), busy)
+    os.environ[VARIABLE] = json.dumps(speed._asdict())  # for the processes that this one starts
 
 
 @contextmanager
