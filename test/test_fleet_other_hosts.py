@@ -434,6 +434,14 @@ def drive(robot, ticks=2):
         np.testing.assert_array_equal(answer.plan, robot.twin_answers(answer.tier)[0])
 
 
+def follow(robot, generation):
+    """Wait until a robot that does not drive has followed its session, which has moved."""
+    end = time.monotonic() + 60.0
+    while robot.generation < generation:
+        assert time.monotonic() < end, f'it is still at {robot.server}'
+        robot.idle(0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.waiting
 def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(two_hosts):
@@ -457,7 +465,7 @@ def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(t
     # A robot whose own server is to be emptied goes there, too, while it drives.
     generation = first.generation
     ask_move(socket, first.session, other.url, patience=60.0)
-    first.idle(1.0)
+    follow(first, generation + 1)
     assert str(first.server) == other.url and first.generation == generation + 1
     drive(first)
     store = FileStore(socket.parent / 'store')
@@ -466,7 +474,7 @@ def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(t
     wait_for(lambda: servers(socket)[2]['sessions'] == 3)
     # It is told to come back, to where there is place again: by the gateway and the front, in its own past, while it drives.
     ask_move(socket, first.session, 'auto', patience=60.0)
-    first.idle(1.0)
+    follow(first, generation + 2)
     assert str(first.server) != other.url and first.generation == generation + 2
     drive(first)
     wait_for(lambda: [server['sessions'] for server in servers(socket)] == [1, 1, 2])
