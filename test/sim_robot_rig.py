@@ -43,7 +43,6 @@ class Onlooker(Node):
         self.executor_.add_node(self)
         self.robot = f'{self.get_namespace()}/sim_robot'
         self.received = {}
-        self.arrivals = {}  # steady time of each message [s]
         for topic, kind, profile in (
                 ('camera/image_raw', Image, qos.CAMERA),
                 ('camera/image_raw/compressed', CompressedImage, qos.CAMERA),
@@ -59,13 +58,11 @@ class Onlooker(Node):
 
     def listen(self, topic, kind, profile):
         messages = self.received[topic] = []
-        arrivals = self.arrivals[topic] = []
 
         def keep(message):
             # All robots report on one topic.
             if topic == '/diagnostics' and f'/{message.status[0].hardware_id}' != self.robot:
                 return
-            arrivals.append(time.monotonic())
             messages.append(message)
 
         self.create_subscription(kind, topic, keep, profile)
