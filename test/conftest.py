@@ -29,6 +29,8 @@ PHASE, REPORT, ONLY, FILES = (
 # s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
 HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '360'))
 
+USUAL_WAIT = 1.5  # s, about as long as a test of the waiting phase takes that does not say how long it does
+
 _state_directory = _stderr = _file = None
 
 
@@ -158,9 +160,12 @@ def pytest_collection_modifyitems(config, items):
         order = {path: k for k, path in enumerate([*long, *(path for pair in turns for path in pair)])}
         kept.sort(key=lambda item: order[item.path])
     if PHASE == 'waiting':
-        # The files with a test that takes long first, then those with most tests.
-        tests, long = Counter(item.path for item in kept), {item.path for item in kept if item.get_closest_marker('slow')}
-        kept.sort(key=lambda item: (item.path not in long, -tests[item.path], item.path))
+        # The files that take longest first, or the last one to end would keep one process of tests for long.
+        seconds = Counter()
+        for item in kept:
+            marker = item.get_closest_marker('waiting')
+            seconds[item.path] += (marker and marker.kwargs.get('seconds')) or USUAL_WAIT
+        kept.sort(key=lambda item: (-seconds[item.path], item.path))
     items[:] = kept
     _tell(config, event='selected', count=len(kept), files=files)
 

@@ -20,7 +20,7 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.nodes.bag_player.node import BagPlayer
 from worldmodel_ros.nodes.common.messages import to_jpeg
 
-pytestmark = [pytest.mark.ros, pytest.mark.waiting]
+pytestmark = [pytest.mark.ros, pytest.mark.waiting(seconds=4)]
 
 CAR = """
 action_topic: /drive

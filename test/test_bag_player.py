@@ -334,7 +334,7 @@ def test_a_bag_is_replayed_into_the_whole_system_by_one_command_and_recorded(bag
 
 
 @pytest.mark.ros
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=13)
 def test_a_bag_without_odometry_is_replayed_into_a_node_that_decides_on_a_forecast(tmp_path, capfd, monkeypatch):
     drive = simulated_drive(seconds=3.0)
     told = task('a task', drive.goals[0][1])  # which is in view

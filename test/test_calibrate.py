@@ -299,7 +299,7 @@ def run_of(**options):
 
 
 @pytest.mark.ros
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=11)
 def test_a_robot_is_driven_and_calibrated_over_ros(robot):
     base = robot(deadman=Joy)
     found = calibrate(drive(run_of(button=1)))

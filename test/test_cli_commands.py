@@ -131,7 +131,7 @@ def test_demo_drives_judges_and_draws(tmp_path):
 
 
 @pytest.mark.ros
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=17)
 @pytest.mark.slow
 def test_system_that_is_up_can_be_asked_and_goes_down_without_leaving_a_process(tmp_path):
     # Into a file, not pipes: a pipe is at its end only when all that hold it have ended, which is what is tested here.

@@ -443,7 +443,7 @@ def follow(robot, generation):
 
 
 @pytest.mark.slow
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=45)
 def test_a_third_robot_lands_on_the_other_host_and_goes_on_when_that_is_killed(two_hosts):
     socket, gateway, other = two_hosts
     engine = load('tiny', 'onnx', sessions=8)

@@ -19,7 +19,7 @@ from benchmarks.fleet_robots import Robot
 from worldmodel_ros.control.ladder import Tier
 from worldmodel_ros.serving.client.link import Unavailable, ask_status
 
-pytestmark = [pytest.mark.slow, pytest.mark.waiting,
+pytestmark = [pytest.mark.slow, pytest.mark.waiting(seconds=22),
               pytest.mark.skipif(find_spec('ray') is None, reason='ray is not installed')]
 PATIENCE = 240.0  # s, on a busy machine
 wait_for = partial(waits, timeout=PATIENCE, period=0.1)

@@ -328,7 +328,7 @@ def test_who_is_here_goes_for_one_that_is_expected_sooner(blocked):
     assert transfers_begun(residency, transfers, now) == [('leave', 'later')]
 
 
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=13)
 def test_robots_of_a_server_process_with_pages_for_two_go_on_bit_for_bit(served, tmp_path):
     server = ServerProcess(tmp_path / 'engine.sock', tmp_path / 'store', 6, ('--backend', 'onnx', '--resident', '2')).wait()
     robots = []

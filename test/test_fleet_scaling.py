@@ -90,7 +90,7 @@ def test_the_options_of_a_fleet_say_how_many_servers_there_may_be():
 
 
 @pytest.mark.slow
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=18)
 def test_a_full_fleet_gets_a_server_and_the_robots_of_one_that_is_not_needed_go_on_elsewhere(tmp_path: Path):
     listening, pool = ListeningSocket(tmp_path / 'front.sock'), LocalPool()
     paths = [tmp_path / f'{number}.sock' for number in range(2)]

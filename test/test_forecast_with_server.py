@@ -15,7 +15,7 @@ from world_model_rig import MOTION, active, stamp_of, wait_for
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.srv import WhatIf
 
-pytestmark = [pytest.mark.ros, pytest.mark.waiting]
+pytestmark = [pytest.mark.ros, pytest.mark.waiting(seconds=10)]
 TIMEOUT = 120.0  # s, for a model to load on a busy machine
 
 

@@ -127,6 +127,18 @@ def test_a_pytest_that_a_test_starts_hides_no_phase(tmp_path):
     assert code == 0 and [numbers(lines, phase)[0] for phase in ('parallel', 'waiting', 'real time')] == [2, 1, 1]
 
 
+def test_the_files_that_wait_longest_begin_first(tmp_path):
+    for name, mark, count in (('a', 'waiting', 2), ('b', 'waiting(seconds=30)', 1), ('c', 'waiting(seconds=0.1)', 5)):
+        (tmp_path / f'test_{name}.py').write_text(f'import pytest\n\npytestmark = pytest.mark.{mark}\n' + ''.join(
+            f'\ndef test_{number}():\n    pass\n' for number in range(count)))
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '--co', '-q', '-p', 'conftest', '-p', 'no:cacheprovider', tmp_path], capture_output=True,
+        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'test'), str(ROOT)]),
+                        'WORLDMODEL_TEST_PHASE': 'waiting', 'WORLDMODEL_TEST_FILES': ''})
+    files = [line.partition('::')[0][-4:] for line in done.stdout.splitlines() if '::' in line]
+    assert list(dict.fromkeys(files)) == ['b.py', 'a.py', 'c.py'] and len(files) == 8, done.stdout + done.stderr
+
+
 def test_two_selections_for_one_phase_are_an_error(tmp_path):
     report = tmp_path / 'report.jsonl'
     told = [{'event': 'selected', 'count': 4, 'files': {'parallel': ['a.py'], 'real time': ['a.py']}}] * 2

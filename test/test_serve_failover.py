@@ -22,7 +22,7 @@ from worldmodel_ros.serving.client.worker import PATIENCE
 from worldmodel_ros.serving.server import server as server_module
 from worldmodel_ros.serving.server.server import Limits
 
-pytestmark = pytest.mark.waiting
+pytestmark = pytest.mark.waiting(seconds=0.3)
 
 PERIOD = 0.1
 DEADLINE = 0.4  # s; longer than a robot's, for a busy machine, where a test is not about being late

@@ -97,7 +97,7 @@ def exported_graphs(monkeypatch):
 
 
 @pytest.mark.ros
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=20)
 @pytest.mark.slow
 @pytest.mark.usefixtures('exported_graphs')
 def test_rooms_are_driven_over_real_topics_and_judged(tmp_path, capsys):

@@ -40,7 +40,7 @@ def images(count, seed=0):
 
 
 @pytest.mark.ros
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=6)
 def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tmp_path):
     with rig('configure', 'activate', goal='red', load_engine=load, model=str(folder), backend='torch', deadline_s=1.0,
              camera_timeout_s=60.0, session_directory=str(tmp_path)) as node:
@@ -64,7 +64,7 @@ def test_the_node_drives_answers_what_if_and_takes_up_a_saved_session(folder, tm
             node.film(0.1)
 
 
-@pytest.mark.waiting
+@pytest.mark.waiting(seconds=6)
 def test_a_served_robot_gets_the_plans_that_a_session_of_its_own_would_make(folder, tmp_path):
     path, session = tmp_path / 'engine.sock', load(str(folder), 'torch', sessions=1).open_session()
     command = [sys.executable, '-m', 'worldmodel_ros.cli', 'serve', '--socket', str(path)]

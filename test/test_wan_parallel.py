@@ -12,7 +12,7 @@ from test_wan_model import CONFIG, difference
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model.wan.sequence import PagedSequences, Window
 
-pytestmark = pytest.mark.waiting
+pytestmark = pytest.mark.waiting(seconds=5)
 TIME = 120.0  # s
 
 

@@ -14,7 +14,7 @@ from worldmodel_ros.engine import load
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.msg import ActionChunk, DeadlineStatus
 
-pytestmark = [pytest.mark.ros, pytest.mark.waiting, pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
+pytestmark = [pytest.mark.ros, pytest.mark.waiting(seconds=9), pytest.mark.usefixtures('one_thread'), pytest.mark.skipif(
     torch.cuda.is_available(), reason='for processes on a CPU; on GPUs: python benchmarks/ros_tick.py --gpus 2')]
 
 PRESET = replace(TILED, name='divided-node-test', image_size=(64, 64), depth=2, window_frames=4, sink_slabs=0)
