@@ -132,8 +132,8 @@ def test_the_files_that_wait_longest_begin_first(tmp_path):
         (tmp_path / f'test_{name}.py').write_text(f'import pytest\n\npytestmark = pytest.mark.{mark}\n' + ''.join(
             f'\ndef test_{number}():\n    pass\n' for number in range(count)))
     done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '--co', '-q', '-p', 'conftest', '-p', 'no:cacheprovider', tmp_path], capture_output=True,
-        text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'test'), str(ROOT)]),
+        [sys.executable, '-m', 'pytest', '--co', '-q', '-p', 'conftest', '-p', 'no:cacheprovider', tmp_path],
+        capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT / 'test'), str(ROOT)]),
                         'WORLDMODEL_TEST_PHASE': 'waiting', 'WORLDMODEL_TEST_FILES': ''})
     files = [line.partition('::')[0][-4:] for line in done.stdout.splitlines() if '::' in line]
     assert list(dict.fromkeys(files)) == ['b.py', 'a.py', 'c.py'] and len(files) == 8, done.stdout + done.stderr
