@@ -1,6 +1,6 @@
-"""One of several processes of a tiny Wan network: prints the digest of what it got, and the first one saves it.
+"""One of several processes of a tiny Wan network: saves what it got, divided in each of KINDS of ways.
 
-    python wan_process.py FOLDER RANK COUNT PRECISION KIND [PORT]; the first prints the port that the others take
+    python wan_process.py FOLDER RANK COUNT [PORT]; the first prints the port that the others take
 """
 import math
 import sys
@@ -18,6 +18,10 @@ from worldmodel_ros.model.wan.parallel import join
 from worldmodel_ros.model.wan.precision import to_fp8
 from worldmodel_ros.model.wan.sampler import Sampler
 from worldmodel_ros.model.wan.sequence import PagedSequences
+
+
+KINDS = {  # how the network is divided, and the precision of its layers and pages
+    'tensor': Precision.FP32, 'tensor-fp8': Precision.FP8, 'sequence': Precision.FP32, 'sequence-fp8': Precision.FP8}
 
 
 @torch.inference_mode()
@@ -48,12 +52,13 @@ def chunks(precision, group=None, count=4):
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    folder, rank, count, precision = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Precision(sys.argv[4])
+    folder, rank, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if rank == 0:
         store = Link.listen(count)
         print(store.port, flush=True)
     else:
-        store = Link.connect(int(sys.argv[6]), count)
+        store = Link.connect(int(sys.argv[4]), count)
     link = Link.join(torch.device('cpu'), rank, count, store)
-    group = TensorParallel(link) if sys.argv[5] == 'tensor' else SequenceParallel(link, sys.argv[5] == 'sequence-fp8')
-    torch.save(chunks(precision, group), folder / f'{rank}.pt')
+    for kind, precision in KINDS.items():
+        group = TensorParallel(link) if kind.startswith('tensor') else SequenceParallel(link, kind == 'sequence-fp8')
+        torch.save(chunks(precision, group), folder / f'{kind}.{rank}.pt')
