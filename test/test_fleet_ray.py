@@ -116,7 +116,8 @@ def test_the_head_of_ray_is_lost_and_back_and_the_robot_drives_on(short, tmp_pat
     cluster, folder = Cluster(short, free_port(), environment), tmp_path_factory.mktemp('r')
     cluster.start()
     try:
-        with fleet(folder, environment, '--servers', '1', '--ray-address', f'127.0.0.1:{cluster._port}',
+        # However slow this machine is: a robot finds place on the server.
+        with fleet(folder, environment, '--servers', '1', '--full', '1000', '--ray-address', f'127.0.0.1:{cluster._port}',
                    cluster=cluster) as (front, process):
             wait_for(lambda: servers(front)[0]['pool'] == 'runs')
             pid, robot = servers(front)[0]['pid'], Robot(1, front)
