@@ -59,7 +59,9 @@ def test_predictions_follow_their_command_with_pictures_a_strip_and_a_path():
         assert future.timings.decode > 0.0 and future.timings.total > future.timings.denoise > 0.0
         arrived = {stamp_of(m): at for at, m in node.received['predicted_future']}
         commanded = {stamp_of(m): at for at, m in node.received['action_chunk']}
-        assert all(commanded[stamp] <= at for stamp, at in arrived.items())
+        # On a machine that is overloaded what is predicted may come of an image that no command answers any more.
+        answered = arrived.keys() & {stamp_of(m) for m in node.statuses if m.tier in MOTION}
+        assert answered and all(commanded[stamp] <= arrived[stamp] for stamp in answered)
         marker = node.messages('predicted_path')[-1].markers[0]
         assert marker.header.frame_id == 'base_link' and len(marker.points) == 5
         assert marker.points[-1].x == pytest.approx(0.16, abs=0.01)
