@@ -86,10 +86,10 @@ class LiveEpisodes(Episodes):
 
 class Simulation:
     """Drives the seeds in ``workers`` processes from now on, until they are all done or it is stopped; the first ``held_back``
-    of them make ``held``, the others ``episodes``."""
+    of them make ``held``, the others ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
 
     def __init__(self, seeds: range, held_back: int, capacity: int, frames: int, preset: Preset,
-                 mix: Mapping[str, float] | None, device: torch.device, workers: int):
+                 mix: Mapping[str, float] | None, device: torch.device, workers: int, measured: float = 0.0):
         from worldmodel_ros.sim.behaviour import DEFAULT_MIX
         from worldmodel_ros.sim.rollout import check_mix
         mix = dict(DEFAULT_MIX if mix is None else mix)
@@ -98,7 +98,7 @@ class Simulation:
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
         self._held_back, self._failed = held_back, None
         self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # the training goes first
-        jobs = ((seed, frames, preset.image_size, mix) for seed in seeds)
+        jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
 
@@ -138,14 +138,14 @@ class Simulation:
             self._failed = error
 
 
-def _drive(job: tuple[int, int, tuple[int, int], dict[str, float]]) -> dict[str, np.ndarray]:
+def _drive(job: tuple[int, int, tuple[int, int], dict[str, float], float]) -> dict[str, np.ndarray]:
     """An episode, in a process that simulates."""
     from worldmodel_ros.sim.rollout import array_shapes, drive_episode
     from worldmodel_ros.sim.world import World
-    seed, frames, size, mix = job
+    seed, frames, size, mix, measured = job
     if not _worlds:
         _worlds.append(World(image_size=size))
     shapes = array_shapes(1, frames, size)
     arrays = {name: np.zeros(shape[1:], kind) for name, (shape, kind) in shapes.items() if len(shape) > 1}
-    drive_episode(_worlds[0], seed, mix, arrays)
+    drive_episode(_worlds[0], seed, mix, arrays, measured=measured)
     return arrays
