@@ -186,8 +186,8 @@ class TrainConfig:
             raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
                              f'training begins with {self.data.begin}: give no folders, and at most as many')
         if not 0.0 <= self.data.measured <= 1.0 or (self.data.measured and not self.data.live):
-            raise ValueError(f'data.measured is {self.data.measured}: give a share of 0 to 1, of episodes that are simulated while '
-                             'the model is trained on them (data.live); in a dataset, actions are commands')
+            raise ValueError(f'data.measured is {self.data.measured}: give a share of 0 to 1, of episodes that are '
+                             'simulated while the model is trained on them (data.live); in a dataset, actions are commands')
         if self.student is None and self.self_forcing is not None and self.init is None:
             raise ValueError('self_forcing goes on from a student: give that stage, or a model in init')
         last = self.data.first_seed + self.data.episodes + self.data.held_back
