@@ -146,7 +146,8 @@ def pytest_collection_modifyitems(config, items):
     only = json.loads(ONLY) if ONLY else None  # what is run once more
     files = {phase: sorted({str(item.path) for item in items if phase_of(item) == phase}) for phase in PHASES}
     kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     if PHASE == 'parallel':
         # A file that takes long must not be the last one; and files that wait for processes take turns with those that compute,
         # or at first all workers would wait, and later none.
