@@ -332,6 +332,8 @@ def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of
         simulation.wait(4)
         while simulation.episodes.added < 6:
             time.sleep(0.05)
+        # Its processes share the cores with the training, and PyTorch would take each of them a second and a half to import.
+        assert not simulation._pool.apply(eval, ('"torch" in __import__("sys").modules',))
     finally:
         simulation.stop()
     held, live = simulation.held, simulation.episodes

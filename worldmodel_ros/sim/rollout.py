@@ -106,6 +106,18 @@ def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
     _worker_arrays['behaviour'][index] = drive_episode(_worker_world[0], seed, mix, episode)
 
 
+def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float]) -> dict[str, np.ndarray]:
+    """Drive the episode of a job, (seed, frames, image size, mix, measured), in this process's world; arrays as ``collect``
+    returns them, without E, ``behaviour`` and ``seeds``."""
+    seed, frames, size, mix, measured = job
+    if not _worker_world:
+        _worker_world.append(World(image_size=size))
+    shapes = array_shapes(1, frames, size)
+    arrays = {name: np.zeros(shape[1:], dtype) for name, (shape, dtype) in shapes.items() if len(shape) > 1}
+    drive_episode(_worker_world[0], seed, mix, arrays, measured=measured)
+    return arrays
+
+
 def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray],
                   drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS, measured: float = 0.0) -> str:
     """Drives a seed's episode into ``episode``, arrays as in ``collect`` without E; returns the driver's name.

@@ -24,7 +24,6 @@ from .recall import recall_moments
 
 CHUNK = 8  # episodes that are handed over at a time
 SAID_EVERY = 10.0  # s
-_worlds: list = []  # of a process that simulates
 
 
 class LiveEpisodes(Episodes):
@@ -117,10 +116,11 @@ class Simulation:
         self._thread.join(10.0)
 
     def _feed(self, pool: Pool, jobs: Iterator[tuple]) -> None:
+        from worldmodel_ros.sim.rollout import drive_alone  # of a module that a process can import without torch
         chunk, held, start = [], 0, time.monotonic()
         told = start
         try:
-            for episode in pool.imap_unordered(_drive, jobs):
+            for episode in pool.imap_unordered(drive_alone, jobs):
                 if self.held is not None and held < self._held_back:
                     self.held.add([episode])
                     held += 1
@@ -136,16 +136,3 @@ class Simulation:
                   flush=True)
         except Exception as error:  # tells the thread that waits for episodes
             self._failed = error
-
-
-def _drive(job: tuple[int, int, tuple[int, int], dict[str, float], float]) -> dict[str, np.ndarray]:
-    """An episode, in a process that simulates."""
-    from worldmodel_ros.sim.rollout import array_shapes, drive_episode
-    from worldmodel_ros.sim.world import World
-    seed, frames, size, mix, measured = job
-    if not _worlds:
-        _worlds.append(World(image_size=size))
-    shapes = array_shapes(1, frames, size)
-    arrays = {name: np.zeros(shape[1:], kind) for name, (shape, kind) in shapes.items() if len(shape) > 1}
-    drive_episode(_worlds[0], seed, mix, arrays, measured=measured)
-    return arrays
