@@ -149,7 +149,7 @@ class TestTwoProcessesThatShareTheWeights:
 
     @pytest.mark.parametrize('fault', [signal.SIGKILL, signal.SIGSTOP])
     def test_a_lost_process_is_noticed_and_the_session_restored_from_its_frames(self, folder, two, fault):
-        two.backend._patience = 2.0
+        two.backend._patience = 60.0  # which a busy machine keeps
         expected, session = load(str(folder), 'torch').open_session(), two.open_session()
         *frames, lost, after = images(7)  # a window, so that the restored session lacks nothing
 
@@ -162,14 +162,16 @@ class TestTwoProcessesThatShareTheWeights:
         branch = session.what_if(np.repeat(CHUNK, 2, 0))
         next(branch)
         pid, = two.backend.processes.pids
+        two.backend._patience = 2.0
         os.kill(pid, fault)
         start = time.monotonic()
         observe(lost)  # is taken in nevertheless
         with pytest.raises(RankFailure, match='signal 9' if fault == signal.SIGKILL else 'within 2 s'):
             session.plan('red')
-        assert time.monotonic() - start < 2.0 + 3.0  # on a busy machine
+        assert time.monotonic() - start < 2.0 + 30.0  # on a busy machine
         with pytest.raises(RankFailure):
             session.imagine(CHUNK)
+        two.backend._patience = 60.0
         wait_until_complete(two.backend)
         assert not runs(pid) and two.backend.processes.pids != [pid]
         with pytest.raises(RankFailure, match='next frame'):
@@ -270,7 +272,7 @@ def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(fold
         with compiling_now_and_then(pid, 1.0):
             service.calibrate()
         assert engine.backend.epoch == 0 and not engine.degraded_reason
-        engine.backend._patience = 2.0  # which a busy machine keeps
+        engine.backend._patience = 60.0  # which a busy machine keeps
         session = driven(engine, images(3))
         session.imagine(CHUNK)
         engine.backend._patience = 0.1
@@ -278,7 +280,7 @@ def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(fold
         start = time.monotonic()
         with pytest.raises(RankFailure, match='within 0.1 s'):
             session.imagine(CHUNK)
-        assert time.monotonic() - start < 0.1 + 3.0  # on a busy machine
+        assert time.monotonic() - start < 0.1 + 30.0  # on a busy machine, and not the minutes of a warm-up
 
 
 def test_a_process_that_never_comes_out_of_its_warm_up_is_noticed_too(folder):
