@@ -170,6 +170,14 @@ def pytest_sessionstart():
     faulthandler.enable(_stderr)  # after pytest has
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection():
+    """What is collected stays: to look for garbage in it again and again takes a sixth of the time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_collection_finish(session):
     """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
     gc.collect()
