@@ -173,22 +173,15 @@ def test_later_phases_read_only_the_files_that_have_something_for_them_and_do_no
     assert read_files(folder / 'read') == {'test_some.py parallel', 'test_other.py parallel', 'test_some.py waiting'}
 
 
-def test_a_failure_in_one_phase_fails_and_is_named(tmp_path):
-    code, lines = run(tmp_path, TESTS + FAILS)
+def test_a_failure_in_one_phase_and_a_signal_that_ends_another_fail_and_are_named(tmp_path):
+    code, lines = run(tmp_path, TESTS + FAILS + DIES)
     text = '\n'.join(lines)
     assert code == 1
-    assert numbers(lines, 'parallel') == [1, 1, 1, 1, 0, 0] and numbers(lines, 'real time')[0] == 1
+    assert numbers(lines, 'parallel') == [1, 1, 1, 1, 0, 0]
     assert 'test_some.py::test_fails' in text and 'test_some.py::test_that_leaves_something' in text
-    assert ' 3 passed, 1 failed, 1 errors, 1 skipped in ' in lines[-1]
-
-
-def test_a_phase_that_dies_of_a_signal_fails_and_tells_in_which_test(tmp_path):
-    code, lines = run(tmp_path, TESTS + DIES)
-    text = '\n'.join(lines)
-    assert code == 1
     assert 'ended by SIGSEGV in ' in text and 'test_some.py::test_dies; 2 tests were not run' in text
     assert numbers(lines, 'real time') == [1, 0, 0, 0, 2, 1]
-    assert ' 3 passed, 0 failed, 1 errors, 1 skipped in ' in lines[-1]
+    assert ' 3 passed, 1 failed, 2 errors, 1 skipped in ' in lines[-1]
 
 
 HANGS = '''
@@ -200,18 +193,18 @@ def test_after_it():
 '''
 
 
-@pytest.mark.parametrize('blocked, said, where', [
-    ('', 'Timeout (>3.0s)', 'signal.pause()'),
-    ('signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), ', 'crashed while running', 'in test_hangs')])
-def test_a_test_that_hangs_fails_with_where_it_stood_and_the_others_run(tmp_path, monkeypatch, capsys, blocked, said, where):
+def test_tests_that_hang_fail_with_where_they_stood_and_the_others_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('WORLDMODEL_HUNG_TEST_S', '8')
-    code, lines = run(tmp_path, TESTS + HANGS.format(blocked), '--timeout', '3')
+    (tmp_path / 'test_blocked.py').write_text('import signal\n' + HANGS.format(
+        'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), '))
+    code, lines = run(tmp_path, TESTS + HANGS.format(''), '--timeout', '3', folder=True)
     assert code == 1
     passed, failed, errors, *_, not_run, _ = numbers(lines, 'parallel')
-    assert (passed, failed + errors, not_run) == (2, 1, 0) and numbers(lines, 'real time')[0] == 1
-    assert 'test_some.py::test_hangs' in '\n'.join(lines)
+    assert (passed, failed + errors, not_run) == (3, 2, 0) and numbers(lines, 'real time')[0] == 1
     shown = capsys.readouterr().out
-    assert said in shown and where in shown
+    for file, said, where in (('some', 'Timeout (>3.0s)', 'signal.pause()'),
+                              ('blocked', 'crashed while running', 'in test_hangs')):
+        assert f'test_{file}.py::test_hangs' in '\n'.join(lines) and said in shown and where in shown
 
 
 def test_after_a_process_that_died_in_the_last_test_of_its_file_the_other_files_run(tmp_path):
