@@ -69,6 +69,12 @@ def pytest_configure(config):
         config.pluginmanager.register(Reporter(config))
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
         os.environ.pop('WORLDMODEL_TEST_REPORT', None)  # a pytest that a test starts is no phase, and must not report as one
+    if config.pluginmanager.hasplugin('hypothesispytest') and not config.getoption('--hypothesis-profile') and (
+            hasattr(config, 'workerinput') or not config.getoption('numprocesses', None)):
+        # Before any test is decorated. An example for which a busy core has no time for 0.2 s is no failure.
+        from hypothesis import HealthCheck, settings
+        settings.register_profile('busy cores', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile('busy cores')
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = ROOT / 'tools' / 'run_tests.py'
@@ -152,6 +155,12 @@ def test_in_the_background_of_a_shell_which_has_it_ignore_interrupts_what_tests_
 def test_a_pytest_that_a_test_starts_hides_no_phase(passing):
     _, _, code, lines, _ = passing
     assert code == 0 and [numbers(lines, phase)[0] for phase in ('parallel', 'waiting', 'real time')] == [3, 1, 1]
+
+
+@given(st.just(0.3))
+@settings(max_examples=1)
+def test_an_example_that_takes_long_on_a_busy_core_is_no_failure(seconds):
+    time.sleep(seconds)
 
 
 def test_two_selections_for_one_phase_are_an_error(tmp_path):
