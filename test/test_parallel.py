@@ -191,26 +191,7 @@ class TestTwoProcessesThatShareTheWeights:
         session.observe(*images(1), ACTION)
         session.save(tmp_path / 'restored')
 
-    def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
-        service = Service(two, settings=ServiceSettings(pictures=False), table=step_table())
-        listener, (image,) = Listener(), images(1)
-        robot = service.open(listener)
-
-        def reply(sequence):
-            service.tick(robot, Tick(image, ACTION, time.monotonic() + 60.0, sequence, goal='red'))
-            while len(listener.replies) < sequence:
-                service.step()
-            return listener.replies[-1]
-        expected = driven(load(str(folder), 'torch'), [image]).plan('red')
-        np.testing.assert_allclose(reply(1).plan, expected, atol=1e-5, rtol=0)
-        os.kill(two.backend.processes.pids[0], signal.SIGKILL)
-        lost = reply(2)
-        assert lost.failed and lost.tier is Tier.NONE and 'signal 9' in lost.reason
-        wait_until_complete(two.backend)
-        np.testing.assert_allclose(reply(3).plan, expected, atol=1e-5, rtol=0)  # of a session that begins anew
-        service.stop()
-
-    def test_frames_that_fail_while_a_process_is_missing_keep_no_pages_however_late_garbage_is_collected(self, folder, two):
+    def test_a_robot_is_told_of_the_loss_and_planned_for_again_and_frames_meanwhile_keep_no_pages(self, folder, two):
         service = Service(two, settings=ServiceSettings(sessions=1, pictures=False), table=step_table())
         listener, (image,) = Listener(), images(1)
         gc.collect()
@@ -224,16 +205,18 @@ class TestTwoProcessesThatShareTheWeights:
             while len(listener.replies) < sequence:
                 service.step()
             return listener.replies[-1]
-        expected = reply().plan
+        expected = driven(load(str(folder), 'torch'), [image]).plan('red')
+        np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)
         gc.disable()  # a collection would hide what is only garbage
         try:
             os.kill(two.backend.processes.pids[0], signal.SIGKILL)
-            for _ in range(5):
+            for number in range(5):
                 lost = reply()
-                assert lost.failed and lost.reason.startswith('RankFailure')
+                assert lost.failed and lost.tier is Tier.NONE and lost.reason.startswith('RankFailure')
+                assert number or 'signal 9' in lost.reason
                 assert allocator.usage().guaranteed <= others + of_one
             wait_until_complete(two.backend)
-            np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)
+            np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)  # of a session that begins again
             assert allocator.usage().guaranteed == others + of_one
         finally:
             gc.enable()
