@@ -59,6 +59,7 @@ AHEAD = 12  # frames that are predicted, whole chunks
 HIDDEN = (3.0, 6.0, 12.0)  # s that an object is out of view
 TURN_RATE, AWAY, BACK = 1.2, 18, 20  # rad/s; frames in which the robot turns away, and back by the same angle
 CLOSE = math.radians(5.0)
+LATENCIES = 5  # keeps the latencies of commands apart from the scene of the same seed
 AROUND = math.ceil(2.0 * math.pi / TURN_RATE / PERIOD)  # frames of a turn all around
 MOST_SEARCH = 60  # frames in which the robot looks for an object to turn away from
 PARTS = ('chunk_time', 'prediction', 'agreement', 'precision', 'decisions', 'weights', 'memory', 'ten_minutes', 'sharded')
@@ -84,17 +85,24 @@ class Sight:
 
 
 def turned_away(job: tuple[int, float, int]) -> Sight | None:
-    """Look at an object, turn away, stay, and turn back; None where no object is in sight, or it is not in the end."""
+    """Look at an object, turn away, stay, and turn back, within the limits of acceleration and as late as commands are in
+    training; None where no object is in sight, or it is not in the end."""
+    from worldmodel_ros.safety.motion import TwistLimiter
     from worldmodel_ros.sim.odometry import WheelOdometry
+    from worldmodel_ros.sim.rollout import LIMITS, MAX_LATENCY, TIMESTEP, advance
     from worldmodel_ros.sim.scene import COLOURS
     from worldmodel_ros.sim.world import World
     seed, hidden, size = job
     world = World(image_size=(size, size))
     world.reset(seed)
     frames, actions, odometry = [world.render()], [(0.0, 0.0)], WheelOdometry(world)
+    limiter, rng, executed = TwistLimiter(LIMITS), np.random.default_rng([seed, LATENCIES]), (0.0, 0.0)
 
-    def drive(command: tuple[float, float]) -> None:
-        world.step(np.array(command), PERIOD)
+    def drive(target: tuple[float, float]) -> None:
+        nonlocal executed
+        command = limiter.limit(target, executed, PERIOD).twist
+        advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        executed = command
         odometry.update(world)
         frames.append(world.render())
         actions.append(odometry.twist)
@@ -156,10 +164,10 @@ def fp4_from(near: int | None) -> Iterator[None]:
         memory.TierPolicy.by_window = by_window
 
 
-def engine_of(model: Path, precision: Precision, near: int | None = None) -> Engine:
+def engine_of(model: Path, precision: Precision, near: int | None = None, compiled: bool = False) -> Engine:
     """A model with its pages in a precision; ``near``: see ``fp4_from``."""
     with fp4_from(near):
-        return Engine(TorchBackend(checkpoint.load(model), precision=precision), model, 1)
+        return Engine(TorchBackend(checkpoint.load(model), precision=precision, compiled=compiled), model, 1)
 
 
 def seen(session: Session, frames: np.ndarray, actions: np.ndarray) -> None:
@@ -186,11 +194,13 @@ def quality(engine: Engine, episodes: dict[str, np.ndarray], first: int, every: 
                 rows.setdefault(f'{count} steps', []).append([psnr(future.frames[k], image) for k, image in zip(wanted, true)])
                 if count == steps[0]:
                     latents.append(np.asarray(future.latents))
-                    sharp.append(sharpness(future.frames[wanted[-1]]) / max(sharpness(true[-1]), 1e-6))
+                    sharp.append((sharpness(future.frames[wanted[-1]]), sharpness(true[-1])))
             rows.setdefault('copy last', []).append([psnr(frames[t], image) for image in true])
     result = {name: {f'{horizon} s': round(float(np.mean([row[i] for row in values])), 3) for i, horizon in enumerate(HORIZONS)}
               for name, values in rows.items()}
-    return {'psnr_db': result, 'chunks': len(latents), 'sharpness_1_s': round(float(np.mean(sharp)), 3),
+    # Of all together: a wall seen from near has none, and nothing can be divided by it.
+    predicted, truth = np.sum(sharp, 0) if sharp else (0.0, 0.0)
+    return {'psnr_db': result, 'chunks': len(latents), 'sharpness_1_s': round(float(predicted / max(truth, 1e-6)), 3),
             'rows': rows, 'latents': latents}
 
 
@@ -389,8 +399,11 @@ def chunk_times(model: Path, frames: np.ndarray, actions: np.ndarray, repeats: i
     """ms of a chunk of two steps over a full window, as a call of a session; and of the same network under torch.compile with
     FlexAttention over keys and values that are cloned when the window rolls, on a CPU neither compiled nor with its kernels."""
     result: dict[str, Any] = {}
-    for name, kind in (('paged bf16', Precision.BF16), ('paged fp8', Precision.FP8)):
-        engine = engine_of(model, kind)
+    kinds = [('paged bf16', Precision.BF16, False), ('paged fp8', Precision.FP8, False)]
+    if torch.cuda.is_available():  # as ``torch-compiled`` is served
+        kinds.append(('paged bf16, compiled', Precision.BF16, True))
+    for name, kind, compiled in kinds:
+        engine = engine_of(model, kind, compiled=compiled)
         engine.warm_up(min(repeats, WARM_UP_TICKS))
         session, chunk = engine.open_session(), engine.spec.chunk_frames
         count = min(72, len(frames) - chunk)

@@ -47,6 +47,7 @@ OVERHEAD = 110.0  # s that a run takes besides its schedule: start, compilation,
 SAVING = 25.0  # s before the end at which a run is told to save
 SHORTEST = 30.0  # s of a schedule that teaches anything
 ABLATION = 54.0  # s of the schedule of each
+FIRST_ROOM, ROOMS_A_SECOND = 100_000, 20.0  # the first seed of the configurations, and more rooms than a second draws
 # Instead of the configurations' values, with --smoke: the models and next to no work.
 SMOKE = ('compile=false', 'workers=1', 'data.episodes=2', 'data.live=2', 'data.begin=2', 'data.frames=48', 'teacher.steps=2',
          'teacher.objective.batch=1', 'teacher.objective.clip_frames=28', 'teacher.objective.chunks=2')
@@ -179,6 +180,15 @@ class Plan:
             return [f'autoencoder={found}'] if found else []
         return [f'autoencoder={carried}'] if (carried / 'model.json').is_file() else []
 
+    def _rooms(self, run: str) -> list[str]:
+        """Override that gives weights that were carried here other rooms than they were trained in; a run that was begun keeps
+        its own."""
+        config, carried = self.folder / run / 'config.yaml', portable.begun(self.folder / run / portable.FOLDER, 'teacher')
+        if config.is_file():
+            first = yaml.safe_load(config.read_text()).get('data', {}).get('first_seed', FIRST_ROOM)
+            return [f'data.first_seed={first}']
+        return [f'data.first_seed={FIRST_ROOM + math.ceil(ROOMS_A_SECOND * carried[1])}'] if carried else []
+
     def train(self, left: float) -> list[Job]:
         seconds = self.training_s(TILES, left)
         begun = (self.folder / COMPARED / 'config.yaml').is_file()
@@ -224,7 +234,7 @@ class Plan:
     def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}) -> Job:
         out = self.folder / run
         values = [f'teacher.max_minutes={seconds / 60.0:.4f}', 'checkpoint_minutes=1.5',
-                  f'workers={self._workers}', *self._autoencoder(run),
+                  f'workers={self._workers}', *self._autoencoder(run), *self._rooms(run),
                   *(f'{key}={json.dumps(value)}' for key, value in changes.items()),
                   *((*SMOKE, *SMOKE_OF[config]) if self._smoke else ())]
         least = 0.0 if self._smoke else min(seconds, 60.0) if self.begun(run) else seconds + 0.6 * OVERHEAD
@@ -274,8 +284,9 @@ def _of_files(files: Mapping[str, Any], preset: str) -> dict[str, Any]:
         medians = {name: row.get('p50_ms') for name, row in times['rows'].items()}
         others = [value for name, value in medians.items() if value and not name.startswith('paged')]
         found['chunk_ms'] = medians
-        if others and medians.get('paged bf16'):
-            found['times_faster_than_cloned'] = round(min(others) / medians['paged bf16'], 3)
+        ours = [value for name, value in medians.items() if value and name.startswith('paged bf16')]
+        if others and ours:
+            found['times_faster_than_cloned'] = round(min(others) / min(ours), 3)
     for part in ('precision', 'weights'):
         if part in files:
             found[part] = {row.get('pages') or row['weights']: {name: row[name] for name in (

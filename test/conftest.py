@@ -71,6 +71,12 @@ def pytest_configure(config):
         config.pluginmanager.register(Reporter(config))
     if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):
         os.environ.pop('WORLDMODEL_TEST_REPORT', None)  # a pytest that a test starts is no phase, and must not report as one
+    if config.pluginmanager.hasplugin('hypothesispytest') and not config.getoption('--hypothesis-profile') and (
+            hasattr(config, 'workerinput') or not config.getoption('numprocesses', None)):
+        # Before any test is decorated. An example for which a busy core has no time for 0.2 s is no failure.
+        from hypothesis import HealthCheck, settings
+        settings.register_profile('busy cores', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile('busy cores')
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So it is in the background of a shell without job control, and all that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,7 +154,8 @@ def pytest_collection_modifyitems(config, items):
     only = json.loads(ONLY) if ONLY else None  # what is run once more
     files = {phase: sorted({str(item.path) for item in items if phase_of(item) == phase}) for phase in PHASES}
     kept = [item for item in items if (phase_of(item) == PHASE if only is None else item.nodeid in only)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     if PHASE == 'parallel':
         # A file that takes long must not be the last one; and files that wait for processes take turns with those that compute,
         # or at first all workers would wait, and later none.
@@ -172,6 +179,14 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_sessionstart():
     faulthandler.enable(_stderr)  # after pytest has
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection():
+    """What is collected stays: to look for garbage in it again and again takes a sixth of the time."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_collection_finish(session):

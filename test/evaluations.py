@@ -1,4 +1,4 @@
-"""Evaluations of simulated drives for the tests, each made once."""
+"""Evaluations of simulated drives for the tests, each made once in a run, whichever files want it."""
 from __future__ import annotations
 
 import tempfile
@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bags import Drive, write_bag
+from made_once import made_once
 
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.engine import Engine
@@ -37,7 +38,9 @@ def evaluate(bag: Path, lines: Path | None = None, seconds: float | None = None,
 
 def evaluated(drive: Drive, name: str) -> Evaluation:
     """Evaluate a drive, in a bag of that name, which stands for it from then on."""
-    if name not in _known:
+    def make() -> Evaluation:
         with tempfile.TemporaryDirectory() as folder:
-            _known[name] = evaluate(write_bag(Path(folder) / name, drive, encoding='png'))
+            return evaluate(write_bag(Path(folder) / name, drive, encoding='png'))
+    if name not in _known:
+        _known[name] = made_once(f'evaluation of {name}', make)
     return _known[name]

@@ -189,7 +189,7 @@ def last_words(process, timeout=5.0):
         return (left.stderr or b'').decode(errors='replace')
 
 
-def wait_for(condition, timeout=5.0, period=0.002):
+def wait_for(condition, timeout=60.0, period=0.002):
     """Return what ``condition`` gives, once that is true; it is looked at every ``period`` s."""
     end = time.monotonic() + timeout
     while not (value := condition()):

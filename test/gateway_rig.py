@@ -16,7 +16,7 @@ from worldmodel_ros.serving.gateway.security import LimitedSocket
 from worldmodel_ros.serving.gateway.server import Gateway
 from worldmodel_ros.serving.service.quotas import TokenBuckets
 
-TIMEOUT = 20.0  # s, on a busy machine
+TIMEOUT = 60.0  # s, on a busy machine
 
 
 class Running:

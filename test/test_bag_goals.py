@@ -1,4 +1,5 @@
 """What was driven to along a recording is told by its decisions, and an image that was given is shown."""
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from rosbags.typesys import get_types_from_msg
 
 from worldmodel_ros.bags.goals import read_goals
 from worldmodel_ros.bags.source import open_bag
+from worldmodel_ros.evaluate.drive import step_times
 
 ROOT = Path(__file__).resolve().parents[1]
 for _name in ('Candidate', 'ForecastThing', 'Decision'):
@@ -52,7 +54,9 @@ def test_a_recording_without_decisions_has_no_goals(tmp_path):
 def test_the_report_has_them_with_the_image_that_was_given(bag, tmp_path, monkeypatch):
     from worldmodel_ros import cli
     out = tmp_path / 'out'
-    assert cli.main(['evaluate', 'bag', str(bag), '--out', str(out)]) == 0
+    monkeypatch.setattr(step_times, 'measure', partial(step_times.measure, ticks=5))
+    assert cli.main(['evaluate', 'bag', str(bag), '--limit', '1', '--out', str(out)]) == 0
+    assert len(step_times.MeasuredTimes.load(out / 'step_times.json').ticks) == 5
     text = (out / 'report.html').read_text()
     section = text[text.index('id="goals"'):text.index('id="prediction"')]
     assert 'place (1.000, 2.000)' in section and section.count('data:image/jpeg') == 1

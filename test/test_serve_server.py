@@ -25,6 +25,8 @@ from worldmodel_ros.serving.transport.address import ListeningSocket, connect
 from worldmodel_ros.serving.transport.codec import pack
 from worldmodel_ros.serving.transport.connection import Connection, ConnectionLost
 
+PATIENCE = 60.0  # s, on a busy machine
+
 
 @pytest.fixture
 def served(tmp_path):
@@ -39,13 +41,13 @@ def send_tick(link, number=1, slot=0, value=9, **changes):
 
 
 def receive(link):
-    message, descriptor = link.connection.receive(5.0)
+    message, descriptor = link.connection.receive(PATIENCE)
     return message, None if descriptor is None else pictures.take(descriptor)
 
 
 def closed(link):
     with pytest.raises(ConnectionLost):
-        while link.connection.receive(5.0):
+        while link.connection.receive(PATIENCE):
             pass
     link.connection.close()
     return True
@@ -178,10 +180,10 @@ def test_a_stranger_is_refused_with_the_reason(served, data, refusal):
     connection = Connection(connect(served.path, 1.0))
     connection._socket.send(data)
     if refusal:
-        message, _ = connection.receive(5.0)
+        message, _ = connection.receive(PATIENCE)
         assert isinstance(message, messages.Rejected) and refusal in message.reason
     with pytest.raises(ConnectionLost):
-        connection.receive(5.0)
+        connection.receive(PATIENCE)
     connection.close()
     assert ask_status(served.path)['robots'] == []
 
@@ -202,14 +204,15 @@ def test_a_robot_that_names_files_elsewhere_is_refused_and_drives_on(served, nam
 
 def test_a_robot_has_one_session_saved_at_a_time_while_the_others_drive(served):
     link, other = (open_link(served.path, f'/robot{number}', TINY) for number in (1, 2))
-    served.service.delay = 0.5  # of the disk, here
+    written, save = threading.Event(), served.service.save
+    served.service.save = lambda *given: written.wait(PATIENCE) and save(*given)  # the disk takes as long as it likes
     for number in (1, 2, 3):
         link.connection.send(messages.SessionFile(number, False, 's.safetensors'))
     answers = [receive(link)[0] for _ in range(2)]
     assert [answer.number for answer in answers] == [2, 3] and all('wait for it' in answer.refusal for answer in answers)
-    served.service.delay, start = 0.0, time.monotonic()
     send_tick(other)
-    assert isinstance(receive(other)[0], messages.Planned) and time.monotonic() - start < 0.4
+    assert isinstance(receive(other)[0], messages.Planned)
+    written.set()
     done, _ = receive(link)
     assert (done.number, done.refusal) == (1, '')
     assert (served.path.parent / 'sessions' / 's.safetensors').is_file()
@@ -311,9 +314,9 @@ def test_a_connection_that_does_not_say_what_it_is_for_ends(served, monkeypatch)
     monkeypatch.setattr(server_module, '_LOOK', 0.02)
     monkeypatch.setattr(server_module, '_HELLO', 0.2)
     connection = Connection(connect(served.path, 1.0))
-    assert isinstance(connection.receive(5.0)[0], messages.Idle)
+    assert isinstance(connection.receive(PATIENCE)[0], messages.Idle)
     with pytest.raises(ConnectionLost):
-        connection.receive(5.0)
+        connection.receive(PATIENCE)
     connection.close()
 
 
@@ -401,9 +404,9 @@ def saying(path, answer, descriptor=None):
     listening.listen()
 
     def serve():
-        select.select([listening], [], [], 5.0)
+        select.select([listening], [], [], PATIENCE)
         connection = Connection(listening.accept()[0])
-        connection.receive(5.0)
+        connection.receive(PATIENCE)
         connection.send(answer, descriptor)
         connection.close()
 

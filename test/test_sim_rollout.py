@@ -118,3 +118,26 @@ def test_the_data_holds_collisions_and_reverse_driving():
 def test_an_unknown_driver_is_refused_with_the_choices():
     with pytest.raises(ValueError, match='tourist.*expert, searcher, smooth, steps, ram, touch'):
         rollout.collect([0], 5, mix={'tourist': 1.0})
+
+
+def test_measured_actions_are_what_wheel_encoders_say_of_the_same_drive():
+    shapes = rollout.array_shapes(1, STEPS, (32, 32))
+    told = {key: np.empty(shape[1:], dtype) for key, (shape, dtype) in shapes.items() if len(shape) > 1}
+    measured = {key: array.copy() for key, array in told.items()}
+    world = World(image_size=(32, 32))
+    for episode, share in ((told, 0.0), (measured, 1.0)):
+        rollout.drive_episode(world, 5, {'steps': 1.0}, episode, measured=share)
+    for name in told:
+        assert np.array_equal(told[name], measured[name]) == (name != 'actions'), name
+    assert not measured['actions'][0].any()
+    turned = np.unwrap(told['poses'][:, 2])
+    off = np.abs(turned[1:] - turned[0] - rollout.PERIOD * np.cumsum(measured['actions'][1:, 1]))
+    assert 0.0 < off.max() < 0.25  # rad, of slip and noise
+
+    shares = []
+    for seed in range(40):
+        episode = one_episode(seed, 'steps', 3)
+        commanded = episode['actions'].copy()
+        rollout.drive_episode(world, seed, {'steps': 1.0}, episode, measured=0.75)
+        shares.append(not np.array_equal(episode['actions'], commanded))
+    assert 0.5 < np.mean(shares) < 0.95

@@ -318,6 +318,7 @@ def test_served_steps_are_learned_towards_the_truth(model):
     assert set(zip(batch.step[served].tolist(), batch.tau[served].tolist())) == {(HALF, 0.0), (HALF, 0.5), (WHOLE, 0.0)}
     for rows in (batch.step, batch.tau):  # the frames of a chunk share them
         assert (rows.unflatten(1, (4, -1)) == rows.unflatten(1, (4, -1))[..., :1]).all()
+    objective, batch = drawn(model, batch=8, clip_frames=24, chunks=4, served_share=0.75)
     _, values = objective.loss(batch)
     with torch.no_grad():
         z = mix(batch.noise, batch.target, batch.tau)
@@ -332,6 +333,8 @@ def test_live_episodes_are_those_of_their_seeds_and_the_newest_take_the_place_of
         simulation.wait(4)
         while simulation.episodes.added < 6:
             time.sleep(0.05)
+        # Its processes share the cores with the training, and PyTorch would take each of them a second and a half to import.
+        assert not simulation._pool.apply(eval, ('"torch" in __import__("sys").modules',))
     finally:
         simulation.stop()
     held, live = simulation.held, simulation.episodes

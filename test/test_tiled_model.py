@@ -126,7 +126,7 @@ def test_what_is_older_than_a_quarter_of_the_window_lies_in_fp4_and_costs_little
     latents, used = {}, {}
     for precision in (Precision.FP32, Precision.FP8, Precision.FP4):
         engine = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 1)
-        session = driven(engine, 3 * LONG.window_frames + 1)
+        session = driven(engine, LONG.window_frames + 9)
         latents[precision] = session.imagine(CHUNK).latents
         used[precision] = [pool.allocator.usage().used // 16 for pool in engine.memory.pools]
     # The sink and the newest slabs, those within a quarter of the window, the others.
@@ -138,7 +138,7 @@ def test_what_is_older_than_a_quarter_of_the_window_lies_in_fp4_and_costs_little
 
 def test_questions_and_a_window_of_sessions_fit_into_three_pools():
     engine = Engine(TorchBackend(tiled_model(LONG), precision=Precision.FP4), Path('tiled'), 2)
-    sessions = [driven(engine, count) for count in (40, 17)]
+    sessions = [driven(engine, count) for count in (24, 17)]
     for session in sessions:
         *_, future = results(session.what_if(np.repeat(CHUNK, 2, 0)))
         assert len(future) == 2 * LONG.chunk_frames
@@ -147,35 +147,44 @@ def test_questions_and_a_window_of_sessions_fit_into_three_pools():
         assert pool.allocator.usage().used <= 2 * held
 
 
-@pytest.mark.parametrize('precision', [Precision.FP8, Precision.FP4])
-def test_a_session_whose_pages_lie_in_several_pools_goes_on_from_a_file(tmp_path, precision):
-    engine = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 2)
-    session = driven(engine, 21)
-    session.save(tmp_path / 'session.safetensors')
-    other = engine.open_session()
-    other.load(tmp_path / 'session.safetensors')
-    for each in (session, other):
-        each.observe(images(1, seed=7)[0], ACTION)
-    np.testing.assert_array_equal(other.imagine(CHUNK).latents, session.imagine(CHUNK).latents)
+@pytest.fixture(scope='module', params=[Precision.FP8, Precision.FP4])
+def kept(request, tmp_path_factory):
+    """
+    A session whose pages lie in several pools, kept in a file and in a store.
 
-
-@pytest.mark.parametrize('precision', [Precision.FP8, Precision.FP4])
-def test_a_session_whose_pages_lie_in_several_pools_comes_back_from_a_store(precision):
-    engine, store = Engine(TorchBackend(decided(tiled_model(LONG)), precision=precision), Path('tiled'), 2), HostStore()
-    session = driven(engine, 21)
+    Returns its engine, the file, the store, and what the session itself imagines after one more frame.
+    """
+    engine, store = Engine(TorchBackend(decided(tiled_model(LONG)), precision=request.param), Path('tiled'), 2), HostStore()
+    session, file = driven(engine, 21), tmp_path_factory.mktemp('kept') / 'session.safetensors'
+    session.save(file)
     checkpoint = SessionLog(store, 'robot', 1).checkpoint(session.capture(), {})
     for _ in checkpoint.pieces():
         pass
     checkpoint.write()
+    return engine, file, store, after_one_more(session)
+
+
+def after_one_more(session):
+    session.observe(images(1, seed=7)[0], ACTION)
+    return session.imagine(CHUNK).latents
+
+
+def test_a_session_whose_pages_lie_in_several_pools_goes_on_from_a_file(kept):
+    engine, file, _, expected = kept
+    other = engine.open_session()
+    other.load(file)
+    np.testing.assert_array_equal(after_one_more(other), expected)
+
+
+def test_a_session_whose_pages_lie_in_several_pools_comes_back_from_a_store(kept):
+    engine, _, store, expected = kept
     engine.slab_index = SlabIndex()  # none of them is known to be there
     other, stored = engine.open_session(), engine.stored_session(store)
     read_newest(store, 'robot', stored)
     for _ in stored.pieces():
         pass
     other.restore(stored)
-    for each in (session, other):
-        each.observe(images(1, seed=7)[0], ACTION)
-    np.testing.assert_array_equal(other.imagine(CHUNK).latents, session.imagine(CHUNK).latents)
+    np.testing.assert_array_equal(after_one_more(other), expected)
 
 
 def test_a_session_never_holds_more_than_its_window_and_its_sink(model):

@@ -70,6 +70,7 @@ def test_values_given_on_the_command_line_win():
     ('teacher.objective.served_share=2', 'teacher.objective.served_share is 2.0'),
     ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
     ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing and imitation do not go"),
+    ('data.measured=0.5', 'data.measured is 0.5: give a share of 0 to 1, of episodes that are simulated while the model'),
     ('data.live=4', 'data.live holds 4 of 8 episodes that are simulated, and training begins with 128'),
     ('vae=null', 'give the stage, or a model to take the autoencoder from'),
     ('data.first_seed=999999', 'only those below 1000000 are for training'),

@@ -17,7 +17,7 @@ from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
 from worldmodel_ros.train.run import progress
 from worldmodel_ros.train.run.config import Schedule, VaeOptions
 from worldmodel_ros.train.run.log import Log
-from worldmodel_ros.train.run.loop import Interrupted, Optimiser, averaged_copy, optimise
+from worldmodel_ros.train.run.loop import UNTIMED_STEPS, Interrupted, Optimiser, averaged_copy, optimise
 from worldmodel_ros.train.run.options import SelfForcingOptions, TeacherOptions
 from worldmodel_ros.train.run.ranks import Ranks
 
@@ -160,8 +160,8 @@ def test_max_minutes_end_a_stage_early_with_the_schedule_that_follows_the_clock(
     began = time.monotonic()
     result = optimise(module, lambda averaged: Watched(module.weight, 0.02), Schedule(100_000, 1.0, max_minutes=0.5 / 60),
                       stage='teacher', ranks=ALONE, out=tmp_path)
-    assert 0.5 < time.monotonic() - began < 5.0
-    assert 5 <= result['steps'] == len(rates) <= 30
+    assert 0.5 < time.monotonic() - began < 60.0  # of the half hour that all steps take
+    assert UNTIMED_STEPS < result['steps'] == len(rates) <= 30
     assert not (tmp_path / 'teacher' / 'progress').exists()  # it came to its end: nothing to go on from
 
 

@@ -52,11 +52,13 @@ def test_a_model_is_trained_and_judged_in_one_command(train_tiles, tmp_path, mon
 
 @pytest.mark.slow
 def test_a_run_that_time_stops_is_judged_by_its_newest_weights_and_goes_on(train_tiles, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_tiles, 'SMOKE', (*train_tiles.SMOKE, 'teacher.steps=100000'))
+    # It saves often besides, and is told to end when it has saved steps of its own: its log says nothing in its first 5 s.
+    monkeypatch.setattr(train_tiles, 'SMOKE', (*train_tiles.SMOKE, 'teacher.steps=100000', 'checkpoint_minutes=0.005'))
     monkeypatch.setattr(train_tiles, 'SAVING', 1000.0)
     plan, log = train_tiles.Plan(tmp_path, True, 60.0, 0), tmp_path / 'train_small_tiles.log'
-    monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, log, '[teacher] step'))
-    steps = []
+    progress, steps = tmp_path / 'small_tiles' / 'teacher' / 'progress', []
+    monkeypatch.setattr(train_tiles.Program, 'tell', told_when(train_tiles.Program.tell, lambda: any(
+        int(saved.name.removeprefix('step-')) > max(steps, default=0) for saved in progress.glob('step-*'))))
     for attempt in range(2):
         found = train_tiles.Schedule(tmp_path, 200.0, 0, train_tiles.surroundings(0)[0], lambda: None)
         found.run(plan.train(200.0)[:1])
@@ -186,16 +188,17 @@ def test_when_time_is_up_what_can_save_has_been_told_to_and_the_rest_is_ended(tr
     monkeypatch.setattr(train_tiles, 'SAVING', 1000.0)
     saves = ('-c', 'import signal, time, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n'
                    'print("ready", flush=True)\ntime.sleep(600)')
-    monkeypatch.setattr(train_tiles.Program, 'tell', told_when_ready(train_tiles.Program.tell, tmp_path / 'saves.log', 'ready'))
+    monkeypatch.setattr(train_tiles.Program, 'tell', told_when(
+        train_tiles.Program.tell, lambda: 'ready' in (tmp_path / 'saves.log').read_text()))
     found, took = schedule(train_tiles, tmp_path, 8.0, train_tiles.Job('saves', 0.0, saves, saves=True),
                            train_tiles.Job('stays', 0.0, ('-c', 'import time\ntime.sleep(600)')))
     assert {each['program']: each['exit_status'] for each in found} == {'saves': 130, 'stays': None}
     assert took < 30.0
 
 
-def told_when_ready(tell, log, sign):
+def told_when(tell, ready):
     def told(program):
-        if sign in log.read_text():
+        if ready():
             tell(program)
     return told
 

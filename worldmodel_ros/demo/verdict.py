@@ -35,7 +35,8 @@ class Check:
     weight: Weight
 
     def __str__(self) -> str:
-        return f'{"PASS" if self.passed else "FAIL"}  {self.claim}'
+        word = 'PASS' if self.passed else 'WEAK' if self.weight is Weight.WANTED else 'FAIL'
+        return f'{word}  {self.claim}'
 
 
 def judge(summary: dict) -> list[Check]:
@@ -87,7 +88,9 @@ def conclusion(checks: list[Check], summary: dict) -> str:
     """Say in a sentence or two what came of the run, and, where the machine is too slow, what it could do."""
     code = exit_code(checks)
     if code == 0:
-        return 'The run worked.'
+        weak = sum(not check.passed for check in checks)
+        return f'The run worked, but less well than it should: {weak} of its lines {"is" if weak == 1 else "are"} WEAK.' \
+            if weak else 'The run worked.'
     if code == 1:
         return 'The run did not work: see the failed lines.'
     model, budget = summary['model'], summary['deadline_ms']

@@ -14,6 +14,7 @@ import numpy as np
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import DEFAULT_MIX, DRIVERS, Driver
 from worldmodel_ros.sim.expert import expert_action, search_action
+from worldmodel_ros.sim.odometry import WheelOdometry
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
 
@@ -21,6 +22,7 @@ TRAINING_SEEDS = range(1_000_000)  # every other seed is for evaluation
 PERIOD = 0.1  # s, between two frames
 MAX_LATENCY = 0.05  # s, from a frame to the start of the command that answers it
 _BEHAVIOUR_STREAM = 1  # keeps the driver's random numbers apart from those of the scene of the same seed
+_MEASURED_STREAM = 2  # likewise, what decides whether an episode has measured actions
 
 _worker_arrays: dict[str, np.ndarray] = {}
 _worker_world: list[World] = []
@@ -104,22 +106,36 @@ def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
     _worker_arrays['behaviour'][index] = drive_episode(_worker_world[0], seed, mix, episode)
 
 
+def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float]) -> dict[str, np.ndarray]:
+    """Drive the episode of a job, (seed, frames, image size, mix, measured), in this process's world; arrays as ``collect``
+    returns them, without E, ``behaviour`` and ``seeds``."""
+    seed, frames, size, mix, measured = job
+    if not _worker_world:
+        _worker_world.append(World(image_size=size))
+    shapes = array_shapes(1, frames, size)
+    arrays = {name: np.zeros(shape[1:], dtype) for name, (shape, dtype) in shapes.items() if len(shape) > 1}
+    drive_episode(_worker_world[0], seed, mix, arrays, measured=measured)
+    return arrays
+
+
 def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: dict[str, np.ndarray],
-                  drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS) -> str:
+                  drivers: Mapping[str, Callable[[np.random.Generator], Driver]] = DRIVERS, measured: float = 0.0) -> str:
     """Drives a seed's episode into ``episode``, arrays as in ``collect`` without E; returns the driver's name.
 
     ``drivers``: who may be asked in place of those that the names of ``mix`` stand for, once at every frame.
+    ``measured``: probability that the seed's ``actions`` are the twists that wheel encoders measured, not the commands.
     """
     rng = np.random.default_rng([seed, _BEHAVIOUR_STREAM])
     weights = np.array(list(mix.values()), float)
     name = str(rng.choice(list(mix), p=weights / weights.sum()))
     driver, limiter = drivers[name](rng), TwistLimiter(LIMITS)
     world.reset(seed)
+    odometry = WheelOdometry(world) if np.random.default_rng([seed, _MEASURED_STREAM]).random() < measured else None
     executed, collided = (0.0, 0.0), False
     for t in range(len(episode['frames'])):
         targets = np.stack([expert_action(world, goal) for goal in COLOURS])
         episode['frames'][t] = world.render()
-        episode['actions'][t] = executed
+        episode['actions'][t] = executed if odometry is None else odometry.twist
         episode['expert'][t] = [limiter.limit(target, executed, PERIOD).twist for target in targets.tolist()]
         episode['search'][t] = limiter.limit(tuple(search_action(world).tolist()), executed, PERIOD).twist
         episode['collided'][t] = collided
@@ -128,6 +144,8 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
         episode['poses'][t] = world.pose
         command = limiter.limit(driver(world, targets).tolist(), executed, PERIOD).twist
         collided = advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        if odometry is not None:
+            odometry.update(world)
         executed = command
     return name
 

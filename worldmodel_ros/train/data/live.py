@@ -24,7 +24,6 @@ from .recall import recall_moments
 
 CHUNK = 8  # episodes that are handed over at a time
 SAID_EVERY = 10.0  # s
-_worlds: list = []  # of a process that simulates
 
 
 class LiveEpisodes(Episodes):
@@ -86,10 +85,10 @@ class LiveEpisodes(Episodes):
 
 class Simulation:
     """Drives the seeds in ``workers`` processes from now on, until they are all done or it is stopped; the first ``held_back``
-    of them make ``held``, the others ``episodes``."""
+    of them make ``held``, the others ``episodes``. ``measured``: share whose actions are what wheel encoders measured."""
 
     def __init__(self, seeds: range, held_back: int, capacity: int, frames: int, preset: Preset,
-                 mix: Mapping[str, float] | None, device: torch.device, workers: int):
+                 mix: Mapping[str, float] | None, device: torch.device, workers: int, measured: float = 0.0):
         from worldmodel_ros.sim.behaviour import DEFAULT_MIX
         from worldmodel_ros.sim.rollout import check_mix
         mix = dict(DEFAULT_MIX if mix is None else mix)
@@ -98,7 +97,7 @@ class Simulation:
         self.held = LiveEpisodes(held_back, frames, preset, device) if held_back else None
         self._held_back, self._failed = held_back, None
         self._pool = multiprocessing.get_context('spawn').Pool(workers, os.nice, (5,))  # the training goes first
-        jobs = ((seed, frames, preset.image_size, mix) for seed in seeds)
+        jobs = ((seed, frames, preset.image_size, mix, measured) for seed in seeds)
         self._thread = threading.Thread(target=self._feed, args=(self._pool, jobs), daemon=True)
         self._thread.start()
 
@@ -117,10 +116,11 @@ class Simulation:
         self._thread.join(10.0)
 
     def _feed(self, pool: Pool, jobs: Iterator[tuple]) -> None:
+        from worldmodel_ros.sim.rollout import drive_alone  # of a module that a process can import without torch
         chunk, held, start = [], 0, time.monotonic()
         told = start
         try:
-            for episode in pool.imap_unordered(_drive, jobs):
+            for episode in pool.imap_unordered(drive_alone, jobs):
                 if self.held is not None and held < self._held_back:
                     self.held.add([episode])
                     held += 1
@@ -136,16 +136,3 @@ class Simulation:
                   flush=True)
         except Exception as error:  # tells the thread that waits for episodes
             self._failed = error
-
-
-def _drive(job: tuple[int, int, tuple[int, int], dict[str, float]]) -> dict[str, np.ndarray]:
-    """An episode, in a process that simulates."""
-    from worldmodel_ros.sim.rollout import array_shapes, drive_episode
-    from worldmodel_ros.sim.world import World
-    seed, frames, size, mix = job
-    if not _worlds:
-        _worlds.append(World(image_size=size))
-    shapes = array_shapes(1, frames, size)
-    arrays = {name: np.zeros(shape[1:], kind) for name, (shape, kind) in shapes.items() if len(shape) > 1}
-    drive_episode(_worlds[0], seed, mix, arrays)
-    return arrays

@@ -21,7 +21,8 @@ class DataConfig:
     name; null: the usual ones. ``folders`` of LeRobot datasets are taken instead.
 
     ``live``: not before, but while the model is trained on them; so many, the newest, are held on its device, and nothing is
-    written to disk. Training begins with ``begin`` of them. 0: a dataset, before anything else."""
+    written to disk. Training begins with ``begin`` of them. 0: a dataset, before anything else. ``measured``: of live episodes,
+    the share whose actions are what wheel encoders measured, with their noise and slip, instead of what was commanded."""
 
     folders: tuple[str, ...] = ()
     episodes: int = 3000
@@ -31,6 +32,7 @@ class DataConfig:
     mix: Mapping[str, float] | None = None
     live: int = 0
     begin: int = 128
+    measured: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,9 @@ class TrainConfig:
         if self.data.live and (self.data.folders or self.data.begin > min(self.data.live, self.data.episodes)):
             raise ValueError(f'data.live holds {self.data.live} of {self.data.episodes} episodes that are simulated, and '
                              f'training begins with {self.data.begin}: give no folders, and at most as many')
+        if not 0.0 <= self.data.measured <= 1.0 or (self.data.measured and not self.data.live):
+            raise ValueError(f'data.measured is {self.data.measured}: give a share of 0 to 1, of episodes that are '
+                             'simulated while the model is trained on them (data.live); in a dataset, actions are commands')
         if self.student is None and self.self_forcing is not None and self.init is None:
             raise ValueError('self_forcing goes on from a student: give that stage, or a model in init')
         last = self.data.first_seed + self.data.episodes + self.data.held_back

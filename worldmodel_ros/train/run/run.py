@@ -156,7 +156,7 @@ class Run:
             # One core is for the training itself.
             workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
             self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
-                                          data.mix, ranks.device, workers)
+                                          data.mix, ranks.device, workers, data.measured)
             self._simulation.wait(data.begin)
         return self._simulation
 
