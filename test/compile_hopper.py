@@ -143,8 +143,12 @@ def compiled(source, **options):
         file.flush()
         said = subprocess.run([ptxas, '-v', '--gpu-name=sm_90a', file.name, '-o', '/dev/null'], capture_output=True,
                               text=True, check=True).stderr
+    _, *between = re.split(r'wgmma\.mma_async', kernel.asm['ptx'])
     return {'shared': kernel.metadata.shared, 'spilled': int(re.search(r'(\d+) bytes spill stores', said)[1]),
-            'products': len(re.findall(r'wgmma\.mma_async', kernel.asm['ptx'])), 'serialised': 'C75' in said}
+            'products': len(between), 'serialised': 'C75' in said,
+            # Most multiplications after a product has begun and before the next one does, with no wait for the first.
+            'under_product': max((len(re.findall(r'\bmul\.f32', part)) for part in between[:-1]
+                                  if 'wgmma.wait_group' not in part), default=0)}
 
 
 if __name__ == '__main__':

@@ -40,3 +40,8 @@ def test_it_compiles_to_asynchronous_products_within_the_memory_of_an_sm(kernels
 @pytest.mark.parametrize('variant', VARIANTS | PAGES)
 def test_its_loops_or_its_page_fit_into_the_registers(kernels, variant):
     assert kernels[variant]['spilled'] <= 64  # bytes of a thread; a few beside the loop cost nothing
+
+
+@pytest.mark.parametrize('variant', ['attention, fp8', 'attention, fp8, keys split'])
+def test_the_accumulator_of_fp8_pages_is_scaled_while_the_product_with_the_next_keys_runs(kernels, variant):
+    assert kernels[variant]['under_product'] >= 64  # a thread's part of 64 rows of 128 values, in four warps

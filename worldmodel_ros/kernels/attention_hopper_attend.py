@@ -1,7 +1,8 @@
 """The attending warps of the Hopper attention: two groups of four warps, each with 64 rows of the queries.
 
 The schedule is that of FlashAttention-3 (Shah et al. 2024): while the tensor cores multiply the weights of one block
-by its values, the softmax of the next block runs, and the two groups fill each other's gaps.
+by its values, the softmax of the next block runs, and the two groups fill each other's gaps. With FP8 pages alone, the
+accumulator is scaled while they multiply the queries by the next keys.
 """
 from __future__ import annotations
 
@@ -89,6 +90,9 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 4 if QUANTISED else 2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    # Whether the accumulator is scaled, and values are freed, while the next product with keys runs, instead of before it.
+    # With FP4 pages, which leave fewer registers, the compiler would spill more of them; with bf16 alone it was not measured.
+    LATE: gl.constexpr = QUANTISED and not HAS_FP4
     # e4m3 weights are at most 2^8, from the true maximum, so that they are neither clipped nor lost early.
     SHIFT: gl.constexpr = 8.0 if QUANTISED else 0.0
     ring = 0
@@ -137,6 +141,8 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
             m = gl.max(s, 1) * c
             p = gl.exp2(s * gl.expand_dims(c, 1) - gl.expand_dims(m - SHIFT, 1))
             l = gl.sum(p, 1)
+            if LATE:
+                factor = gl.full([ROWS], 1.0, gl.float32, layout=S_ROW)  # the accumulator is still to be scaled by it
             ring += 1
             mbarrier.wait(k_ready.index(ring % STAGES), (ring // STAGES) & 1, pred=blocks > 1)
             for j in range(1, blocks):
@@ -144,11 +150,20 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 new_v_unit = next_v_unit
                 next_k_unit, next_v_unit = _scales(scales, page, head, heads, QUANTISED, HAS_FP4)
                 page = page_of(lists, row, gl.minimum(j + 2, blocks - 1) // SUB, HAS_FP4)
+                if LATE:
+                    v_ratio = v_unit / new_v_unit
+                    v_unit = new_v_unit
 
                 stage = ring % STAGES
                 before = (ring - 1) % STAGES
+                before_phase = ((ring - 1) // STAGES) & 1
+                older = (ring - 2) % STAGES
                 product = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-                mbarrier.wait(v_ready.index(before), ((ring - 1) // STAGES) & 1)
+                if LATE:
+                    mbarrier.arrive(v_free.index(older), count=1, pred=j > 1)
+                mbarrier.wait(v_ready.index(before), before_phase)
+                if LATE:  # behind this wait, a loop, which ptxas moves nothing across: while the tensor cores multiply
+                    acc *= gl.expand_dims(gl.convert_layout(factor, O_ROW), 1)
                 added = warpgroup_mma(_weights(p, QUANTISED, OPERAND), _values(v_smem.index(before), QUANTISED), acc,
                                       is_async=True)
                 s = warpgroup_mma_wait(1, deps=[product])
@@ -164,14 +179,22 @@ def attend(half: gl.constexpr, q_scale, scales, out, lists, smem, bars, work, sc
                 # Waiting here is a loop, which ptxas moves no exponential across: they run while the tensor cores do.
                 ring += 1
                 mbarrier.wait(k_ready.index(ring % STAGES), (ring // STAGES) & 1, pred=j + 1 < blocks)
+                if LATE:
+                    factor = shrink * v_ratio
                 acc, p = warpgroup_mma_wait(0, deps=[added, p])
-                mbarrier.arrive(v_free.index(before), count=1)
-                if QUANTISED:
-                    shrink *= v_unit / new_v_unit
-                    v_unit = new_v_unit
-                acc *= gl.expand_dims(gl.convert_layout(shrink, O_ROW), 1)
+                if not LATE:
+                    mbarrier.arrive(v_free.index(before), count=1)
+                    if QUANTISED:
+                        shrink *= v_unit / new_v_unit
+                        v_unit = new_v_unit
+                    acc *= gl.expand_dims(gl.convert_layout(shrink, O_ROW), 1)
             before = (ring - 1) % STAGES
-            mbarrier.wait(v_ready.index(before), ((ring - 1) // STAGES) & 1)
+            before_phase = ((ring - 1) // STAGES) & 1
+            older = (ring - 2) % STAGES
+            if LATE:
+                mbarrier.arrive(v_free.index(older), count=1, pred=blocks > 1)
+                acc *= gl.expand_dims(gl.convert_layout(factor, O_ROW), 1)
+            mbarrier.wait(v_ready.index(before), before_phase)
             added = warpgroup_mma(_weights(p, QUANTISED, OPERAND), _values(v_smem.index(before), QUANTISED), acc,
                                   is_async=True)
             acc = warpgroup_mma_wait(0, deps=[added])
