@@ -143,7 +143,7 @@ class TorchStorage:
 
     def finite(self, name: str, array: np.ndarray) -> bool:
         dtype = self.pool.tensors()[name].dtype
-        values = torch.from_numpy(array).view(dtype)
+        values = _tensor(array).view(dtype)
         if not dtype.is_floating_point or not values.numel():
             return True
         if dtype is torch.float8_e4m3fn:  # has no infinity, and NaN where all bits but the sign are set
@@ -154,7 +154,7 @@ class TorchStorage:
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         for name, tensor in self.pool.tensors().items():
             words = _words(tensor)
-            words[:, self._index(ids)] = torch.from_numpy(arrays[name]).view(words.dtype).to(self.device).transpose(0, 1)
+            words[:, self._index(ids)] = _tensor(arrays[name]).view(words.dtype).to(self.device).transpose(0, 1)
 
     def _copy_bytes(self, ids: np.ndarray, source: TorchStorage, source_ids: np.ndarray) -> None:
         ours, theirs = self.pool.tensors(), source.pool.tensors()
@@ -186,6 +186,20 @@ def kernel_lists(lists: PageLists, device: torch.device | str) -> TileLists:
         # Never empty: a kernel is given a valid address even where it reads nothing.
         return torch.from_numpy(array if array.size else np.zeros(1, np.int32)).to(device, non_blocking=True)
     return TileLists(*map(tensor, (lists.starts, lists.pages, lists.lengths, lists.full)))
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """An array, as a tensor that is only read: of what a store gives, too, which nothing may write to."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Unprotected(array)))
+
+
+class _Unprotected:
+    """The memory of an array, for who promises not to write to it."""
+
+    def __init__(self, array: np.ndarray):
+        address, _ = array.__array_interface__['data']
+        self.__array_interface__ = {**array.__array_interface__, 'data': (address, False)}
+        self._array = array  # whose memory it is
 
 
 def _words(tensor: Tensor) -> Tensor:

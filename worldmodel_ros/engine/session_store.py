@@ -34,7 +34,7 @@ KEPT = 2  # manifests of a session: the last one, and the one before it
 _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
 # SHA-256 takes a core a second for 1.7 GB, and a session of some models is 0.3 GB. A robot's few cores are needed otherwise.
-_hashing = ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 1) // 4)), 'slabs')
+_hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
 
 
 class Fenced(StoreError):
@@ -130,6 +130,11 @@ class SessionLog:
         """What stores a session as it was when ``capture`` was made."""
         return Checkpoint(self, capture, dict(about))
 
+    def came_back(self, manifest: Manifest, uses: Mapping[int, bytes]) -> None:
+        """Say that the session is as a manifest of this store has it, in pages by ``StoredSession.uses``: what it has not
+        changed by the next checkpoint is neither copied nor hashed, nor stored again."""
+        self._stored = {slab.number: (uses[slab.number], slab) for slab in manifest.slabs}
+
     def require_own(self) -> None:
         """Raise Fenced where a later generation has been claimed."""
         if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
@@ -178,17 +183,19 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copy a slab with every ``next``. Raises OutOfPages where memory was so short that the session's copy lost
-        its pages."""
+        """Copy a slab that is not stored with every ``next``. Raises OutOfPages where memory was so short that the
+        session's copy lost its pages."""
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
             use = _use(row, pool.allocator.uses(row[PAGES:]))
             found = self._log._find(row, use)
             if found is None:
-                found = pool.storage.dump(row[PAGES:])
+                dumped = pool.storage.dump(row[PAGES:])
                 self._cache.require_pages()
-            self._slabs.append((row, use, found))
-            yield
+                self._slabs.append((row, use, dumped))
+                yield
+            else:
+                self._slabs.append((row, use, found))
         self._cache.close()
 
     def write(self, prune: bool = True) -> Manifest:
@@ -245,7 +252,8 @@ class StoredSession(Incoming):
         self._store, self._spec, self._fingerprint, self._memory = store, spec, fingerprint, memory
         self._index = index
         self.state: dict[str, np.ndarray] = {}
-        self._there: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # slab -> content, row of the table
+        # slab -> content, row of the table, which use of its pages
+        self._there: dict[int, tuple[tuple[str, ...], np.ndarray, bytes]] = {}
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
@@ -289,11 +297,16 @@ class StoredSession(Incoming):
             yield
         self._coming = []
 
+    @property
+    def uses(self) -> dict[int, bytes]:
+        """Which use of which pages has each slab that is here, by its number: as ``SessionLog`` tells slabs apart."""
+        return {number: use for number, (_, _, use) in self._there.items()}
+
     def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
         """Let go of slabs that are not, or no more, in the session."""
-        gone = [number for number, (content, _) in self._there.items() if contents.get(number) != content]
+        gone = [number for number, (content, _, _) in self._there.items() if contents.get(number) != content]
         for number in gone:
-            _, row = self._there.pop(number)
+            _, row, _ = self._there.pop(number)
             table = self._cache.table
             self._cache.replace(table.select(table.slabs != number))
             self._cache.lease(int(row[TIER])).release(row[PAGES:])
@@ -308,7 +321,8 @@ class StoredSession(Incoming):
 
     def _put(self, slab: SlabEntry, row: np.ndarray) -> None:
         self._cache.replace(self._cache.table.put(row))
-        self._there[slab.number] = slab.content, row
+        uses = self._memory.pools[slab.tier].allocator.uses(row[PAGES:])
+        self._there[slab.number] = slab.content, row, _use(row, uses)
 
     def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
         """The arrays of a slab; raises Corrupt, and ValueError for those of another slab or shape."""
