@@ -357,6 +357,7 @@ class Keeper:
         elif stored.on_host:
             for _ in stored.pieces():
                 pass
+        stored.settle()
 
     def _place(self) -> AbstractContextManager[None]:
         return self.residency.opening(self.settings.patience) if self.residency else nullcontext()
