@@ -211,25 +211,41 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(precision, damage
         assert not storage.finite('k', damaged)
 
 
+def test_arrays_of_a_store_which_nothing_may_write_to_are_read_without_a_warning(recwarn):
+    storage, warned_always = TorchStorage(LAYOUT, 2, 2, 16, 4, Precision.BF16), torch.is_warn_always_enabled()
+    storage.pool.k.normal_()
+    protected = {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+                 for name, array in storage.dump(np.arange(2)).items()}
+    torch.set_warn_always(True)  # else only once in a process, which may have been before
+    try:
+        assert storage.finite('k', protected['k'])
+        storage.load(np.arange(2, 4), protected)
+    finally:
+        torch.set_warn_always(warned_always)
+    assert [str(warning.message) for warning in recwarn] == [] and not protected['k'].flags.writeable
+    np.testing.assert_array_equal(storage.dump(np.arange(2, 4))['k'], protected['k'])
+
+
+@pytest.mark.parametrize('loads', ['load', 'load_later'])
 @pytest.mark.parametrize('precision, dim, words', [
     (Precision.FP32, 3, torch.int32), (Precision.FP32, 16, torch.int64), (Precision.BF16, 16, torch.int64),
     (Precision.FP8, 16, torch.int64), (Precision.FP4, 16, torch.int64)])
-def test_pages_are_copied_in_words_and_every_byte_arrives(precision, dim, words):
-    storage = TorchStorage(LAYOUT, 2, 2, dim, 8, precision)
+def test_pages_are_copied_in_words_and_every_byte_arrives(precision, dim, words, loads):
+    storage = TorchStorage(LAYOUT, 2, 2, dim, 8, precision, DEVICE)
     pools = storage.pool.tensors()
     assert _words(pools['k']).dtype is words
     for seed, tensor in enumerate(pools.values()):
-        tensor.view(torch.uint8).random_(0, 120, generator=torch.Generator().manual_seed(seed))
+        tensor.view(torch.uint8).random_(0, 120, generator=torch.Generator(DEVICE).manual_seed(seed))
     ids, to = np.array([4, 1, 6]), np.array([0, 5, 2])
 
     def read(pages):
-        return {name: tensor.view(torch.uint8)[:, torch.from_numpy(pages)].numpy() for name, tensor in pools.items()}
+        return {name: tensor.view(torch.uint8).cpu()[:, torch.from_numpy(pages)].numpy() for name, tensor in pools.items()}
     before = read(ids)
     dumped = storage.dump(ids)
     for name, array in dumped.items():
         assert (array.shape[1:], array.dtype) == storage.forms()[name]
         np.testing.assert_array_equal(array.swapaxes(0, 1).view(np.uint8), before[name])
-    storage.load(to, dumped)
+    (storage.load if loads == 'load' else lambda *what: storage.load_later(*what)())(to, storage.staged(dumped))
     storage.copy(np.array([3, 7]), storage, ids[:2])
     for name in pools:
         np.testing.assert_array_equal(read(to)[name], before[name])

@@ -118,6 +118,28 @@ def test_four_times_as_many_sessions_as_there_are_pages_for_go_on_bit_for_bit(ke
     assert memory.pool.allocator.usage().used <= (PLACES + 1) * memory.guaranteed_pages[0]
 
 
+def test_a_session_that_leaves_again_stores_only_what_it_has_seen_since(keeper, served):
+    robots = [Robot(keeper, served, number) for number in range(PLACES + 2)]
+    for robot in robots * 6:
+        robot.tick()
+    one = one_that_is_away(robots)
+    before, seen = one.kept.log.nbytes, len(one.kept.manifest.slabs)
+    written = []
+    put = keeper.store.put
+    keeper.store.put = lambda items, create=False: written.extend(key for key, _ in items) or put(items, create)
+    one.tick()
+    for robot in robots * 2:  # until it has left again
+        if robot is not one:
+            robot.tick()
+    end = time.monotonic() + 30.0
+    while one.place is not Place.AWAY and time.monotonic() < end:
+        robots[(robots.index(one) + 1) % len(robots)].tick()
+    slabs = [key for key in written if key.startswith(f'{one.name}/slabs/')]
+    assert one.place is Place.AWAY and seen >= 6 and len(slabs) == 1
+    assert one.kept.log.nbytes - before < 2 * one.kept.manifest.slabs[0].nbytes + one.kept.manifest.state_nbytes
+    one.tick()
+
+
 def test_a_tick_whose_session_would_come_too_late_is_refused_before_anything_is_done(keeper, served):
     robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
     for robot in robots * 3:

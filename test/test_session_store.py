@@ -1,4 +1,5 @@
 """Sessions in stores: what is stored of them, what comes back, and that nothing damaged does."""
+import gc
 import os
 import signal
 import subprocess
@@ -135,6 +136,106 @@ def test_who_goes_on_stores_only_what_is_new_and_in_another_session_too(engine, 
         assert log.nbytes < 2 * manifest.slabs[0].nbytes
         assert later.slabs[:-1] == manifest.slabs[-len(later.slabs) + 1:]
         assert_equal(session, resumed(engine, store, name)[0])
+
+
+def test_who_has_come_back_stores_no_slab_again_that_it_has_not_changed(engine, store, monkeypatch):
+    log = SessionLog(store, 'robot', 1)
+    manifest = stored(log, drive(engine.open_session(), WINDOW))
+    session, twin, coming = engine.open_session(), drive(engine.open_session(), WINDOW), engine.stored_session(store)
+    coming.read(manifest)
+    for _ in coming.pieces():
+        pass
+    session.restore(coming)
+    log.came_back(manifest, coming.uses)
+    storage, dumped, before = engine.memory.pool.storage, [], log.nbytes
+    monkeypatch.setattr(storage, 'dump', lambda ids, dump=storage.dump: dumped.append(ids) or dump(ids))
+    for each in (session, twin):
+        drive(each, 1, seed=3)
+    later = stored(log, session)
+    assert len(dumped) == 1  # nothing else is copied from the pages, or hashed
+    assert log.nbytes - before < 2 * manifest.slabs[0].nbytes
+    assert later.slabs[:-1] == manifest.slabs[-len(later.slabs) + 1:]
+    engine.slab_index.__init__()
+    assert_equal(twin, resumed(engine, store)[0])
+
+
+@pytest.fixture
+def slow_device(engine, monkeypatch):
+    """Pages that are filled only when somebody waits for them, as those of a device that copies by itself may be."""
+    storage, waiting = engine.memory.pool.storage, []
+
+    def load_later(ids, arrays):
+        storage.clear(ids)
+        waiting.append(ids)
+
+        def wait():
+            waiting[:] = [each for each in waiting if each is not ids]
+            storage.load(ids, arrays)
+        return wait
+    monkeypatch.setattr(storage, 'load_later', load_later)
+    engine.slab_index.__init__()
+    return waiting
+
+
+def test_a_session_takes_over_pages_only_when_the_device_has_filled_them(engine, store, slow_device):
+    session = drive(engine.open_session(), 5)
+    stored(SessionLog(store, 'robot', 1), session)
+    again = resumed(engine, store)[0]  # of a caller that does not wait itself
+    assert slow_device == []
+    assert_equal(session, again)
+
+
+def test_nobody_shares_pages_that_the_device_has_yet_to_fill(engine, store, slow_device):
+    manifest = stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), 5))
+    first, second, third = (engine.stored_session(store) for _ in range(3))
+    first.read(manifest)
+    for _ in first.pieces():
+        pass
+    second.read(manifest)
+    assert len(slow_device) == 5 and second.shared_slabs == 0
+    first.settle()
+    third.read(manifest)
+    assert slow_device == [] and third.shared_slabs == 5
+    for each in (first, second, third):
+        each.close()
+
+
+@pytest.mark.parametrize('way', ['closed', 'read again'])
+def test_pages_that_the_device_still_writes_to_are_not_given_to_another(engine, store, slow_device, way, monkeypatch):
+    log, session = SessionLog(store, 'robot', 1), drive(engine.open_session(), WINDOW)
+    coming, lease_of = engine.stored_session(store), []
+    coming.read(stored(log, session))
+    for _ in coming.pieces():
+        pass
+    assert len(slow_device) == WINDOW
+    held = coming._cache.lease(0)
+    let_go = type(held._allocator)._let_go
+    monkeypatch.setattr(type(held._allocator), '_let_go', lambda self, lease, ids: (
+        lease_of.append(len(slow_device)) if lease is held else None, let_go(self, lease, ids))[1])
+    if way == 'closed':
+        coming.close()
+    else:
+        coming.read(stored(log, drive(session, 2, seed=4)))  # two slabs have left its window
+    engine.memory.pool.allocator.usage()  # takes what was given back
+    assert lease_of and not any(lease_of)
+    coming.close()
+
+
+def test_pages_that_have_another_use_by_now_are_stored_whatever_their_slab_was(engine, store):
+    log = SessionLog(store, 'robot', 1)
+    manifest, session = stored(log, drive(engine.open_session(), 3)), engine.open_session()
+    for _ in range(2):  # a first life in pages that a second one gets, with other frames of the same numbers
+        coming = engine.stored_session(store)
+        coming.read(manifest)
+        for _ in coming.pieces():
+            pass
+        session.restore(coming)
+        log.came_back(manifest, coming.uses)
+        session.reset()
+        drive(session, 3, seed=8)
+    later = stored(log, session)
+    assert not {slab.content for slab in later.slabs} & {slab.content for slab in manifest.slabs}
+    assert_equal(session, resumed(engine, store)[0])
 
 
 # --- damage ---
@@ -289,6 +390,7 @@ def test_sixteen_sessions_on_one_prefix_hold_no_more_pages_than_one(engine, stor
     allocator = engine.memory.pool.allocator
     scene = drive(engine.open_session(), WINDOW + 3)
     stored(SessionLog(store, 'scene', 1), scene)
+    gc.collect()  # sessions of other tests give their pages back with it
     before = allocator.usage().used
     first = resumed(engine, store, 'scene')[0]
     one = allocator.usage().used - before

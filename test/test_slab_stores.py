@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -45,6 +46,32 @@ def test_what_was_put_in_parts_is_there_as_one(store):
     store.put([('a/slabs/1', (b'one', bytearray(b'two'), memoryview(b'three'))), ('a/slabs/2', ())]).result()
     assert [bytes(blob) for blob in store.get(['a/slabs/2', 'a/slabs/1']).result()] == [b'', b'onetwothree']
     assert store.head(['a/slabs/1', 'a/slabs/2', 'a/slabs/3']).result() == [11, 0, None]
+
+
+@pytest.mark.parametrize('kind', ['host', 'tiers'])
+def test_other_threads_run_python_while_a_blob_is_copied(kind, tmp_path):
+    store = HostStore() if kind == 'host' else TieredStore([HostStore()], 10**9)
+    blob, ran, over = memoryview(np.ones(2 * 10**8, np.uint8)), [], threading.Event()
+
+    def run():
+        while not over.wait(0.0005):
+            ran.append(time.perf_counter())
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        most = 0
+        for number in range(8):  # on a busy machine it may get no core now and then; while Python is locked it never does
+            begun = time.perf_counter()
+            store.put([(f'a/slabs/{number}', (b'header', blob))]).result()
+            ended = time.perf_counter()
+            most = max(most, sum(begun < when < ended for when in ran))
+            store.delete([f'a/slabs/{number}']).result()
+            if most > 10:
+                break
+    finally:
+        over.set()
+        other.join()
+    assert most > 10
 
 
 def test_keys_are_listed_in_order_below_a_prefix_of_whole_names(store):

@@ -278,6 +278,13 @@ class Storage(Protocol):
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         """Write back what ``dump`` gave."""
 
+    def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What ``dump`` gave, in memory that the device copies from by itself; from any thread."""
+
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
+        """Start to ``load`` arrays that were ``staged``, concurrently with the device's computation. The result waits for
+        it, in any thread; until then the arrays must stay as they are, and the pages with who has them."""
+
 
 class NumpyStorage:
     """Pages in float32, each contiguous over all layers and heads, which makes writing one a plain copy.
@@ -334,6 +341,13 @@ class NumpyStorage:
 
     def load(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         self.k[ids], self.v[ids] = arrays['k'], arrays['v']
+
+    def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return arrays
+
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
+        self.load(ids, arrays)
+        return lambda: None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, decode, digest, encode
 from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
@@ -30,11 +31,12 @@ from .session_folder import SessionFileError
 if TYPE_CHECKING:
     from .memory import Memory
 
+_PIECE = 0.001  # s of the engine's thread at a time, or what one slab takes
 KEPT = 2  # manifests of a session: the last one, and the one before it
 _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
 # SHA-256 takes a core a second for 1.7 GB, and a session of some models is 0.3 GB. A robot's few cores are needed otherwise.
-_hashing = ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 1) // 4)), 'slabs')
+_hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
 
 
 class Fenced(StoreError):
@@ -130,6 +132,11 @@ class SessionLog:
         """What stores a session as it was when ``capture`` was made."""
         return Checkpoint(self, capture, dict(about))
 
+    def came_back(self, manifest: Manifest, uses: Mapping[int, bytes]) -> None:
+        """Say that the session is as a manifest of this store has it, in pages by ``StoredSession.uses``: what it has not
+        changed by the next checkpoint is neither copied nor hashed, nor stored again."""
+        self._stored = {slab.number: (uses[slab.number], slab) for slab in manifest.slabs}
+
     def require_own(self) -> None:
         """Raise Fenced where a later generation has been claimed."""
         if self.store.head([_claim(self.session, self.generation + 1)]).result()[0] is not None:
@@ -178,17 +185,19 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copy a slab with every ``next``. Raises OutOfPages where memory was so short that the session's copy lost
-        its pages."""
+        """Copy a slab that is not stored with every ``next``. Raises OutOfPages where memory was so short that the
+        session's copy lost its pages."""
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
             use = _use(row, pool.allocator.uses(row[PAGES:]))
             found = self._log._find(row, use)
             if found is None:
-                found = pool.storage.dump(row[PAGES:])
+                dumped = pool.storage.dump(row[PAGES:])
                 self._cache.require_pages()
-            self._slabs.append((row, use, found))
-            yield
+                self._slabs.append((row, use, dumped))
+                yield
+            else:
+                self._slabs.append((row, use, found))
         self._cache.close()
 
     def write(self, prune: bool = True) -> Manifest:
@@ -204,7 +213,7 @@ class Checkpoint:
                 log._stored[found.number] = use, found
                 if log._index and found.valid == self._cache.layout.frames:
                     ids = row[PAGES:]
-                    log._index.add(found.content, found.tier, ids, np.frombuffer(use, np.int64)[len(row):])
+                    log._index.add(found.content, found.tier, ids, _uses(row, use))
             entries.append(found)
         log._stored = {entry.number: log._stored[entry.number] for entry in entries}
         parts, name = encode({'kind': 'state'}, self._capture.state)
@@ -245,8 +254,11 @@ class StoredSession(Incoming):
         self._store, self._spec, self._fingerprint, self._memory = store, spec, fingerprint, memory
         self._index = index
         self.state: dict[str, np.ndarray] = {}
-        self._there: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # slab -> content, row of the table
+        # slab -> content, row of the table, which use of its pages
+        self._there: dict[int, tuple[tuple[str, ...], np.ndarray, bytes]] = {}
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
+        # Slabs whose pages the device copies from arrays, and what waits for it.
+        self._arriving: list[tuple[SlabEntry, dict[str, np.ndarray], Callable[[], None]]] = []
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
     def read(self, manifest: Manifest) -> None:
@@ -255,6 +267,7 @@ class StoredSession(Incoming):
         if manifest.fingerprint != self._fingerprint:
             raise SessionFileError(f'session {manifest.session} is of another model than this {self._spec.name!r}, or of other '
                                    'weights: what it keeps of images means nothing here')
+        self.settle()
         rows = np.array([[slab.number, slab.valid, slab.observed, slab.tier] for slab in manifest.slabs], np.int64)
         self._drop({slab.number: slab.content for slab in manifest.slabs})
         missing, self.shared_slabs = [], 0
@@ -275,25 +288,57 @@ class StoredSession(Incoming):
         self.state = state
 
     def pieces(self) -> Iterator[None]:
-        """Fill a slab with every ``next``. Raises OutOfPages where there is no room."""
+        """Have pages filled for ``_PIECE`` s, one slab at least, with every ``next``; then ``settle``. Raises OutOfPages where
+        there is no room."""
+        begun = time.perf_counter()
         for slab, pages in self._coming:
-            if self._over:
-                return
-            pool = self._cache.pools[slab.tier]
-            ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
-            row = np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids])
-            self._put(slab, row)
-            pool.storage.load(ids, pages)
-            if self._index and slab.valid == self._memory.layout.frames:
-                self._index.add(slab.content, slab.tier, ids, pool.allocator.uses(ids))
-            yield
+            with self._ending:
+                if self._over:
+                    return
+                self._fill(slab, pages)
+            if time.perf_counter() - begun > _PIECE:
+                yield
+                begun = time.perf_counter()
         self._coming = []
+
+    def _fill(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
+        pool = self._cache.pools[slab.tier]
+        ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
+        self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
+        self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
+
+    def settle(self) -> None:
+        """Wait until all pages are filled. Of a thread that may wait; else ``take`` and ``close`` do it."""
+        for slab, _, wait in self._arriving:
+            wait()
+            if self._index and slab.valid == self._memory.layout.frames:  # not before: others would share empty pages
+                _, row, use = self._there[slab.number]
+                self._index.add(slab.content, slab.tier, row[PAGES:], _uses(row, use))
+        self._arriving = []
+
+    def take(self) -> SequenceCache:
+        """As ``Incoming.take``."""
+        self.settle()
+        return super().take()
+
+    def close(self) -> None:
+        """As ``Incoming.close``."""
+        with self._ending:
+            given_up, self._over = not self._over, True
+        if given_up:
+            self.settle()  # the device writes to pages that are to be another's
+            self._cache.close()
+
+    @property
+    def uses(self) -> dict[int, bytes]:
+        """Which use of which pages has each slab that is here, by its number: as ``SessionLog`` tells slabs apart."""
+        return {number: use for number, (_, _, use) in self._there.items()}
 
     def _drop(self, contents: dict[int, tuple[str, ...]]) -> None:
         """Let go of slabs that are not, or no more, in the session."""
-        gone = [number for number, (content, _) in self._there.items() if contents.get(number) != content]
+        gone = [number for number, (content, _, _) in self._there.items() if contents.get(number) != content]
         for number in gone:
-            _, row = self._there.pop(number)
+            _, row, _ = self._there.pop(number)
             table = self._cache.table
             self._cache.replace(table.select(table.slabs != number))
             self._cache.lease(int(row[TIER])).release(row[PAGES:])
@@ -308,7 +353,8 @@ class StoredSession(Incoming):
 
     def _put(self, slab: SlabEntry, row: np.ndarray) -> None:
         self._cache.replace(self._cache.table.put(row))
-        self._there[slab.number] = slab.content, row
+        uses = self._memory.pools[slab.tier].allocator.uses(row[PAGES:])
+        self._there[slab.number] = slab.content, row, _use(row, uses)
 
     def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
         """The arrays of a slab; raises Corrupt, and ValueError for those of another slab or shape."""
@@ -328,7 +374,7 @@ class StoredSession(Incoming):
                 raise ValueError(f'the pages {name} of slab {slab.number} are of another shape')
             if not pool.storage.finite(name, array):
                 raise ValueError(f'slab {slab.number} has numbers that are not finite')
-        return pages
+        return pool.storage.staged(pages)
 
 
 def manifests(store: SlabStore, session: str) -> Iterator[Manifest | StoreError]:
@@ -410,3 +456,7 @@ def _digest(key: str) -> str:
 
 def _use(row: np.ndarray, uses: np.ndarray) -> bytes:
     return row.tobytes() + uses.tobytes()
+
+
+def _uses(row: np.ndarray, use: bytes) -> np.ndarray:
+    return np.frombuffer(use, np.int64)[len(row):]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 from typing import TypeVar
 
-from .protocol import AlreadyStored, Blob, NotStored, check_key
+from .protocol import AlreadyStored, Blob, NotStored, check_key, joined
 
 Result = TypeVar('Result')
 
@@ -77,13 +77,7 @@ class HostStore:
         pass
 
     def _copied(self, parts: Sequence[Blob]) -> memoryview:
-        if self._allocate is None:
-            return memoryview(b''.join(parts))
-        memory, at = self._allocate(sum(map(len, parts))), 0
-        for part in parts:
-            memory[at:at + len(part)] = part
-            at += len(part)
-        return memory.toreadonly()
+        return joined(parts, self._allocate(sum(map(len, parts))) if self._allocate else None)
 
     def _done(self, function: Callable[[], Result]) -> Promise[Result]:
         promise: Promise[Result] = Promise()

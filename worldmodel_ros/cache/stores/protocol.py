@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 Blob = bytes | bytearray | memoryview
 Result = TypeVar('Result')
 
@@ -58,6 +60,18 @@ def check_key(key: str) -> None:
     if not _KEY.fullmatch(key):
         raise ValueError(f'{key[:140]!r} is no key of a store: one to five names of a-z, A-Z, 0-9, ".", "_" and "-", at most '
                          '128 characters each, that begin with a letter or a digit, joined by "/"')
+
+
+def joined(parts: Sequence[Blob], memory: memoryview | None = None) -> memoryview:
+    """The parts one after the other in ``memory``, by default the interpreter's; read-only. Other threads run Python meanwhile,
+    which those of ``bytes.join`` cannot while it copies what is no ``bytes``: 20 MB were some ms of each thread's time."""
+    if memory is None:
+        memory = memoryview(np.empty(sum(map(len, parts)), np.uint8))
+    to, at = np.frombuffer(memory, np.uint8), 0
+    for part in parts:
+        to[at:at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return memory.toreadonly()
 
 
 class Threads:

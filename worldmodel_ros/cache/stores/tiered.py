@@ -50,7 +50,7 @@ class TieredStore:
     def put(self, items: Sequence[tuple[str, Sequence[Blob]]], create: bool = False) -> Promise[None]:
         if create:
             return self._lower[-1].put(items, create=True)
-        self._keep([(key, b''.join(parts)) for key, parts in items])
+        self._keep(items)
         return _all([store.put(items) for store in self._lower])
 
     def get(self, keys: Sequence[str]) -> Promise[list[memoryview]]:
@@ -78,7 +78,7 @@ class TieredStore:
                     promise.set_exception(error)
                 else:
                     found.update(zip(missing, done.result()))
-                    self._keep(list(zip(missing, done.result())))
+                    self._keep([(key, (blob,)) for key, blob in zip(missing, done.result())])
                     give()
             self._lower[level].get(missing).add_done_callback(looked)
         if missing:
@@ -103,16 +103,17 @@ class TieredStore:
         for store in self._lower:
             store.close()
 
-    def _keep(self, blobs: Sequence[tuple[str, Any]]) -> None:
-        if sum(len(blob) for _, blob in blobs) > self._capacity:
+    def _keep(self, items: Sequence[tuple[str, Sequence[Blob]]]) -> None:
+        nbytes = {key: sum(map(len, parts)) for key, parts in items}
+        if sum(nbytes.values()) > self._capacity:
             return
-        self._host.put([(key, (blob,)) for key, blob in blobs]).result()
+        self._host.put(items).result()
         with self._lock:
-            for key, blob in blobs:
+            for key, size in nbytes.items():
                 sizes = self._sizes.setdefault(_session(key), {})
-                self._used += len(blob) - sizes.get(key, 0)
-                sizes[key] = len(blob)
-            arriving = {_session(key) for key, _ in blobs}
+                self._used += size - sizes.get(key, 0)
+                sizes[key] = size
+            arriving = set(map(_session, nbytes))
             while self._used > self._capacity:
                 last = max(self._sizes, key=lambda session: (session not in arriving,
                                                              self._expected.get(session, math.inf)))

@@ -1,6 +1,7 @@
 """Pages of which each process holds its own heads."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,3 +36,10 @@ class HeadsOfPages(TorchStorage):
         rank, count = self.group.rank, self.group.count
         super().load(ids, {name: np.ascontiguousarray(np.split(array, count, HEADS)[rank])
                            for name, array in arrays.items()})
+
+    def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return arrays  # each process takes its part, of which the others get a copy
+
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
+        self.load(ids, arrays)
+        return lambda: None

@@ -346,8 +346,9 @@ class Keeper:
                 self._service.close(number)
                 raise
             frames = int(stored.state['time'][0]) + 1
-            return self._added(Kept(manifest.session, number, generation,
-                                    self._log_of(manifest.session, generation, manifest), frames, newest, note))
+            log = self._log_of(manifest.session, generation, manifest)
+            log.came_back(manifest, stored.uses)
+            return self._added(Kept(manifest.session, number, generation, log, frames, newest, note))
 
     def _fill(self, number: int | None, stored: StoredSession) -> None:
         """``number``: of a session of the service; None: there is none yet, and only pages on the host can be filled."""
@@ -356,6 +357,7 @@ class Keeper:
         elif stored.on_host:
             for _ in stored.pieces():
                 pass
+        stored.settle()
 
     def _place(self) -> AbstractContextManager[None]:
         return self.residency.opening(self.settings.patience) if self.residency else nullcontext()
@@ -428,6 +430,7 @@ class _Pages:
         try:
             stored.read(kept.manifest)
             service.come_back(kept.number, stored, keeper.settings.patience)
+            kept.log.came_back(kept.manifest, stored.uses)
         except (StoreError, SessionFileError) as error:
             _log.error('session %s begins again: %s', kept.name, error)
             service.reset(kept.number)

@@ -242,6 +242,7 @@ class Service:
             client = self._client(session)
         if stored:
             run_pieces(stored.pieces(), stored.on_host, at_border, patience)
+            stored.settle()
         wait(at_border(lambda model: model.come_back(stored)), patience)
 
     def reset(self, session: int) -> None:
