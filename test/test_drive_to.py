@@ -232,7 +232,10 @@ def test_a_pose_is_a_goal_where_odometry_tells_where_the_robot_is(robot, capfd):
 
     handle = robot.accepted(pose=robot.place(1.0, 3.0))
     wait_for(lambda: robot.feedback and robot.feedback[-1][1].distance == pytest.approx(2.0, abs=0.01), 'feedback')
-    ahead = [m for _, m in robot.decisions if m.task == robot.task.name][-1]
+    def decided():
+        return [m for _, m in robot.decisions if m.task == robot.task.name]
+    wait_for(decided, 'a decision')
+    ahead = decided()[-1]
     chosen = next((each for each in ahead.candidates if each.name == ahead.chosen), None)
     assert chosen is None or chosen.x[-1] > 0.3  # it is straight ahead
     robot.pose = (1.0, 2.9, math.pi / 2)
