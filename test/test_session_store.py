@@ -70,6 +70,30 @@ def resumed(engine, store, name='robot', into=None):
     return session, manifest, wrong
 
 
+@pytest.mark.parametrize('way', ['store', 'file'])
+def test_pages_that_are_filled_wait_for_passes_that_still_write_to_them(engine, store, tmp_path, monkeypatch, way):
+    session, said = drive(engine.open_session(), 5), []
+    stored(SessionLog(store, 'robot', 1), session)
+    session.save(tmp_path / 'file')
+    storage = type(engine.memory.pool.storage)
+    loads = storage.load
+
+    def load_pages(self, ids, arrays):
+        said.append('written')
+        loads(self, ids, arrays)
+    monkeypatch.setattr(storage, 'load', load_pages)
+    monkeypatch.setattr(engine.memory, 'before_writing', lambda: said.append('waited'))
+    if way == 'store':
+        resumed(engine, store)[0].close()
+    else:
+        other = engine.open_session()
+        other.load(tmp_path / 'file')
+        other.close()
+    session.close()
+    assert 'written' in said
+    assert all(before == 'waited' for before, what in zip(said, said[1:]) if what == 'written') and said[0] == 'waited'
+
+
 def chunk(session):
     """All that a session answers with: the plan, and every number of the future that it leads to."""
     plan = session.plan('red')

@@ -33,7 +33,8 @@ class Engine:
         self.spec = backend.preset
         self.folder = folder
         self.sessions = sessions
-        self.memory = Memory(backend.preset, backend.storage, sessions, backend.older, backend.distant)
+        self.memory = Memory(backend.preset, backend.storage, sessions, backend.older, backend.distant,
+                             backend.before_writing)
         self.slab_index = SlabIndex()
         self.step_times = StepTimes()
 

@@ -41,10 +41,12 @@ class Memory:
 
     def __init__(self, preset: VideoPreset, storage: Callable[[TileLayout, int], Storage], sessions: int,
                  older: Callable[[TileLayout, int], Storage] | None = None,
-                 distant: Callable[[TileLayout, int], Storage] | None = None):
+                 distant: Callable[[TileLayout, int], Storage] | None = None,
+                 before_writing: Callable[[], None] = lambda: None):
         """``storage`` makes one for a layout and a number of pages, ``older`` that of the slabs that are complete,
-        ``distant`` that of those that are far behind."""
+        ``distant`` that of those that are far behind. ``before_writing``: of the back end."""
         self.layout = page_layout(preset)
+        self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
         chunk, held = slabs_of(preset.chunk_frames, self.layout), self._slabs + preset.sink_slabs + 1

@@ -113,15 +113,18 @@ class Loaded(Incoming):
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
         super().__init__(memory)
-        self.state, self._pages = state, pages
+        self.state, self._pages, self._memory = state, pages, memory
 
     def pieces(self) -> Iterator[None]:
         """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in
         use."""
+        # A pass of a branch that has given these pages up may still be writing to them.
+        self._memory.before_writing()
         for _ in snapshot.fill(self._cache, self._pages):
             yield
             if self._over:  # it was given up, and the pages may belong to another session
                 return
+            self._memory.before_writing()
 
 
 def largest(spec: Preset, memory: Memory) -> int:

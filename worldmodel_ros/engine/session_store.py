@@ -303,6 +303,7 @@ class StoredSession(Incoming):
 
     def _fill(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
         pool = self._cache.pools[slab.tier]
+        self._memory.before_writing()  # a pass of a branch that has given these pages up may still be writing to them
         ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
         self._put(slab, np.array([slab.number, slab.valid, slab.observed, slab.tier, *ids]))
         self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
