@@ -12,7 +12,7 @@ from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
 
 ROOT = Path(__file__).resolve().parents[1]
 CYCLES = 12
-SETTLED = 4  # cycles, after which caches and pools have their size
+SETTLED = 6  # cycles, after which caches and pools have their size; until the seventh, memory grows by jumps of up to 10 MiB
 GROWTH = 17.0  # MiB that may be lost to fragmentation after that; the weights alone have 20
 TIMEOUT = 120.0  # s, for a transition on a busy machine
 
