@@ -1,6 +1,7 @@
 """The recorder: a bag that others open, with the definitions of our messages, whatever ends it."""
 import errno
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,17 @@ def record(tmp_path):
         process.wait()
 
 
+@pytest.fixture
+def stranger():
+    """A node of another participant in the robot's namespace, gone at the end, whatever becomes of the test."""
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node = rclpy.create_node('stranger', context=context, namespace='robot7')
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
 def publish_for(robot, seconds, period=0.02):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -314,15 +326,21 @@ def test_a_recorder_that_cannot_record_says_why_and_ends(record, tmp_path, argum
 
 @pytest.mark.ros
 @pytest.mark.untimed
-def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_heard(robot, record, tmp_path):
-    stranger = rclpy.Context()
-    rclpy.init(context=stranger)
-    wrong = rclpy.create_node('stranger', context=stranger, namespace='robot7')
-    wrong.create_publisher(String, 'deadline_status', STATUS)
+def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_heard(robot, record, tmp_path, stranger):
+    wrong = stranger.create_publisher(String, 'deadline_status', STATUS)
     wait_for(lambda: robot.node.count_publishers('deadline_status') == 2, 'the stranger')
+    log, right = tmp_path / 'log', robot.publishers['deadline_status']
+
+    def refused():
+        return 'deadline_status is not recorded: it is published with several types' in log.read_text()
     process = record()
-    log = tmp_path / 'log'
-    wait_for(lambda: 'deadline_status is not recorded: it is published with several types' in log.read_text(), 'it')
+    while wait_for(lambda: refused() or (wrong if wrong.get_subscription_count() else None) or
+                       (right if right.get_subscription_count() else None), 'the recorder') is not True:
+        # DDS told of one publisher before the other, as on a busy machine: that one is recorded.
+        assert end(process) == 0
+        shutil.rmtree(tmp_path / 'bag')
+        wait_for(lambda: not (wrong.get_subscription_count() or right.get_subscription_count()), 'its end', 60.0)
+        process = record()
     wait_for(lambda: robot.publishers['predicted_future'].get_subscription_count(), 'the recorder')
     best_effort = robot.node.create_publisher(PredictedFuture, 'predicted_future', CAMERA)
     wait_for(best_effort.get_subscription_count, 'the recorder, at a publisher that offers less')
@@ -335,8 +353,6 @@ def test_a_topic_of_two_types_is_named_and_left_out_and_a_weaker_publisher_is_he
         numbers = [bag.deserialize(t, raw).sequence for t, raw, _ in bag.messages(['/robot7/predicted_future'])]
         assert '/robot7/deadline_status' not in bag.topics
     assert 1004 in numbers
-    wrong.destroy_node()
-    rclpy.shutdown(context=stranger)
 
 
 def spin_until(executor, condition):
@@ -348,7 +364,7 @@ def spin_until(executor, condition):
 
 @pytest.mark.ros
 @pytest.mark.untimed
-def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch):
+def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic_over(robot, tmp_path, monkeypatch, stranger):
     monkeypatch.setattr(recorder, '_PATIENCE', 0.5)
     robot.node.destroy_publisher(robot.publishers.pop('camera/image_raw'))
     robot.node.create_publisher(Image, 'front/image_raw', CAMERA)
@@ -365,18 +381,13 @@ def test_what_nobody_publishes_is_warned_of_and_a_stranger_does_not_take_a_topic
     compressed = robot.node.create_publisher(CompressedImage, 'camera/image_raw/compressed', CAMERA)
     spin_until(executor, compressed.get_subscription_count)
     assert subject.report().level == OK
-    stranger = rclpy.Context()
-    rclpy.init(context=stranger)
-    wrong = rclpy.create_node('stranger', context=stranger, namespace='robot7')
-    wrong.create_publisher(Twist, 'cmd_vel', CAMERA)
+    stranger.create_publisher(Twist, 'cmd_vel', CAMERA)
     spin_until(executor, lambda: subject.report().level == WARN)
     assert 'not recorded' in subject.report().message
     values = subject.report().values
     robot.publishers['cmd_vel'].publish(TwistStamped())
     spin_until(executor, lambda: subject.report().values['messages'] > values['messages'])
     assert 'geometry_msgs/msg/Twist' in values['not recorded: /robot7/cmd_vel']
-    wrong.destroy_node()
-    rclpy.shutdown(context=stranger)
     subject.on_shutdown()
     subject.destroy_node()
     with open_bag(tmp_path / 'bag') as bag:
