@@ -83,11 +83,16 @@ class Incoming:
     in the host's memory."""
 
     def __init__(self, memory: Memory) -> None:
-        self._cache, self._ending, self._over = memory.stage(), threading.Lock(), False
+        self._memory, self._cache = memory, memory.stage()
+        self._ending, self._over = threading.Lock(), False
         self.on_host = all(pool.storage.on_host for pool in memory.pools)
+
+    def settle(self) -> None:
+        """Wait until all pages are filled. Of a thread that may wait; else ``take`` and ``close`` do it."""
 
     def take(self) -> SequenceCache:
         """The filled cache, for the session that takes it over. Raises SessionFileError after ``close``."""
+        self.settle()
         with self._ending:
             if self._over:
                 raise SessionFileError('the session was given up while it was loaded')
@@ -97,9 +102,10 @@ class Incoming:
     def close(self) -> None:
         """Give back what no session has taken over. From any thread."""
         with self._ending:
-            if not self._over:
-                self._over = True
-                self._cache.close()
+            given_up, self._over = not self._over, True
+        if given_up:
+            self.settle()  # the device writes to pages that are to be another's
+            self._cache.close()
 
 
 class Loaded(Incoming):
@@ -113,7 +119,7 @@ class Loaded(Incoming):
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
         super().__init__(memory)
-        self.state, self._pages, self._memory = state, pages, memory
+        self.state, self._pages = state, pages
 
     def pieces(self) -> Iterator[None]:
         """Fill a part of the pages with every ``next``. Raises OutOfPages where there is no room next to what is in

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
+from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..cache.slab_index import SlabIndex
 from ..cache.stores.blob import Corrupt, decode, digest, encode
 from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
@@ -251,7 +251,7 @@ class StoredSession(Incoming):
 
     def __init__(self, store: SlabStore, spec: Preset, fingerprint: str, memory: Memory, index: SlabIndex | None = None):
         super().__init__(memory)
-        self._store, self._spec, self._fingerprint, self._memory = store, spec, fingerprint, memory
+        self._store, self._spec, self._fingerprint = store, spec, fingerprint
         self._index = index
         self.state: dict[str, np.ndarray] = {}
         # slab -> content, row of the table, which use of its pages
@@ -309,26 +309,13 @@ class StoredSession(Incoming):
         self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
 
     def settle(self) -> None:
-        """Wait until all pages are filled. Of a thread that may wait; else ``take`` and ``close`` do it."""
+        """As ``Incoming.settle``; filled slabs may then be shared."""
         for slab, _, wait in self._arriving:
             wait()
             if self._index and slab.valid == self._memory.layout.frames:  # not before: others would share empty pages
                 _, row, use = self._there[slab.number]
                 self._index.add(slab.content, slab.tier, row[PAGES:], _uses(row, use))
         self._arriving = []
-
-    def take(self) -> SequenceCache:
-        """As ``Incoming.take``."""
-        self.settle()
-        return super().take()
-
-    def close(self) -> None:
-        """As ``Incoming.close``."""
-        with self._ending:
-            given_up, self._over = not self._over, True
-        if given_up:
-            self.settle()  # the device writes to pages that are to be another's
-            self._cache.close()
 
     @property
     def uses(self) -> dict[int, bytes]:
