@@ -22,10 +22,10 @@ from worldmodel_ros.motion import PERIOD, move
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry
-from worldmodel_ros.sim.rollout import MAX_LATENCY, advance
+from worldmodel_ros.sim.rollout import advance, random_latency
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import task_scene
-from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
+from worldmodel_ros.sim.world import LIMITS, World
 
 LOOKS, AHEAD = 24, (10, 50)  # ticks: with images, and after the last one
 LOOKS_AT, SINCE = 16, 50  # ticks: at the thing, and since it was last in view
@@ -53,7 +53,7 @@ class Robot:
     def drive(self, command) -> np.ndarray:
         """Drive for a period; return the command that the limits left."""
         limited = self.limiter.limit([float(value) for value in command], self.executed, PERIOD).twist
-        advance(self.world, self.executed, limited, int(self.rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        advance(self.world, self.executed, limited, random_latency(self.rng))
         self.odometry.update(self.world)
         self.executed = limited
         return np.array(limited)

@@ -41,6 +41,7 @@ from worldmodel_ros.engine.sampler import Noise
 from worldmodel_ros.engine.session import Session
 from worldmodel_ros.evaluate.drive.pictures import MOVING_V, MOVING_W, psnr, sharpness
 from worldmodel_ros.evaluate.processes import each
+from worldmodel_ros.evaluate.quality.horizons import finish
 from worldmodel_ros.evaluate.quality.objects import find_objects
 from worldmodel_ros.evaluate.quality.tiled_imagination import SessionMemory, TiledImagination
 from worldmodel_ros.kernels.pages import Precision
@@ -89,7 +90,7 @@ def turned_away(job: tuple[int, float, int]) -> Sight | None:
     training; None where no object is in sight, or it is not in the end."""
     from worldmodel_ros.safety.motion import TwistLimiter
     from worldmodel_ros.sim.odometry import WheelOdometry
-    from worldmodel_ros.sim.rollout import LIMITS, MAX_LATENCY, TIMESTEP, advance
+    from worldmodel_ros.sim.rollout import LIMITS, advance, random_latency
     from worldmodel_ros.sim.scene import COLOURS
     from worldmodel_ros.sim.world import World
     seed, hidden, size = job
@@ -101,7 +102,7 @@ def turned_away(job: tuple[int, float, int]) -> Sight | None:
     def drive(target: tuple[float, float]) -> None:
         nonlocal executed
         command = limiter.limit(target, executed, PERIOD).twist
-        advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        advance(world, executed, command, random_latency(rng))
         executed = command
         odometry.update(world)
         frames.append(world.render())
@@ -143,15 +144,6 @@ def _scene(seed: int) -> Any:
     return world.scene
 
 
-def end(units: Iterator) -> Any:
-    """What a generator returns in the end."""
-    while True:
-        try:
-            next(units)
-        except StopIteration as stop:
-            return stop.value
-
-
 @contextmanager
 def fp4_from(near: int | None) -> Iterator[None]:
     """Engines that are made within it have FP4 pages in FP4 from so many frames of age on; None: as they always have."""
@@ -190,7 +182,7 @@ def quality(engine: Engine, episodes: dict[str, np.ndarray], first: int, every: 
                 continue
             true = frames[[t + 1 + k for k in wanted]]
             for count in steps:
-                future = end(session.what_if(later, count))
+                future = finish(session.what_if(later, count))
                 rows.setdefault(f'{count} steps', []).append([psnr(future.frames[k], image) for k, image in zip(wanted, true)])
                 if count == steps[0]:
                     latents.append(np.asarray(future.latents))
@@ -225,7 +217,7 @@ def remembered(engine: Engine, sights: Sequence[Sight]) -> dict:
         session.reset()
         seen(session, sight.frames[:sight.start + 1], sight.actions[:sight.start + 1])
         later = sight.actions[sight.start + 1:]
-        picture = end(session.what_if(later[:len(later) // chunk * chunk], 2)).frames[-1]
+        picture = finish(session.what_if(later[:len(later) // chunk * chunk], 2)).frames[-1]
         scene = _scene(sight.seed)
         found, true = find_objects(picture, scene), find_objects(sight.frames[-1], scene)
         error = abs(found[sight.colour].bearing - sight.bearing) if sight.colour in found else math.inf

@@ -3,6 +3,7 @@ import numpy as np
 
 from worldmodel_ros.engine.loading import load
 from worldmodel_ros.evaluate.drive.pictures import psnr
+from worldmodel_ros.evaluate.quality.horizons import finish
 from worldmodel_ros.sim.world import World
 
 PERIOD, TURN = 0.1, 0.8  # s, rad/s
@@ -18,12 +19,7 @@ def test_small_tiles_knows_what_comes_into_view():
         world.step(action, PERIOD)
         last = world.render()
         session.observe(last, action)
-    units, future = session.what_if(np.tile(action, (AHEAD, 1)), 2), None
-    while future is None:
-        try:
-            next(units)
-        except StopIteration as end:
-            future = end.value
+    future = finish(session.what_if(np.tile(action, (AHEAD, 1)), 2))
     gained = []
     for predicted in future.frames:
         world.step(action, PERIOD)

@@ -143,11 +143,16 @@ def drive_episode(world: World, seed: int, mix: Mapping[str, float], episode: di
         episode['visible'][t] = [world.visible(goal) for goal in COLOURS]
         episode['poses'][t] = world.pose
         command = limiter.limit(driver(world, targets).tolist(), executed, PERIOD).twist
-        collided = advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        collided = advance(world, executed, command, random_latency(rng))
         if odometry is not None:
             odometry.update(world)
         executed = command
     return name
+
+
+def random_latency(rng: np.random.Generator) -> int:
+    """Physics steps, up to MAX_LATENCY, after which a command begins."""
+    return int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1))
 
 
 def advance(

@@ -19,10 +19,10 @@ from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.behaviour import Expert, Smooth, Steps
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry
-from worldmodel_ros.sim.rollout import MAX_LATENCY, PERIOD, advance
+from worldmodel_ros.sim.rollout import PERIOD, advance, random_latency
 from worldmodel_ros.sim.scene import COLOURS, Scene
 from worldmodel_ros.sim.task_scenes import Variant, task_scene
-from worldmodel_ros.sim.world import LIMITS, TIMESTEP, World
+from worldmodel_ros.sim.world import LIMITS, World
 
 FRAMES = 112  # of an episode: a long clip, and what comes after it
 FRAME_SIZE = (64, 64)
@@ -118,7 +118,7 @@ def make(seed: int, world: World) -> dict[str, np.ndarray]:
                 episode['place'][t, slot], episode['visible'][t, slot] = world.position(thing), world.visible(thing)
         expert = np.stack([expert_action(world, goal) for goal in COLOURS]) if name == 'expert' else np.zeros((4, 2))
         command = limiter.limit(np.asarray(driver(world, expert)).tolist(), executed, PERIOD).twist
-        advance(world, executed, command, int(rng.integers(round(MAX_LATENCY / TIMESTEP) + 1)))
+        advance(world, executed, command, random_latency(rng))
         odometry.update(world)
         executed = command
     return episode
