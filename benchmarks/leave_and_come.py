@@ -85,24 +85,24 @@ def come_and_leave(engine, store, rounds: int) -> dict:
         session.observe(rng.integers(0, 256, (*engine.spec.image_size, 3), dtype=np.uint8),
                         np.zeros(engine.spec.actions, np.float32))
 
-    def leave(session, watch: Watch | None) -> Manifest:
-        parts = watch or Watch()
-        with parts.part('leave: capture'):
+    def leave(session, watch: Watch) -> Manifest:
+        with watch.part('leave: capture'):
             checkpoint = log.checkpoint(session.capture(), {})
-        with parts.part('leave: copy'):
+        with watch.part('leave: copy'):
             for _ in checkpoint.pieces():
                 pass
-        with parts.part('leave: write'):
+        with watch.part('leave: write'):
             manifest = checkpoint.write()
         session.close()
-        if watch is None:
-            parts.close()
         return manifest
     log = SessionLog(store, 'robot', 1)
     session = engine.open_session()
     for _ in range(engine.spec.window_frames + 1):
         tick(session)
-    manifest, watch, stored = leave(session, None), Watch(), []
+    first = Watch()
+    manifest = leave(session, first)  # all of it is stored: another case
+    first.close()
+    watch, stored = Watch(), []
     for _ in range(rounds):
         before = log.nbytes
         session, coming = engine.open_session(), StoredSession(store, engine.spec, engine.fingerprint, engine.memory)

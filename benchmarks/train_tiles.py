@@ -171,23 +171,20 @@ class Plan:
         carried = portable.begun(self.folder / run / portable.FOLDER, 'teacher')
         return (carried[1] if carried else 0.0) + (left - OVERHEAD if self._training_s is None else self._training_s)
 
-    def _autoencoder(self, run: str) -> list[str]:
-        """Override that names the autoencoder: that of portable weights, which is the same, so that they need no other model; a
-        run that was begun keeps its own."""
-        config, carried = self.folder / run / 'config.yaml', self.folder / run / portable.FOLDER
+    def _kept(self, run: str) -> list[str]:
+        """Overrides that name the autoencoder and the first room. A run that was begun keeps its own. Portable weights hold the
+        same autoencoder, so that they need no other model, and go on in other rooms than they were trained in."""
+        config, folder = self.folder / run / 'config.yaml', self.folder / run / portable.FOLDER
+        autoencoder = first = None
         if config.is_file():
-            found = yaml.safe_load(config.read_text()).get('autoencoder')
-            return [f'autoencoder={found}'] if found else []
-        return [f'autoencoder={carried}'] if (carried / 'model.json').is_file() else []
-
-    def _rooms(self, run: str) -> list[str]:
-        """Override that gives weights that were carried here other rooms than they were trained in; a run that was begun keeps
-        its own."""
-        config, carried = self.folder / run / 'config.yaml', portable.begun(self.folder / run / portable.FOLDER, 'teacher')
-        if config.is_file():
-            first = yaml.safe_load(config.read_text()).get('data', {}).get('first_seed', FIRST_ROOM)
-            return [f'data.first_seed={first}']
-        return [f'data.first_seed={FIRST_ROOM + math.ceil(ROOMS_A_SECOND * carried[1])}'] if carried else []
+            found = yaml.safe_load(config.read_text())
+            autoencoder, first = found.get('autoencoder'), found.get('data', {}).get('first_seed')
+        elif (folder / 'model.json').is_file():
+            autoencoder = folder
+            if carried := portable.begun(folder, 'teacher'):
+                first = FIRST_ROOM + math.ceil(ROOMS_A_SECOND * carried[1])
+        kept = {'autoencoder': autoencoder, 'data.first_seed': first}
+        return [f'{key}={value}' for key, value in kept.items() if value is not None]
 
     def train(self, left: float) -> list[Job]:
         seconds = self.training_s(TILES, left)
@@ -234,7 +231,7 @@ class Plan:
     def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}) -> Job:
         out = self.folder / run
         values = [f'teacher.max_minutes={seconds / 60.0:.4f}', 'checkpoint_minutes=1.5',
-                  f'workers={self._workers}', *self._autoencoder(run), *self._rooms(run),
+                  f'workers={self._workers}', *self._kept(run),
                   *(f'{key}={json.dumps(value)}' for key, value in changes.items()),
                   *((*SMOKE, *SMOKE_OF[config]) if self._smoke else ())]
         least = 0.0 if self._smoke else min(seconds, 60.0) if self.begun(run) else seconds + 0.6 * OVERHEAD
