@@ -352,7 +352,7 @@ def test_a_reset_begins_the_next_seed(tmp_path):
         old = onlooker.received['camera/image_raw'][-1].header.stamp
         answer = onlooker.call(onlooker.reset, Trigger.Request())
         assert (answer.success, answer.message) == (True, f'seed {seed + 1}')
-        # A busy machine may still have messages of before under way.
+        # On a busy machine, messages of before may still be in flight.
         begun, zero = World(seed + 1).pose, (0.0, 0.0, 0.0)
         onlooker.wait(lambda: pose(onlooker.received['odom'][-1]) == pytest.approx(zero, abs=0.01))
         onlooker.wait(lambda: pose(onlooker.received['sim/ground_truth'][-1]) == pytest.approx(begun, abs=0.01))

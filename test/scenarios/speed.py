@@ -69,7 +69,7 @@ def measured() -> Speed:
 
 
 def measure_again(others: bool = True) -> Speed:
-    """Measure this machine's speed anew, while no node runs, and have all of this run go by that; ``others``: what other
+    """Measure this machine's speed again, while no node runs, and have all of this run go by that; ``others``: what other
     programs take, too, for which a second is waited."""
     _measure(busy_share() if others else math.nan)
     measured.cache_clear()
