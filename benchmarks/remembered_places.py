@@ -3,10 +3,10 @@
     python benchmarks/remembered_places.py --seeds 3100000:3100300 --json remembered_places.json
 
 Ahead: the expert drives to a goal, for 2.4 s with the forecast looking on; then nothing is seen any more, and 1 and 5 s later
-the goal's bearing is told by where it was, moved by the commands that were executed since, or by the wheels' odometry. As in
-``worldmodel evaluate quality``, a case counts where the camera sees the goal at the start and at the horizon. Turned away:
-the robot looks at a thing for 1.6 s, turns until it is behind it, and stands; images go on, and 5 s after the thing was last in
-view it is to be known, and its bearing told.
+the goal's bearing is told by where it was, moved by the commands that were executed since, or by the wheels' odometry; the
+bound is what the odometry gives for where the goal really was. As in ``worldmodel evaluate quality``, a case counts where the
+camera sees the goal at the start and at the horizon. Turned away: the robot looks at a thing for 1.6 s, turns until it is behind
+it, and stands; images go on, and 5 s after the thing was last in view it is to be known, and its bearing told.
 """
 import argparse
 import math
@@ -18,7 +18,7 @@ from result_file import provenance, write_result
 from worldmodel_ros.control.pilot import SLOTS, Pilot
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
-from worldmodel_ros.motion import PERIOD, move
+from worldmodel_ros.motion import PERIOD, from_base, move, to_base
 from worldmodel_ros.safety.motion import TwistLimiter
 from worldmodel_ros.sim.expert import expert_action
 from worldmodel_ros.sim.odometry import WheelOdometry
@@ -76,9 +76,8 @@ def ahead(robot: Robot) -> list[dict]:
     if not world.visible(goal):
         return []
     slot = _NAMES.index(goal)
-    known, (x, y) = seen.presence[slot] > _LOST, seen.places[0, slot]
-    cos, sin = math.cos(start[2]), math.sin(start[2])
-    place = start[:2] + (cos * x - sin * y, sin * x + cos * y)
+    known, place = seen.presence[slot] > _LOST, from_base(seen.places[0, slot], start)
+    true = from_base(to_base(np.array(world.position(goal)), np.array(world.pose)), start)
     poses, twists, rows = start[None], np.array([robot.odometry.twist]), []
     for tick in range(1, max(AHEAD) + 1):
         command = robot.drive(expert_action(world, goal))
@@ -86,7 +85,8 @@ def ahead(robot: Robot) -> list[dict]:
         if tick in AHEAD and world.visible(goal):
             rows.append({'seconds': tick * PERIOD,
                          'commands': robot.error(goal, place, poses[0]) if known else math.pi / 2,
-                         'odometry': robot.error(goal, place, np.array(robot.odometry.pose)) if known else math.pi / 2})
+                         'odometry': robot.error(goal, place, np.array(robot.odometry.pose)) if known else math.pi / 2,
+                         'bound of odometry': robot.error(goal, true, np.array(robot.odometry.pose))})
     return rows
 
 
@@ -134,7 +134,7 @@ def _result(chosen: argparse.Namespace, last: int, rows: list[dict], away: list[
     found = {}
     for ticks in AHEAD:
         of = [row for row in rows if row['seconds'] == ticks * PERIOD]
-        for by in ('commands', 'odometry'):
+        for by in ('commands', 'odometry', 'bound of odometry'):
             errors = np.array([row[by] for row in of])
             found[f'{ticks * PERIOD:g} s, {by}'] = _row(errors)
     known = np.array([case[0] for case in away], bool)

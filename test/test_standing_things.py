@@ -25,40 +25,54 @@ def seen(**places):
 
 def test_a_thing_that_stands_stays_where_it_was_while_the_robot_turns_and_drives():
     memory = StandingThings(SLOTS)
-    memory.remember(seen(RED=(2.0, 0.5)), np.array([1.0, 1.0, 0.0]))  # at (3, 1.5) in the odometry's frame
+    memory.remember(seen(RED=(2.0, 0.5)), np.array([1.0, 1.0, 0.0]), {})  # at (3, 1.5) in the odometry's frame
     for _ in range(600):  # a minute, turned away
-        told = memory.remember(seen(), np.array([3.0, 0.5, -math.pi / 2]))
+        told = memory.remember(seen(), np.array([3.0, 0.5, -math.pi / 2]), {})
     assert told.presence[RED] == pytest.approx(0.9)
     np.testing.assert_allclose(told.places[:, RED], np.tile((-1.0, 0.0), (len(TIMES), 1)), atol=1e-9)
 
 
 def test_what_the_forecast_tells_comes_before_what_is_remembered():
     memory, pose = StandingThings(SLOTS), np.zeros(3)
-    memory.remember(seen(RED=(2.0, 0.0)), pose)
-    told = memory.remember(seen(RED=(1.0, 1.0)), pose)
-    np.testing.assert_allclose(told.places[0, RED], (1.0, 1.0))
+    memory.remember(seen(RED=(2.0, 0.0)), pose, {})
+    told = memory.remember(seen(RED=(1.0, 0.5)), pose, {RED: np.array([2.0, 0.1])})
+    np.testing.assert_allclose(told.places[0, RED], (1.0, 0.5))
+
+
+def test_out_of_view_what_was_seen_and_mapped_comes_before_what_the_forecast_carries_on():
+    memory, behind = StandingThings(SLOTS), np.array([0.0, 0.0, math.pi])
+    memory.remember(seen(RED=(2.0, 0.0)), np.zeros(3), {})
+    drifted = seen(RED=(-1.9, 0.6))
+    np.testing.assert_allclose(memory.remember(drifted, behind, {}).places[0, RED], (-2.0, 0.0), atol=1e-9)
+    mapped = {RED: np.array([2.0, 0.1])}
+    np.testing.assert_allclose(memory.remember(drifted, behind, mapped).places[0, RED], (-2.0, -0.1), atol=1e-9)
+
+
+def test_what_was_never_in_view_is_where_the_forecast_says():
+    told = StandingThings(SLOTS).remember(seen(RED=(-1.0, 1.0)), np.zeros(3), {})
+    np.testing.assert_allclose(told.places[0, RED], (-1.0, 1.0))
 
 
 def test_what_moves_is_not_remembered():
     memory, pose = StandingThings(SLOTS), np.zeros(3)
-    memory.remember(seen(BALL=(2.0, 0.0), MOVER=(1.0, 0.0)), pose)
-    assert not memory.remember(seen(), pose).presence.any()
+    memory.remember(seen(BALL=(2.0, 0.0), MOVER=(1.0, 0.0)), pose, {})
+    assert not memory.remember(seen(), pose, {}).presence.any()
 
 
 def test_a_thing_that_is_not_seen_where_it_should_be_is_forgotten():
     memory, pose = StandingThings(SLOTS), np.zeros(3)
-    memory.remember(seen(RED=(1.0, 0.0)), pose)
-    there = [memory.remember(seen(), pose).presence[RED] > 0 for _ in range(12)]
+    memory.remember(seen(RED=(1.0, 0.0)), pose, {})
+    there = [memory.remember(seen(), pose, {}).presence[RED] > 0 for _ in range(12)]
     assert there[0] and not there[-1]
-    assert memory.remember(seen(), np.array([0.0, 0.0, math.pi])).presence[RED] == 0.0  # and does not come back
+    assert memory.remember(seen(), np.array([0.0, 0.0, math.pi]), {}).presence[RED] == 0.0  # and does not come back
 
 
 @pytest.mark.parametrize('hidden', [dict(MOVER=(0.6, 0.0)), dict(BALL=(0.5, 0.02))])
 def test_a_thing_behind_another_is_not_taken_for_gone(hidden):
     memory, pose = StandingThings(SLOTS), np.zeros(3)
-    memory.remember(seen(RED=(1.2, 0.0)), pose)
+    memory.remember(seen(RED=(1.2, 0.0)), pose, {})
     for _ in range(40):
-        told = memory.remember(seen(**hidden), pose)
+        told = memory.remember(seen(**hidden), pose, {})
     assert told.presence[RED] > 0
 
 
@@ -70,6 +84,25 @@ def test_it_is_counted_how_long_a_place_is_out_of_view():
     things = watch.look(seen(RED=(0.0, 1.0), BALL=(0.0, 1.0))).view(SLOTS, np.zeros(3), np.zeros(2), TIMES).things
     assert things['red'].unseen is None, 'what stands is remembered, and in no doubt'
     assert things['magenta ball'].unseen == pytest.approx(0.1)
+
+
+def test_a_robot_that_turns_away_knows_a_thing_by_its_wheels_though_its_forecast_turns_too_slowly():
+    class TurnsTooSlowly:
+        times, yaw = TIMES, 0.0
+
+        def observe(self, image, executed, measured, passes):
+            there = -0.8 * self.yaw
+            now = seen(RED=(2.0 * math.cos(there), 2.0 * math.sin(there)))
+            return now.presence, now.places, np.array([math.cos(4.0 * self.yaw), -math.sin(4.0 * self.yaw), 5.0, 5.0, 5.0, 5.0])
+
+    forecast, turn = TurnsTooSlowly(), np.array([0.0, 1.0])
+    pilot = Pilot(forecast, clock=lambda: 0.0)
+    for tick in range(26):
+        forecast.yaw = tick * turn[1] * PERIOD
+        pilot.odometry.measured((0.0, 0.0, forecast.yaw), turn)
+        pilot.observe(np.zeros((64, 64, 3), np.uint8), turn, 1)
+    x, y = pilot.known.seen.places[0, RED]
+    assert math.atan2(y, x) == pytest.approx(-2.5, abs=math.radians(10.0))
 
 
 def test_a_robot_drives_to_a_goal_that_its_forecast_has_forgotten():

@@ -109,7 +109,8 @@ class Pilot:
             self._localiser.saw(seen.presence, seen.places[0], seen.walls)
             direction, _ = self._localiser.walls()
             self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
-        seen = self._out_of_view.look(self._standing.remember(seen, self._localiser.pose))
+        remembered = self._standing.remember(seen, self._localiser.pose, self._localiser.things())
+        seen = self._out_of_view.look(remembered)
         self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
 
     def _begin(self, terms: Sequence[Term]) -> None:

@@ -6,7 +6,7 @@ moves in, that of its odometry.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,10 +85,11 @@ def with_places(view: View, terms: Sequence[Term], times: int) -> View:
 
 
 class StandingThings:
-    """Where things that do not move were last, in the odometry's frame: what has left a forecast's window is still there.
+    """Where things that do not move were last, in the odometry's frame: what has left the camera's view is still there.
 
-    A forecast remembers for seconds; a robot that turns away from a goal and comes back a minute later needs this. What is
-    remembered and not seen where it should be is forgotten. Not thread-safe.
+    A forecast remembers for seconds, and how the robot has turned since only roughly (docs/tasks.md); a robot that turns away
+    from a goal and comes back a minute later needs this. What is remembered and not seen where it should be is forgotten. Not
+    thread-safe.
     """
 
     def __init__(self, slots: Sequence[Slot | None]) -> None:
@@ -97,17 +98,18 @@ class StandingThings:
         self._places: dict[int, tuple[np.ndarray, float]] = {}  # by slot: (2,), and the probability of being there
         self._missed: dict[int, int] = {}
 
-    def remember(self, seen: Seen, pose: np.ndarray) -> Seen:
-        """Return what was seen from ``pose`` (3,), with what is remembered in the place of what is not told any more."""
+    def remember(self, seen: Seen, pose: np.ndarray, mapped: Mapping[int, np.ndarray]) -> Seen:
+        """Return what was seen from ``pose`` (3,), with what is remembered in the place of what is out of view or not told any
+        more. ``mapped``: places (2,) by slot, in the frame of the pose, that go before those where things were last."""
         presence, places = seen.presence.copy(), seen.places.copy()
-        likely = presence > _LIKELY
+        likely, in_view = presence > _LIKELY, _in_view(places[0])
         for slot in self._slots:
-            if likely[slot]:
+            if likely[slot] and (in_view[slot] or slot not in self._places):
                 self._places[slot] = from_base(places[0, slot], pose), float(presence[slot])
                 self._missed[slot] = 0
             elif slot in self._places:
                 place, sure = self._places[slot]
-                here = to_base(place, pose)
+                here = to_base(mapped.get(slot, place), pose)
                 self._missed[slot] += self._would_be_seen(slot, here, places[0], likely)
                 if self._missed[slot] > _MISSED:
                     del self._places[slot]
@@ -140,9 +142,13 @@ class OutOfView:
 
     def look(self, seen: Seen) -> Seen:
         """Take what is told at the next tick; return it with the times."""
-        x, y = seen.places[0].T
-        self._seconds = np.where(np.abs(np.arctan2(y, x)) < _EDGE, 0.0, self._seconds + PERIOD)
+        self._seconds = np.where(_in_view(seen.places[0]), 0.0, self._seconds + PERIOD)
         return replace(seen, unseen=self._seconds)
+
+
+def _in_view(places: np.ndarray) -> np.ndarray:
+    """Whether each of ``places`` (S, 2), m in base_link, is one that the camera looks at."""
+    return np.abs(np.arctan2(places[:, 1], places[:, 0])) < _EDGE
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
