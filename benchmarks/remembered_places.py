@@ -5,8 +5,8 @@
 Ahead: the expert drives to a goal, for 2.4 s with the forecast looking on; then nothing is seen any more, and 1 and 5 s later
 the goal's bearing is told by where it was, moved by the commands that were executed since, or by the wheels' odometry; the
 bound is what the odometry gives for where the goal really was. As in ``worldmodel evaluate quality``, a case counts where the
-camera sees the goal at the start and at the horizon. Turned away: the robot looks at a thing for 1.6 s, turns until it is behind
-it, and stands; images go on, and 5 s after the thing was last in view it is to be known, and its bearing told.
+camera sees the goal at the start and at the horizon. Turned away: the robot looks at a thing for 1.6 s, turns until it is
+behind it, and stands; images go on, and 5 s after the thing was last in view it is to be known, and its bearing told.
 """
 import argparse
 import math
