@@ -30,15 +30,12 @@ def clip_loss(vae: VAE, clip: Tensor, noise: Tensor | None = None) -> tuple[Tens
     inner = vae.decoder.inp(latent.flatten(0, 1).permute(0, 3, 1, 2)).unflatten(0, clip.shape[:2])
     before = torch.cat([inner[:, :1], inner[:, :-1]], 1)
     out = vae.decoder.up(vae.decoder.mix(inner.flatten(0, 1), before.flatten(0, 1))).float()
-    error, values = reconstruction(out, clip.flatten(0, 1))
+    target = clip.flatten(0, 1)
+    mse = F.mse_loss(out, target)
+    l1 = (out - target).abs().mean()
     kl = 0.5 * (mean.square() + logvar.exp() - 1.0 - logvar).mean()
-    return error + KL_WEIGHT * kl, {**values, 'kl': kl}
-
-
-def reconstruction(images: Tensor, truth: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The error of images (B, 3, H, W) in [-1, 1], and what is worth watching of it."""
-    mse, l1 = F.mse_loss(images, truth), (images - truth).abs().mean()
-    return mse + 0.1 * l1, {'mse': mse, 'l1': l1, 'psnr_db': 10 * torch.log10(4.0 / mse.detach())}
+    loss = mse + 0.1 * l1 + KL_WEIGHT * kl
+    return loss, {'mse': mse, 'l1': l1, 'kl': kl, 'psnr_db': 10 * torch.log10(4.0 / mse.detach())}
 
 
 class ClipLoss(nn.Module):

@@ -141,33 +141,3 @@ class SelfForcingOptions(StudentOptions):
         super().__post_init__()
         if self.contact_share:
             raise ValueError('contact_share is for the stages teacher and student: roll-outs begin anywhere; set it to 0')
-
-
-@dataclass(frozen=True)
-class DecoderOptions:
-    """Stage ``decoder``: images of imagined latents, by the autoencoder's decoder alone.
-
-    batch: images per step. streams: of frames that are imagined at a time, ``ahead`` each (whole chunks), after a window of
-    observed ones; reuse: steps that draw from these. one_step_share: of the times, in one step per chunk instead of two.
-    encoded_share: of the images, which are drawn from the encoded true frames instead.
-    adversary_weight: of its gradient at an image, over that of the error; adversary_rate: its learning rate; adversary_width:
-    channels of its first layer.
-    """
-
-    batch: int = 32
-    streams: int = 32
-    ahead: int = 12
-    reuse: int = 24
-    one_step_share: float = 0.25
-    encoded_share: float = 0.25
-    adversary_weight: float = 4.0
-    adversary_rate: float = 4e-4
-    adversary_width: int = 32
-
-    def __post_init__(self):
-        if min(self.batch, self.streams, self.ahead, self.reuse, self.adversary_width) < 1:
-            raise ValueError(f'batch ({self.batch}), streams ({self.streams}), ahead ({self.ahead}), reuse ({self.reuse}) and '
-                             f'adversary_width ({self.adversary_width}) must be above zero')
-        if not 0.0 <= self.one_step_share <= 1.0 or not 0.0 <= self.encoded_share <= 1.0 or self.adversary_weight < 0.0:
-            raise ValueError(f'one_step_share ({self.one_step_share}) and encoded_share ({self.encoded_share}) must be from 0 '
-                             f'to 1, and adversary_weight ({self.adversary_weight}) not below zero')

@@ -24,7 +24,7 @@ from .ranks import Ranks
 from .reading import ConfigError
 
 # Stages that leave a checkpoint of all networks, in order.
-NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder')
+NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
 
 
 class Run:

@@ -24,7 +24,6 @@ from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import read_description
 from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.data.simulate import Drives, simulate
-from worldmodel_ros.train.objectives.decoder import DecoderObjective
 from worldmodel_ros.train.objectives.imitation import ImitationObjective
 from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
@@ -41,7 +40,7 @@ from .reading import ConfigError
 from .run import Run
 
 OBJECTIVES = {'vae': VaeObjective, 'teacher': TeacherObjective, 'student': StudentObjective,
-              'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective, 'decoder': DecoderObjective}
+              'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective}
 DISTILLED = ('student', 'self_forcing')  # their objectives see the averaged weights and the frozen teacher, too
 # Kinds of near predictions that a stage must not cost. A new student cannot step at all; only what it takes over can be lost.
 KEPT = {'teacher': ('flow',), 'student': ('flow',), 'self_forcing': tuple(SAMPLERS)}
