@@ -5,7 +5,8 @@ when it is really driven.
 
 While the robot drives a task, every few ticks the world is forked for each candidate. Within one scene, candidates are ranked
 by their least predicted gap: the AUC is the share of pairs of one with a contact and one without that are in the right order,
-ties half. A veto is false if the candidate that it forbids touches nothing while the veto looks.
+ties half. Scenes in which the camera sees all that any candidate touches are told from those in which it does not see some
+of it. A veto is false if the candidate that it forbids touches nothing while the veto looks.
 """
 import argparse
 from collections import defaultdict
@@ -55,20 +56,23 @@ class Watched:
         outcome = Outcome(times, poses, view.things, view.walls)
         names = [name for name in view.things if name != aim.target or aim.apart]
         gap = np.minimum.reduce([outcome.wall_gap(), *(outcome.gap(name) for name in names)])[:, 1:]
-        touched = np.array([_touched(world, sent, driven, aim) for driven in commands])  # (C, steps - 1)
+        contacts = [_touched(world, sent, driven, aim) for driven in commands]
+        touched = np.array([[bool(names) for names in driven] for driven in contacts])  # (C, steps - 1)
+        movable = {name for driven in contacts for names in driven for name in names if not name.startswith('wall')}
         return {'gap': np.minimum.accumulate(gap, 1), 'touched': np.maximum.accumulate(touched, 1),
+                'all_in_view': all(map(world.visible, movable)),
                 'vetoed': [name != '' for name in VETO.of(terms, outcome)]}
 
 
-def _touched(world: World, sent, commands: np.ndarray, aim) -> list[bool]:
-    """Whether something that is not to be touched is, in each period of the commands, after what is sent already."""
+def _touched(world: World, sent, commands: np.ndarray, aim) -> list[frozenset[str]]:
+    """What is touched that is not to be, in each period of the commands, after what is sent already."""
     fork, found = world.fork(), []
     for seconds, command in sent:
         if (steps := round(seconds / TIMESTEP)) > 0:
             fork.step(command, steps * TIMESTEP)
     for command in commands:
         fork.step(command, PERIOD)
-        found.append(bool(fork.touched - ({aim.target} if not aim.apart else set())))
+        found.append(fork.touched - ({aim.target} if not aim.apart else set()))
     return found
 
 
@@ -111,6 +115,9 @@ def main() -> None:
         of = rows[task] if task != 'all' else [row for name in chosen.tasks for row in rows[name]]
         auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True))
                for horizon in HORIZONS}
+        views = {name: [row for row in of if row['all_in_view'] == seen] for name, seen in (('in_view', True), ('not', False))}
+        auc['touched_at_1_6_s'] = {name: dict(zip(('auc', 'scenes'), ranked(some, HORIZONS[-1]), strict=True))
+                                   for name, some in views.items()}
         found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
     write_result({**provenance(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
                   'spread_of_a_mover_over_candidates_m': 0.0,
