@@ -48,6 +48,13 @@ def test_out_of_view_what_was_seen_and_mapped_comes_before_what_the_forecast_car
     np.testing.assert_allclose(memory.remember(drifted, behind, mapped).places[0, RED], (-2.0, -0.1), atol=1e-9)
 
 
+def test_what_is_told_aside_of_where_the_camera_would_see_it_is_believed():
+    memory = StandingThings(SLOTS)
+    memory.remember(seen(RED=(2.0, 0.0)), np.zeros(3), {})
+    told = memory.remember(seen(RED=(0.0, 1.0)), np.zeros(3), {RED: np.array([2.0, 0.0])})
+    np.testing.assert_allclose(told.places[0, RED], (0.0, 1.0))
+
+
 def test_what_was_never_in_view_is_where_the_forecast_says():
     told = StandingThings(SLOTS).remember(seen(RED=(-1.0, 1.0)), np.zeros(3), {})
     np.testing.assert_allclose(told.places[0, RED], (-1.0, 1.0))

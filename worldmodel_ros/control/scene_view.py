@@ -100,16 +100,19 @@ class StandingThings:
 
     def remember(self, seen: Seen, pose: np.ndarray, mapped: Mapping[int, np.ndarray]) -> Seen:
         """Return what was seen from ``pose`` (3,), with what is remembered in the place of what is out of view or not told any
-        more. ``mapped``: places (2,) by slot, in the frame of the pose, that go before those where things were last."""
+        more. ``mapped``: places (2,) by slot, in the frame of the pose, that out of view go before those where things were
+        last. In view the camera knows better: what is told aside of a mapped place that it looks at is believed."""
         presence, places = seen.presence.copy(), seen.places.copy()
         likely, in_view = presence > _LIKELY, _in_view(places[0])
         for slot in self._slots:
-            if likely[slot] and (in_view[slot] or slot not in self._places):
+            place, sure = self._places.get(slot, (None, 0.0))
+            here = None if place is None else to_base(mapped.get(slot, place), pose)
+            looks = here is None or _in_view(here)
+            if likely[slot] and (in_view[slot] or looks):
                 self._places[slot] = from_base(places[0, slot], pose), float(presence[slot])
                 self._missed[slot] = 0
-            elif slot in self._places:
-                place, sure = self._places[slot]
-                here = to_base(mapped.get(slot, place), pose)
+            elif place is not None:
+                here = to_base(place, pose) if looks else here
                 self._missed[slot] += self._would_be_seen(slot, here, places[0], likely)
                 if self._missed[slot] > _MISSED:
                     del self._places[slot]
@@ -147,8 +150,8 @@ class OutOfView:
 
 
 def _in_view(places: np.ndarray) -> np.ndarray:
-    """Whether each of ``places`` (S, 2), m in base_link, is one that the camera looks at."""
-    return np.abs(np.arctan2(places[:, 1], places[:, 0])) < _EDGE
+    """Whether each of ``places`` (..., 2), m in base_link, is one that the camera looks at."""
+    return np.abs(np.arctan2(places[..., 1], places[..., 0])) < _EDGE
 
 
 def planes(walls: np.ndarray, pose: np.ndarray) -> np.ndarray:
