@@ -42,6 +42,7 @@ def compared():
             held.set()
             for robot in robots:
                 robot.tick(600.0)
+            time.sleep(0.05)  # until they have come there
             held.clear()
             end = time.monotonic() + 60.0
             while any(len(robot.replies) < robot.sequence for robot in robots) and time.monotonic() < end:
