@@ -76,7 +76,7 @@ def _touched(world: World, sent, commands: np.ndarray, aim) -> list[frozenset[st
     return found
 
 
-def ranked(rows: list[dict], horizon: float) -> tuple[float, int]:
+def ranked(rows: list[dict], horizon: float) -> dict[str, float]:
     """AUC within scenes, each with the same weight, and of how many scenes: those with both kinds of candidates."""
     column, found = round(horizon / PERIOD), []
     for row in rows:
@@ -84,7 +84,7 @@ def ranked(rows: list[dict], horizon: float) -> tuple[float, int]:
         if 0 < touched.sum() < len(touched):
             pairs = gap[~touched][:, None] - gap[touched]
             found.append(float(((pairs > 0) + 0.5 * (pairs == 0)).mean()))
-    return round(float(np.mean(found)), 4) if found else float('nan'), len(found)
+    return {'auc': round(float(np.mean(found)), 4) if found else float('nan'), 'scenes': len(found)}
 
 
 def vetoes(rows: list[dict]) -> dict[str, float]:
@@ -113,11 +113,9 @@ def main() -> None:
     found = {}
     for task in (*chosen.tasks, 'all'):
         of = rows[task] if task != 'all' else [row for name in chosen.tasks for row in rows[name]]
-        auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): dict(zip(('auc', 'scenes'), ranked(of, horizon), strict=True))
-               for horizon in HORIZONS}
-        views = {name: [row for row in of if row['all_in_view'] == seen] for name, seen in (('in_view', True), ('not', False))}
-        auc['touched_at_1_6_s'] = {name: dict(zip(('auc', 'scenes'), ranked(some, HORIZONS[-1]), strict=True))
-                                   for name, some in views.items()}
+        auc = {f'auc_at_{horizon:.1f}_s'.replace('.', '_'): ranked(of, horizon) for horizon in HORIZONS}
+        auc['touched_at_1_6_s'] = {name: ranked([row for row in of if row['all_in_view'] == seen], HORIZONS[-1])
+                                   for name, seen in (('in_view', True), ('not', False))}
         found[task] = {'scenes': len(of), **auc, 'vetoes': vetoes(of)}
     write_result({**provenance(('mujoco', 'numpy', 'onnxruntime')), 'rooms': len(chosen.seeds), 'tasks': found,
                   'spread_of_a_mover_over_candidates_m': 0.0,

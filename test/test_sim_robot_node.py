@@ -295,10 +295,10 @@ def test_what_really_happens_is_what_was_told(onlooker):
     start = fresh(onlooker, 'sim/ground_truth')
     truth = onlooker.drive(0.2, 1.2, 1.6)
     turned = [math.remainder(pose(message)[2] - pose(start)[2], math.tau) for message in truth]
-    seconds = [message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec for message in truth]
+    times = [nanoseconds(message.header.stamp) for message in truth]
     # By the robot's own time, from when it has begun to turn: a busy machine commands it later.
-    begun = next(time for time, turn in zip(seconds, turned, strict=True) if turn > 0.02)
-    after = next(turn for time, turn in zip(seconds, turned, strict=True) if time >= begun + 0.7)
+    begun = next(time for time, turn in zip(times, turned, strict=True) if turn > 0.02)
+    after = next(turn for time, turn in zip(times, turned, strict=True) if time >= begun + 700_000_000)
     assert after == pytest.approx(answer.branches[0].yaw[-1], abs=0.25)
 
 

@@ -103,11 +103,11 @@ class StandingThings:
         more. ``mapped``: places (2,) by slot, in the frame of the pose, that out of view go before those where things were
         last. In view the camera knows better: what is told aside of a mapped place that it looks at is believed."""
         presence, places = seen.presence.copy(), seen.places.copy()
-        likely, in_view = presence > _LIKELY, _in_view(places[0])
+        likely, in_view = presence > _LIKELY, _looked_at(places[0])
         for slot in self._slots:
             place, sure = self._places.get(slot, (None, 0.0))
             here = None if place is None else to_base(mapped.get(slot, place), pose)
-            looks = here is None or _in_view(here)
+            looks = here is None or _looked_at(here)
             if likely[slot] and (in_view[slot] or looks):
                 self._places[slot] = from_base(places[0, slot], pose), float(presence[slot])
                 self._missed[slot] = 0
@@ -145,11 +145,11 @@ class OutOfView:
 
     def look(self, seen: Seen) -> Seen:
         """Take what is told at the next tick; return it with the times."""
-        self._seconds = np.where(_in_view(seen.places[0]), 0.0, self._seconds + PERIOD)
+        self._seconds = np.where(_looked_at(seen.places[0]), 0.0, self._seconds + PERIOD)
         return replace(seen, unseen=self._seconds)
 
 
-def _in_view(places: np.ndarray) -> np.ndarray:
+def _looked_at(places: np.ndarray) -> np.ndarray:
     """Whether each of ``places`` (..., 2), m in base_link, is one that the camera looks at."""
     return np.abs(np.arctan2(places[..., 1], places[..., 0])) < _EDGE
 
