@@ -161,6 +161,21 @@ def on_shutdown(self, state):
     assert code == 0 and 'shut down from inactive' in output
 
 
+def test_what_a_node_was_built_of_is_not_walked_by_the_garbage_collector():
+    process = start(
+        body='''
+self.built = [[] for _ in range(100_000)]
+self.create_timer(0.2, self.on_tick)''',
+        methods='''
+def on_tick(self):
+    import gc
+    walked = gc.get_objects()
+    say('walked', len(walked), any(found is self.built[0] for found in walked))''')
+    words = read_until(process, 'walked').split()
+    end(process)
+    assert int(words[-2]) < 20_000 and words[-1] == 'False', words
+
+
 def test_a_node_whose_parameters_are_refused_ends_with_code_2_and_the_reason():
     process = start(body="raise ParameterError('speed: 9 is too much; use at most 1')")
     output, _ = process.communicate(timeout=20)

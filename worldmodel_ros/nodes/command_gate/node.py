@@ -9,7 +9,6 @@ and tens of megabytes of them would take the thread that the watchdog has too fo
 subscriptions are raw, and the length is looked at first.
 """
 
-import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -83,10 +82,6 @@ class CommandGate(Node):
         diagnostics.Diagnostics(self, {'commands': self._report}, parameters[DIAGNOSTICS_PERIOD.name])
         realtime.keep_freed_memory()
         realtime.apply(self.get_logger(), parameters['realtime_priority'], all_threads=True)
-        # What lives now lives to the end; the collector need not walk it again, which would cost
-        # milliseconds.
-        gc.collect()
-        gc.freeze()
 
     def on_shutdown(self) -> None:
         """Stop the robot and make sure that the message has left."""

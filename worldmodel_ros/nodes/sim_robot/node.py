@@ -6,6 +6,7 @@ tells the truth about the world: ground truth, objects, and what follows from an
 """
 
 import math
+import sys
 import threading
 import time
 from typing import Any
@@ -146,6 +147,8 @@ class SimRobot(Node):
         return self._world.seed
 
     def _simulate(self) -> None:
+        # Below the threads that receive commands, of this robot and of others, which need a core for less than a millisecond.
+        realtime.apply(self.get_logger(), self._settings['realtime_priority'] - 1)
         self._camera_rate, self._odometry_rate, self._marker_rate = Rate(), Rate(), Rate()
         self._begin_episode(self._settings['seed'])
         self._render()  # makes this thread's OpenGL context, which takes longer than a step may
@@ -283,4 +286,7 @@ class SimRobot(Node):
 def main() -> int:
     """Run the node; return the exit code of the process."""
     realtime.share_one_heap()
+    # For so long the simulation may keep a command waiting each time that its receipt wants the interpreter; Python's 5 ms
+    # are most of what the gate keeps for the way here.
+    sys.setswitchinterval(0.0005)
     return run(SimRobot)
