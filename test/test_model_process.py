@@ -13,8 +13,8 @@ from worldmodel_ros.nodes.common.lifecycle_client import LifecycleClient
 
 ROOT = Path(__file__).resolve().parents[1]
 CYCLES = 8
-SETTLED = 3  # cycles, after which caches and pools have their size
-GROWTH = 3.0  # MiB of small blocks in five cycles; the weights alone have 20
+SETTLED = 5  # cycles, after which caches and pools have their size
+GROWTH = 4.0  # MiB of small blocks in three cycles, of which 1 is usual; the weights alone have 20
 # With glibc's own thresholds, which grow as a program frees, large blocks of two cycles come to share a heap, and memory jumps
 # by 10 MiB.
 ALLOCATOR = {'MALLOC_MMAP_THRESHOLD_': '262144', 'MALLOC_TRIM_THRESHOLD_': '131072'}
