@@ -10,7 +10,7 @@ from fake_engine import FakeClock, FakeEngine
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import DecidingWorker
 from worldmodel_ros.control.deliberation import (
-    CANDIDATES, FEWEST, Deliberation, Settings, Veto, candidates_by_worth, rounds_worth)
+    CANDIDATES, FEWEST, Candidate, Deliberation, Effort, Settings, Veto, candidates_by_worth)
 from worldmodel_ros.control.ladder import NS, Settings as LadderSettings, Tier, Verdict
 from worldmodel_ros.control.pilot import COUNTS, SLOTS, Odometry, Pilot, comparing, deciding_times
 from worldmodel_ros.control.responder import Observation, Responder
@@ -140,11 +140,10 @@ class FakeForecast:
 
 
 class Rig:
-    """A deciding worker that is driven by hand. ``costs``: s, of the image alone, of a forecast, and of that and a second round
-    of candidates."""
+    """A deciding worker that is driven by hand. ``costs``: s, of the image alone, of a forecast, and of that and a second step."""
 
     class Worker(DecidingWorker):
-        """Whose second round takes what it costs."""
+        """Whose second step takes what it costs."""
 
         def __init__(self, rig, *args):
             self._rig = rig
@@ -155,7 +154,7 @@ class Rig:
             choose = new._deliberation.choose
 
             def slowly(*args):
-                self._rig.clock.sleep(self._rig.costs[2] - self._rig.costs[1] if args[-1] == 2 else 0.0)
+                self._rig.clock.sleep(self._rig.costs[2] - self._rig.costs[1] if args[-1] is not Effort.ONE_ROUND else 0.0)
                 return choose(*args)
             new._deliberation.choose = slowly
             return new
@@ -173,7 +172,8 @@ class Rig:
             self.times.record('react', 0.0)
             for count in COUNTS:
                 self.times.record(comparing(count), 0.0)
-                self.times.record(comparing(count, 2), costs[2] - costs[1])
+                for effort in (Effort.TWO_ROUNDS, Effort.FARTHER):
+                    self.times.record(comparing(count, effort), costs[2] - costs[1])
         self.worker = self.Worker(self, self.engine, self.executed, self.responder, self, self.open, self.times,
                                      lambda stamp: self.reading, delay, self.clock, rounds, shared)
         self.worker._thread.running = True
@@ -248,8 +248,33 @@ def test_a_second_round_is_for_what_is_to_be_touched_alone():
     for task, passes in ((TOUCH, 1), (TOUCH, 2), (to_goal('red'), 1)):
         rig.tick(task=task)
         assert rig.decisions[-1][0].passes == passes
-    assert rig.answers[-1][0].tier is Tier.TWO_STEP  # no more was to be had
-    assert rounds_worth(TOUCH.terms, 1) == 1 == rounds_worth(to_goal('red').terms, 2)
+    assert rig.answers[-1][0].tier is Tier.TWO_STEP
+
+
+def test_where_nothing_is_to_be_touched_the_second_step_looks_farther_ahead():
+    rig, told = Rig(), []
+    for _ in range(2):
+        rig.tick(task=to_goal('red'))
+        decided = rig.decisions[-1][0]
+        told.append((decided.tier, round(float(decided.choice.times[-1] - decided.choice.times[1]), 6), decided.passes))
+    assert told == [(Tier.ONE_STEP, 2.0, 1), (Tier.TWO_STEP, 3.0, 1)]
+    assert rig.decisions[-1][0].choice.poses.shape[1] == len(rig.decisions[-1][0].choice.times)
+    assert Effort.of((Reach('red'), Avoid('blue', 0.25)), 2) is Effort.ONE_ROUND
+
+
+def test_a_contact_after_the_horizon_of_one_step_is_seen_by_two():
+    times, path = Deliberation().times(0.0, Effort.FARTHER), np.tile((2.6, 0.0), (32, 1))
+    ball = Thing(np.column_stack([np.full(32, 1.35), 2.7 - 1.0 * times]), 0.135, 'violet', True)
+    worth = []
+    for effort in (Effort.ONE_ROUND, Effort.FARTHER):
+        deliberation = Deliberation()
+        count = len(deliberation.times(0.0, effort))
+        things = {'red': Thing(path[:count], 0.16, 'red'), 'mover': replace(ball, path=ball.path[:count])}
+        view = View(np.zeros(3), np.zeros(2), things, np.zeros((0, 3)))
+        decision = deliberation.choose((Clearance(0.12, 1.0, ('red',)), Reach('red')), view, [(0.0, np.zeros(2))], np.zeros(2),
+                                       [Candidate('ahead', 0.0, (0.5, 0.0), 40)], effort)
+        worth.append(float(decision.utilities[0, 0]))
+    assert worth[0] == 0.0 and worth[1] < -1.0
 
 
 def test_a_second_round_that_is_not_wanted_is_left_out():
@@ -325,10 +350,10 @@ def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():
     rig.tick(task=TOUCH)
     rig.costs[:] = 0.004, 0.030, 0.045
     for _ in range(100):
-        rig.times.record(comparing(FEWEST, 2), 0.020)
+        rig.times.record(comparing(FEWEST, Effort.TWO_ROUNDS), 0.020)
     answer = rig.tick(task=TOUCH)
     assert answer.tier is Tier.ONE_STEP and answer.verdict is Verdict.DEGRADED
-    assert rig.decisions[-1][0].passes == 1 and 'second round' in answer.reason
+    assert rig.decisions[-1][0].passes == 1 and 'more than one round' in answer.reason
 
 
 def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones():
@@ -338,8 +363,8 @@ def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones
         rig.places = {'red': (1.6, y, 0.0, vy)}
         rig.tick(task=TOUCH)
         view = rig.worker._pilot.known.view(Deliberation().times(0.0))
-        one, two, again = (Deliberation().choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), None, rounds)
-                           for rounds in (1, 2, 2))
+        one, two, again = (Deliberation().choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), None, effort)
+                           for effort in (Effort.ONE_ROUND, Effort.TWO_ROUNDS, Effort.TWO_ROUNDS))
         assert two.scores == again.scores and len(two.scores) == len(one.scores) + 16
         assert {name: two.scores[name] for name in one.scores} == pytest.approx(one.scores)
         gained.append(max(two.scores.values()) - max(one.scores.values()))
@@ -415,11 +440,12 @@ def test_candidates_adapt_to_the_time_that_comparing_takes():
     for count, seconds in zip(COUNTS, (0.002, 0.015, 0.060)):
         for _ in range(100):
             rig.times.record(f'compare {count}', seconds)
+            rig.times.record(f'compare {count} farther', seconds)
     rig.costs[:] = 0.004, 0.010, 0.012
     rig.tick()
     assert len(rig.decisions[-1][0].choice.scores) == 8
     for _ in range(100):
-        rig.times.record('compare 8', 0.050)
+        rig.times.record('compare 8 farther', 0.050)
     rig.tick()
     assert len([name for name in rig.decisions[-1][0].choice.scores if name != 'followed']) == FEWEST
 
@@ -541,7 +567,7 @@ def test_all_rungs_are_measured_at_warm_up():
         opened.append(FakeForecast(rig))
         return opened[-1]
     pilot.warm_up(stream, (64, 64), times, ticks=2)
-    compared = [comparing(count, rounds) for count in COUNTS for rounds in (1, 2)]
+    compared = [comparing(count, effort) for count in COUNTS for effort in Effort]
     assert all(times.typical(part) > 0.0 for part in (*pilot.SEEING, 'react', *compared))
     assert {told[-1] for told in opened[-1].told} == {0, 1}
 

@@ -232,10 +232,10 @@ def test_controllers_drive_on_a_forecast_and_are_refused_without_one(forecast, t
     with pytest.raises(ValueError, match="'two_step' needs a forecast"):
         Question(range(3_000_000, 3_000_001), ('intercept',), ('two_step',))
     checkpoint.save(forecast, tmp_path, {}, torch.float32)
-    report = evaluate(Question(range(3_000_000, 3_000_001), ('intercept',), controllers.ROUNDS, backend='torch',
+    report = evaluate(Question(range(3_000_000, 3_000_001), ('intercept',), controllers.STEPS, backend='torch',
                                forecast=str(tmp_path)))
     assert {row['n'] for row in report['tasks']['intercept'].values()} == {1}
-    assert set(report['tasks']['intercept']) == set(controllers.ROUNDS)
+    assert set(report['tasks']['intercept']) == set(controllers.STEPS)
 
 
 def test_there_are_as_many_slots_as_names(forecast):

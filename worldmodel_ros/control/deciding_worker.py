@@ -14,7 +14,7 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE
 from worldmodel_ros.engine.what_if import Question
-from .deliberation import FEWEST, Decision as Choice, rounds_worth
+from .deliberation import FEWEST, Decision as Choice, Effort
 from .ladder import NS, STEPS, Decision, Tier
 from .pilot import REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
@@ -100,8 +100,8 @@ class DecidingWorker(Worker):
     As ``Worker``, but the robot acts on what is imagined: a tick forecasts the scene, compares what candidates would lead to,
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
-    The tiers are TWO_STEP and ONE_STEP: two rounds of candidates, the second around the best of the first, where the task is
-    worth it, or one; PLAN_ONLY: the reactive policy on what is there now; LAST_PLAN and STOP as everywhere. After the forecast
+    The tiers are TWO_STEP: two rounds of candidates, the second around the best of the first, where the task wants something
+    touched, elsewhere one that is imagined farther ahead; ONE_STEP: one round; PLAN_ONLY: the reactive policy on what is there now; LAST_PLAN and STOP as everywhere. After the forecast
     it is decided again what fits: most of a tick's jitter is behind it then, and who does not finish in time is answered for
     with the last plan.
 
@@ -229,32 +229,35 @@ class DecidingWorker(Worker):
     def _answer(self, observation: Observation, decision: Decision, begun: float) -> Decided:
         """Decide and answer, by what the time after the forecast allows."""
         now = self._clock()
-        decision = self._rung(decision, rounds_worth(observation.task.terms, 2), decision.limit - now)
+        terms = observation.task.terms
+        decision = self._rung(decision, Effort.of(terms, 2), decision.limit - now)
         compares = decision.tier in STEPS  # a robot that is kept standing is not asked for more than that plans are in time
-        rounds = rounds_worth(observation.task.terms, STEPS[decision.tier]) if compares else 0
-        candidates = self._pilot.fitting(decision.limit - now, rounds)
-        part = comparing(len(candidates), rounds) if compares else REACTING
+        effort = Effort.of(terms, STEPS.get(decision.tier, 0))
+        rounds = effort.rounds if compares else 0
+        candidates = self._pilot.fitting(decision.limit - now, effort)
+        part = comparing(len(candidates), effort) if compares else REACTING
         delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
         if compares:
-            choice = self._pilot.decide(observation.task.terms, sent, previous, candidates, rounds=rounds)
+            choice = self._pilot.decide(terms, sent, previous, candidates, effort=effort)
         else:
-            choice = self._pilot.react(observation.task.terms, previous, self._engine.spec.chunk_frames)
+            choice = self._pilot.react(terms, previous, self._engine.spec.chunk_frames)
         plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
-        # As if as little had been compared as a prediction counts on.
-        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, rounds)) if compares else 0.0
+        # As if as little had been compared as a prediction counts on, which counts no longer futures.
+        counted = Effort.TWO_ROUNDS if rounds == 2 else Effort.ONE_ROUND
+        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, counted)) if compares else 0.0
         self.times.record_tick(self._clock() - begun - more, rounds)
         decided = Decided(observation, self._responder.served(observation) or Tier.NONE, rounds, choice,
                           self._pilot.view, delay + self._base_delay, dict(self._pilot.last))
         self._listener.decided(decided)
         return decided
 
-    def _rung(self, decision: Decision, rounds: int, left: float) -> Decision:
+    def _rung(self, decision: Decision, effort: Effort, left: float) -> Decision:
         """Return a decision as ``left`` s after the forecast allow it: with candidates compared if that is likely to fit, for
         the last plan goes on where it does not after all."""
         if decision.tier is Tier.STOP:
@@ -266,9 +269,9 @@ class DecidingWorker(Worker):
                                      reason=decision.reason or 'the forecast left no time to compare candidates')
         if decision.tier is Tier.TWO_STEP and self._most_rounds == 1:
             return decision._replace(tier=Tier.ONE_STEP, reason='candidate_rounds is 1')
-        if decision.tier is Tier.TWO_STEP and self.times.typical(comparing(FEWEST, rounds)) > left:
+        if decision.tier is Tier.TWO_STEP and self.times.typical(comparing(FEWEST, effort)) > left:
             return decision._replace(tier=Tier.ONE_STEP, headroom=False,
-                                     reason='the forecast left no time for a second round of candidates')
+                                     reason='the forecast left no time for more than one round of candidates')
         if decision.tier in STEPS:
             return decision
         return decision._replace(tier=Tier.ONE_STEP, reason=f'{decision.reason}; it took less')

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 
 from worldmodel_ros.motion import LIMITS, PERIOD, Limits, limited, move, under_way
 from . import reactive_policy as policy
 from .scene_view import View, with_places
-from .terms import Outcome, Term, Thing, Touch, utilities
+from .terms import Avoid, Outcome, Term, Thing, Touch, utilities
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,29 @@ _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', '
              'ahead 0.4 s')
 
 
-def rounds_worth(terms: Sequence[Term], most: int) -> int:
-    """Return how many rounds of candidates, ``most`` at most, a task is worth: a second one where something is to be touched,
-    for which the last decimetre counts. On a street it was worth nothing (docs/tasks.md)."""
-    return min(most, 2 if any(isinstance(term, Touch) for term in terms) else 1)
+class Effort(Enum):
+    """How candidates are compared: in one round; in two, the second around the best of the first; or in one that is imagined
+    farther ahead."""
+
+    ONE_ROUND = 'one round'
+    TWO_ROUNDS = 'two rounds'
+    FARTHER = 'farther'
+
+    @classmethod
+    def of(cls, terms: Sequence[Term], steps: int) -> Effort:
+        """Return what so many steps are spent on. Two: where something is to be touched, a second round, since the last decimetre
+        counts; elsewhere a longer future, in which contacts come that one round does not see, but for what is to be avoided,
+        where that was worth less than nothing (docs/tasks.md)."""
+        if steps < 2:
+            return cls.ONE_ROUND
+        if any(isinstance(term, Touch) for term in terms):
+            return cls.TWO_ROUNDS
+        return cls.ONE_ROUND if any(isinstance(term, Avoid) for term in terms) else cls.FARTHER
+
+    @property
+    def rounds(self) -> int:
+        """Of candidates."""
+        return 2 if self is Effort.TWO_ROUNDS else 1
 
 
 def candidates_by_worth(count: int) -> tuple[Candidate, ...]:
@@ -87,10 +107,11 @@ class Veto:
 
 @dataclass(frozen=True)
 class Settings:
-    """``horizon``: s of imagined future; ``margin``: of score by which another candidate must beat what is followed now;
+    """``horizon``: s of imagined future, and ``far_horizon`` of one that is imagined FARTHER; ``margin``: of score by which another candidate must beat what is followed now;
     ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the base."""
 
     horizon: float = 2.0
+    far_horizon: float = 3.0
     margin: float = 0.02
     candidates: tuple[Candidate, ...] = CANDIDATES
     veto: Veto | None = None
@@ -180,23 +201,24 @@ class Deliberation:
         self._last: Candidate | None = None
         self._search = policy.Search()
 
-    def times(self, delay: float) -> np.ndarray:
+    def times(self, delay: float, effort: Effort = Effort.ONE_ROUND) -> np.ndarray:
         """Return the times (T,), s from the observation on, at which a view is needed: 0, and from ``delay`` on each PERIOD."""
-        return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps + 1)])
+        horizon = self._settings.far_horizon if effort is Effort.FARTHER else self._settings.horizon
+        return np.concatenate([[0.0], delay + PERIOD * np.arange(round(horizon / PERIOD) + 1)])
 
     @property
     def _steps(self) -> int:
         return round(self._settings.horizon / PERIOD)
 
     def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
-               candidates: Sequence[Candidate] | None = None, rounds: int = 1) -> Decision:
+               candidates: Sequence[Candidate] | None = None, effort: Effort = Effort.ONE_ROUND) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
-        ``view``: at ``times(delay)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
+        ``view``: at ``times(delay, effort)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
         does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
-        those of the settings; with two ``rounds`` others, around the best of these, are compared with them.
+        those of the settings.
         """
-        times = self.times(sum(seconds for seconds, _ in sent))
+        times = self.times(sum(seconds for seconds, _ in sent), effort)
         view = with_places(view, terms, len(times))
         aim = policy.Aim.of(terms, view.things)
         pose, twist = under_way(view.pose, view.twist, sent)
@@ -208,7 +230,7 @@ class Deliberation:
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
         question = Question(terms, aim, view, times, pose, twist, previous)
         found = self.compare(question, candidates)
-        if rounds == 2:
+        if effort is Effort.TWO_ROUNDS:
             found = found.joined(self.compare(question, found.around_best()))
         scores = found.worth.sum(0)
         named = {candidate.name: float(value) for candidate, value in zip(found.candidates, scores, strict=True)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.motion import PERIOD, along_arc, move
-from .deliberation import FEWEST, Candidate, Decision, Deliberation, Settings, Veto, candidates_by_worth
+from .deliberation import FEWEST, Candidate, Decision, Deliberation, Effort, Settings, Veto, candidates_by_worth
 from .localisation import Localiser
 from .responder import require_finite
 from .scene_view import OutOfView, Seen, Slot, StandingThings, View, with_places
@@ -61,6 +61,7 @@ class Odometry:
         self.pose[2] = math.remainder(self.pose[2], math.tau)
 
 
+_LONGER = {Effort.TWO_ROUNDS: ' twice', Effort.FARTHER: ' farther'}
 SEEING = ('see', 'forecast')  # parts of a tick, by passes of the network
 REACTING = 'react'
 
@@ -68,19 +69,19 @@ REACTING = 'react'
 def deciding_times() -> StepTimes:
     """Return times whose ``predict`` is that of a decision with so many rounds of candidates, with the fewest of them; 0: of a
     reaction to what one pass says is there."""
-    return StepTimes(lambda rounds: {SEEING[1]: 1, comparing(FEWEST, rounds) if rounds else REACTING: 1})
+    efforts = (None, Effort.ONE_ROUND, Effort.TWO_ROUNDS)
+    return StepTimes(lambda rounds: {SEEING[1]: 1, comparing(FEWEST, efforts[rounds]) if rounds else REACTING: 1})
 
 
-def comparing(count: int, rounds: int = 1) -> str:
-    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS, in one round or two."""
-    part = f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}'
-    return f'{part} twice' if rounds == 2 else part
+def comparing(count: int, effort: Effort = Effort.ONE_ROUND) -> str:
+    """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS, with that effort."""
+    return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}{_LONGER.get(effort, "")}'
 
 
 class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    ``times`` takes what that takes: SEEING, REACTING, and 'compare N' and 'compare N twice' for each of COUNTS.
+    ``times`` takes what that takes: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of COUNTS.
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
@@ -126,13 +127,14 @@ class Pilot:
             self.known = replace(self.known, found={name: pose for name, pose in poses.items() if pose is not None})
 
     def decide(self, terms: Sequence[Term], sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
-               candidates: Sequence[Candidate] | None = None, still: bool = False, rounds: int = 1) -> Decision:
+               candidates: Sequence[Candidate] | None = None, still: bool = False, effort: Effort = Effort.ONE_ROUND
+               ) -> Decision:
         """Return the best of the candidates on the newest forecast: arguments as of ``Deliberation.choose``. ``still``: as if
         everything stayed where it is."""
-        with self._measure(comparing(len(candidates) if candidates else COUNTS[-1], rounds)):
+        with self._measure(comparing(len(candidates) if candidates else COUNTS[-1], effort)):
             self._begin(terms)
-            self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent)), still)
-            return self._deliberation.choose(terms, self.view, sent, previous, candidates, rounds)
+            self.view = self.known.view(self._deliberation.times(sum(seconds for seconds, _ in sent), effort), still)
+            return self._deliberation.choose(terms, self.view, sent, previous, candidates, effort)
 
     def react(self, terms: Sequence[Term], previous: np.ndarray, steps: int) -> Decision:
         """Return what the policy does for so many steps on what is there at the newest frame, without comparing anything."""
@@ -141,9 +143,9 @@ class Pilot:
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 
-    def fitting(self, seconds: float, rounds: int) -> tuple[Candidate, ...]:
+    def fitting(self, seconds: float, effort: Effort) -> tuple[Candidate, ...]:
         """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least."""
-        fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count, rounds)) <= seconds]
+        fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count, effort)) <= seconds]
         return candidates_by_worth(fit[-1] if fit else FEWEST)
 
     @contextmanager
@@ -198,8 +200,8 @@ def warm_up(open_stream: Callable[[], Forecast], image_size: tuple[int, int], ti
                 pilot.known = replace(pilot.known, seen=_full(pilot.known.seen))
                 pilot.react(terms, still, 4)
                 for candidates in COUNTS:
-                    for rounds in (1, 2):
-                        pilot.decide(terms, sent, still, candidates_by_worth(candidates), rounds=rounds)
+                    for effort in Effort:
+                        pilot.decide(terms, sent, still, candidates_by_worth(candidates), effort=effort)
 
 
 def _full(seen: Seen) -> Seen:

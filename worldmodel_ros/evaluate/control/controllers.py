@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from worldmodel_ros.model.cloned_policy import ClonedPolicy
 
 Look = Callable[[World, tuple[int, int]], np.ndarray]  # what a camera sees of a world, uint8 (H, W, 3), at a size (H, W)
-# Of controllers with a learned forecast: rounds of candidates.
-ROUNDS: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
+# Of controllers with a learned forecast: steps of comparing candidates.
+STEPS: Mapping[str, int] = {'still': 0, 'none': 0, 'one_step': 1, 'two_step': 2, 'motion_unseen': 1, 'another_future': 1}
 
 
 ANOTHER = 'another_future'
@@ -108,7 +108,7 @@ CONTROLLERS: Mapping[str, Callable[[], Controller]] = {
     'reactive': Reactive}
 SHIPPED = 'b1'
 CLONED: Mapping[str, int] = {'b2': 0, 'b2_seed_1': 1, 'b2_seed_2': 2}  # seed of the training that its weights are of
-NAMES = (*CONTROLLERS, SHIPPED, *CLONED, *ROUNDS)
+NAMES = (*CONTROLLERS, SHIPPED, *CLONED, *STEPS)
 MEANINGS = {
     'oracle': 'planner on the true future of what the camera sees or saw: movers for 6 s, standing things for good',
     'oracle_full_view': 'the same, knowing everything from the beginning',
@@ -122,7 +122,7 @@ MEANINGS = {
     'still': 'the planner on a learned forecast: what the newest frame shows stays where it is',
     'none': 'the policy of the planner alone, on what the head on the newest frame tells: the rung without imagination',
     'one_step': 'the planner on a learned forecast',
-    'two_step': 'the same, with a second round of candidates around the best of the first',
+    'two_step': 'the same, with a second round of candidates around the best of the first, or 3 s ahead instead of 2',
     'motion_unseen': 'ablation: one_step, whose every window is the newest frame repeated',
     'another_future': 'ablation: one_step, in whose forecast things move as those of another room of the kind do'}
 
@@ -139,18 +139,18 @@ def sees(name: str) -> bool:
 
 def on_forecast(name: str) -> bool:
     """Whether a controller needs a learned forecast."""
-    return name in ROUNDS or name in CLONED
+    return name in STEPS or name in CLONED
 
 
 def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = None, another: Scene | None = None,
          look: Look = World.render, image: np.ndarray | None = None, policy: ClonedPolicy | None = None) -> Controller:
-    """A controller for an episode; ``b1`` needs an engine, those of ROUNDS a forecast, those of CLONED its ``policy`` too,
-    ``another_future`` a scene of ``another`` room. ``look``: its camera; ``image``: of that, what those of ROUNDS are to see.
+    """A controller for an episode; ``b1`` needs an engine, those of STEPS a forecast, those of CLONED its ``policy`` too,
+    ``another_future`` a scene of ``another`` room. ``look``: its camera; ``image``: of that, what those of STEPS are to see.
     Raises KeyError for an unknown name."""
     if name in CLONED:
         from .cloned import Cloned
         return Cloned(policy, forecast.open(), forecast.image_size, look)
-    if name in ROUNDS:
+    if name in STEPS:
         from .learned import AnotherFuture, Learned, MotionUnseen
         if name == 'motion_unseen':
             stream = MotionUnseen(forecast.open)
@@ -159,5 +159,5 @@ def make(name: str, engine: Engine | None = None, forecast: Forecasts | None = N
         else:
             stream = forecast.open()
         sight = None if image is None else Sight.of(forecast.open(), image)
-        return Learned(stream, forecast.image_size, ROUNDS[name], name == 'still', look, sight)
+        return Learned(stream, forecast.image_size, STEPS[name], name == 'still', look, sight)
     return Shipped(engine, look) if name == SHIPPED else CONTROLLERS[name]()

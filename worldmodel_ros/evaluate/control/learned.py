@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from worldmodel_ros.control import pilot
-from worldmodel_ros.control.deliberation import Deliberation, rounds_worth
+from worldmodel_ros.control.deliberation import Deliberation, Effort
 from worldmodel_ros.control.pilot import STANDING, Forecast, Pilot
 from worldmodel_ros.control.scene_view import Slot
 from worldmodel_ros.control.sight import Sight
@@ -48,16 +48,16 @@ def named_slots(scene: Scene) -> list[Slot | None]:
 
 
 class Learned:
-    """Decides as the robot does on its rungs: by one or two ``rounds`` of candidates on a forecast, or by reacting to
-    what the newest frame shows, with none. ``still``: the planner, as if everything stayed where the newest frame shows it.
+    """Decides as the robot does on its rungs: in one or two ``steps`` of comparing candidates on a forecast, or by reacting to
+    what the newest frame shows, in none. ``still``: the planner, as if everything stayed where the newest frame shows it.
     ``pilot``: the robot's own, once it has decided."""
 
-    def __init__(self, forecast: Forecast, size: tuple[int, int], rounds: int, still: bool = False,
+    def __init__(self, forecast: Forecast, size: tuple[int, int], steps: int, still: bool = False,
                  look: Callable[[World, tuple[int, int]], np.ndarray] = World.render, sight: Sight | None = None,
                  deliberation: Deliberation | None = None) -> None:
         """``size``: of the images, (H, W); ``look``: the camera; ``sight``: what is to be seen, whatever is told;
         ``deliberation``: in place of the robot's."""
-        self._forecast, self._size, self._rounds, self._still, self._look = forecast, size, rounds, still, look
+        self._forecast, self._size, self._steps, self._still, self._look = forecast, size, steps, still, look
         self.pilot: Pilot | None = None
         self._deliberation = deliberation
         self._terms: Sequence[Term] = to_sight(sight, STANDING).terms if sight else ()
@@ -67,14 +67,14 @@ class Learned:
                sent: list[tuple[float, np.ndarray]], executed: np.ndarray) -> np.ndarray:
         decider = self.pilot = self.pilot or Pilot(self._forecast, named_slots(world.scene), self._deliberation)
         decider.odometry.measured(odometry.pose, odometry.twist)
-        decider.observe(self._look(world, self._size), executed, min(self._rounds, 1))
+        decider.observe(self._look(world, self._size), executed, min(self._steps, 1))
         if self._told and tuple(terms) != self._terms:
             self._terms = tuple(terms)  # the same object as long as they hold
         terms = self._terms
         previous = sent[-1][1] if sent else executed
-        if self._rounds or self._still:
+        if self._steps or self._still:
             return decider.decide(terms, sent, previous, still=self._still,
-                                  rounds=max(1, rounds_worth(terms, self._rounds))).command
+                                  effort=Effort.of(terms, self._steps)).command
         return decider.react(terms, previous, _STEPS).command
 
 

@@ -44,7 +44,7 @@ _SHIFTS = {'shifted': ('intercept', 'street', *(name for name, task in TASKS.ite
 class Question:
     """What is to be driven. ``rungs``: whose measured times pass between a picture and its command, in ``tasks`` that of the
     first; each other one is a variant of its name. ``variants``: of VARIANTS, each for the tasks that have it, besides the
-    plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.ROUNDS``
+    plain tasks. ``model``: of the controller ``b1``; ``forecast``: name or folder of the forecast of ``controllers.STEPS``
     and CLONED; ``backend``: of both, ``auto`` as on the robot.
 
     Raises ValueError for an unknown name and for no seeds.
@@ -92,8 +92,8 @@ class Question:
             rung = controllers.SHIPPED
         elif job.controller in controllers.CLONED:
             rung = RUNGS[0]
-        elif job.controller in controllers.ROUNDS:
-            rung = RUNGS[controllers.ROUNDS[job.controller]]
+        elif job.controller in controllers.STEPS:
+            rung = RUNGS[controllers.STEPS[job.controller]]
         return rung_seconds()[rung] + MORE_DELAY * (job.variant == 'delay')
 
 

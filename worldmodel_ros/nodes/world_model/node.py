@@ -158,8 +158,8 @@ class WorldModelNode(LifecycleNode):
             two, one, none = (self._deciding.times.predict(rounds) * 1e3 for rounds in (2, 1, 0))
             self.get_logger().info(
                 f'commands are decided on the scene forecast {self._deciding.forecasts.name} '
-                f'({self._deciding.forecasts.backend}): {two:.1f} ms with two rounds of candidates, {one:.1f} ms with '
-                f'one, {none:.1f} ms without; ~/set_task takes tasks')
+                f'({self._deciding.forecasts.backend}): {two:.1f} ms in two steps, {one:.1f} ms in one, '
+                f'{none:.1f} ms without comparing; ~/set_task takes tasks')
         return super().on_configure(state)
 
     def _configure_world(self, start: float) -> None:
