@@ -235,6 +235,7 @@ MORE = (*(Candidate(f'lead {lead:.1f} s', lead) for lead in np.arange(0.0, 2.0, 
 WAYS: Mapping[str, tuple] = {
     'one_pass': (lambda open_: open_(), Certain, DECIDING),
     'doubt': (lambda open_: open_(), Deliberation, DECIDING),
+    'farther': (lambda open_: open_(), Deliberation, replace(DECIDING, horizon=DECIDING.far_horizon)),
     'network': (lambda open_: Passes(open_(), 2), Certain, DECIDING),
     'more_candidates': (lambda open_: open_(), Certain, replace(DECIDING, candidates=MORE)),
     'around_best': (lambda open_: open_(), Around, DECIDING),
