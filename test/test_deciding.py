@@ -140,7 +140,8 @@ class FakeForecast:
 
 
 class Rig:
-    """A deciding worker that is driven by hand. ``costs``: s, of the image alone, of a forecast, and of that and a second step."""
+    """A deciding worker that is driven by hand. ``costs``: s, of the image alone, of a forecast, and of that and a second
+    step."""
 
     class Worker(DecidingWorker):
         """Whose second step takes what it costs."""

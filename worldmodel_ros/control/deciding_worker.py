@@ -101,9 +101,9 @@ class DecidingWorker(Worker):
     publishes the command, and only then has the world model take the frame in and imagine the images.
 
     The tiers are TWO_STEP: two rounds of candidates, the second around the best of the first, where the task wants something
-    touched, elsewhere one that is imagined farther ahead; ONE_STEP: one round; PLAN_ONLY: the reactive policy on what is there now; LAST_PLAN and STOP as everywhere. After the forecast
-    it is decided again what fits: most of a tick's jitter is behind it then, and who does not finish in time is answered for
-    with the last plan.
+    touched, elsewhere one that is imagined farther ahead; ONE_STEP: one round; PLAN_ONLY: the reactive policy on what is there
+    now; LAST_PLAN and STOP as everywhere. After the forecast it is decided again what fits: most of a tick's jitter is behind
+    it then, and who does not finish in time is answered for with the last plan.
 
     Where there is a ``shared`` world model, that takes in the frames and imagines, while it is here; it decides nothing.
     """

@@ -58,9 +58,9 @@ class Effort(Enum):
 
     @classmethod
     def of(cls, terms: Sequence[Term], steps: int) -> Effort:
-        """Return what so many steps are spent on. Two: where something is to be touched, a second round, since the last decimetre
-        counts; elsewhere a longer future, in which contacts come that one round does not see, but for what is to be avoided,
-        where that was worth less than nothing (docs/tasks.md)."""
+        """Return what so many steps are spent on. Two: where something is to be touched, a second round, since the last
+        decimetre counts; elsewhere a longer future, which shows that waiting pays; but for what is to be avoided, where that
+        was worth less than nothing (docs/tasks.md)."""
         if steps < 2:
             return cls.ONE_ROUND
         if any(isinstance(term, Touch) for term in terms):
@@ -107,8 +107,9 @@ class Veto:
 
 @dataclass(frozen=True)
 class Settings:
-    """``horizon``: s of imagined future, and ``far_horizon`` of one that is imagined FARTHER; ``margin``: of score by which another candidate must beat what is followed now;
-    ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the base."""
+    """``horizon``: s of imagined future, and ``far_horizon`` of one that is imagined FARTHER; ``margin``: of score by which
+    another candidate must beat what is followed now; ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the
+    base."""
 
     horizon: float = 2.0
     far_horizon: float = 3.0
@@ -214,9 +215,9 @@ class Deliberation:
                candidates: Sequence[Candidate] | None = None, effort: Effort = Effort.ONE_ROUND) -> Decision:
         """Return the best candidate that is not vetoed, else a stop.
 
-        ``view``: at ``times(delay, effort)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds that each
-        does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in place of
-        those of the settings.
+        ``view``: at ``times(delay, effort)``. ``sent``: commands (2,) that hold until this one takes effect, with the seconds
+        that each does. ``previous`` (2,): the newest of them, which the limits of acceleration count from. ``candidates``: in
+        place of those of the settings.
         """
         times = self.times(sum(seconds for seconds, _ in sent), effort)
         view = with_places(view, terms, len(times))

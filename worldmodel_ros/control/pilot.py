@@ -81,7 +81,8 @@ def comparing(count: int, effort: Effort = Effort.ONE_ROUND) -> str:
 class Pilot:
     """Decides for one robot: ``observe`` each frame, then ``decide`` or ``react``. Not thread-safe.
 
-    ``times`` takes what that takes: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of COUNTS.
+    ``times`` takes what that takes: SEEING, REACTING, and 'compare N', 'compare N twice' and 'compare N farther' for each of
+    COUNTS.
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
