@@ -1,4 +1,5 @@
 """The simulated robot as a process on real ROS 2: what it publishes, obeys, measures and refuses."""
+import logging
 import math
 import os
 import re
@@ -17,9 +18,11 @@ from sensor_msgs.msg import Image
 from sim_robot_rig import nanoseconds, picture, robot
 from std_srvs.srv import Trigger
 
+from worldmodel_ros import realtime
 from worldmodel_ros.motion import MANEUVERS
 from worldmodel_ros.msg import ActionChunk
 from worldmodel_ros.nodes.common import qos
+from worldmodel_ros.nodes.sim_robot import futures
 from worldmodel_ros.nodes.sim_robot.futures import ACTION_NAMES
 from worldmodel_ros.nodes.sim_robot.node import CLOCK_START, SLICE
 from worldmodel_ros.sim.world import World
@@ -300,6 +303,25 @@ def test_what_really_happens_is_what_was_told(onlooker):
     begun = next(time for time, turn in zip(times, turned, strict=True) if turn > 0.02)
     after = next(turn for time, turn in zip(times, turned, strict=True) if time >= begun + 700_000_000)
     assert after == pytest.approx(answer.branches[0].yaw[-1], abs=0.25)
+
+
+def test_what_plays_futures_waits_for_most_of_the_time():
+    world = World(roomy_seed())
+    observation = futures.Observation(1, world.snapshot(), world)
+    futures._play(observation, 'left', np.float32([(0.3, 0.5)] * 2), '', math.inf)  # makes this thread's context
+    begun, worked = time.monotonic(), time.thread_time()
+    branch = futures._play(observation, 'left', np.float32([(0.3, 0.5)] * 40), '', math.inf)
+    share = (time.thread_time() - worked) / (time.monotonic() - begun)
+    assert len(branch.frames) == 40 and share < 0.3
+
+
+@pytest.mark.parametrize('own, wanted', [(25, 24), (1, 0), (0, 0)])
+def test_what_plays_futures_comes_right_after_the_receipt_of_commands(monkeypatch, own, wanted):
+    given = []
+    monkeypatch.setattr(realtime, 'priority_of', lambda process: own)
+    monkeypatch.setattr(os, 'sched_setscheduler', lambda thread, scheduling, priority: given.append(priority.sched_priority))
+    futures._prepare(logging.getLogger('test'))
+    assert given == [wanted] * (wanted > 0)
 
 
 def test_true_futures_equal_a_replay_in_the_library(tmp_path):

@@ -1,17 +1,18 @@
 """The simulated robot's ``~/what_if``: what really follows, found by playing forks of its state."""
 
 import math
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rclpy.node import Node
 from std_srvs.srv import Trigger
 
+from worldmodel_ros import realtime
 from worldmodel_ros.msg import ActionChunk, WhatIfBranch
 from worldmodel_ros.nodes.common import what_if_request
 from worldmodel_ros.nodes.common.messages import header, nanoseconds, time_message, to_jpeg
@@ -25,7 +26,7 @@ STEP_PERIOD = 0.1        # s, of the actions and frames of a branch
 FRAME_SIZE = (64, 64)    # pixels
 MAX_STEPS = 640          # of all branches of a request together, some seconds of work
 ACTION_NAMES = list(BASE)
-_NICE = 10
+_SHARE = 0.25             # of a core that playing takes at most
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,10 @@ class TrueFutures(ServiceThread):
     """
     Serves ``~/what_if`` and ``~/reset`` of a robot from a thread and an executor of their own.
 
-    Playing a branch takes many times a control period. Everything here is done on forks, so the simulation goes on.
+    Playing a branch takes many times a control period. Everything here is done on forks, so the simulation goes on; and it
+    waits for most of the time, since ground truth is for the observer, and must not slow down the system that is observed.
+    With a low priority instead, the model would take its core while it holds the interpreter, which the robot's receipt of
+    commands then waits for.
     """
 
     def __init__(self, robot: Node, observations: Observations, default_horizon: float,
@@ -94,7 +98,7 @@ class TrueFutures(ServiceThread):
             STEP_PERIOD, BASE, axes.low, axes.high, tuple(World.colours), MAX_STEPS, default_horizon,
             max_branches=MAX_STEPS)
         self._reset = reset
-        super().__init__(robot, f'{robot.get_name()}_services', 'true futures', _prepare)
+        super().__init__(robot, f'{robot.get_name()}_services', 'true futures', partial(_prepare, robot.get_logger()))
         name = robot.get_fully_qualified_name()
         self.node.create_service(WhatIf, f'{name}/what_if', self._on_what_if)
         self.node.create_service(Trigger, f'{name}/reset', self._on_reset)
@@ -146,10 +150,9 @@ class TrueFutures(ServiceThread):
                 filter(None, [response.message, "policy left out: the plan is the model's"]))
 
 
-def _prepare() -> None:
-    # Ground truth is for the observer, and must not slow down the system that is observed. On Linux both hold for the thread.
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.nice(_NICE)
+def _prepare(logger: realtime.Logger) -> None:
+    # Below the robot's receipt of commands, as the simulation is, and above the model, which could else keep it waiting.
+    realtime.apply(logger, realtime.priority_of(0) - 1)
     # Making the thread's OpenGL context keeps the interpreter lock for a tenth of a second.
     World().render(FRAME_SIZE)
 
@@ -164,7 +167,7 @@ def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
     branch.actions = ActionChunk(header=header(observation.stamp, 'base_link'), step_period=STEP_PERIOD,
                                  names=ACTION_NAMES, values=actions.ravel().tolist())
     for k, action in enumerate(actions):
-        if time.monotonic() > deadline:
+        if (begun := time.monotonic()) > deadline:
             return None
         world.step(action, STEP_PERIOD)
         stamp = observation.stamp + round((k + 1) * STEP_PERIOD * 1e9)
@@ -174,5 +177,6 @@ def _play(observation: Observation, name: str, actions: np.ndarray, goal: str,
         branch.x.append(x)
         branch.y.append(y)
         branch.yaw.append(yaw)
+        time.sleep((time.monotonic() - begun) * (1.0 / _SHARE - 1.0))
     branch.progress = distance - world.goal_distance(goal) if goal else math.nan
     return branch
