@@ -249,7 +249,7 @@ class DecidingWorker(Worker):
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
         # As if as little had been compared as a prediction counts on, which counts no longer futures.
-        counted = Effort.TWO_ROUNDS if rounds == 2 else Effort.ONE_ROUND
+        counted = Effort.ONE_ROUND if effort is Effort.FARTHER else effort
         more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, counted)) if compares else 0.0
         self.times.record_tick(self._clock() - begun - more, rounds)
         decided = Decided(observation, self._responder.served(observation) or Tier.NONE, rounds, choice,

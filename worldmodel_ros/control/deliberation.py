@@ -50,11 +50,11 @@ _BY_WORTH = ('policy', 'lead 0.8 s', 'stop 0.4 s', 'back 0.8 s', 'left 0.4 s', '
 
 class Effort(Enum):
     """How candidates are compared: in one round; in two, the second around the best of the first; or in one that is imagined
-    farther ahead."""
+    farther ahead. The values end the names of the times that are measured."""
 
-    ONE_ROUND = 'one round'
-    TWO_ROUNDS = 'two rounds'
-    FARTHER = 'farther'
+    ONE_ROUND = ''
+    TWO_ROUNDS = ' twice'
+    FARTHER = ' farther'
 
     @classmethod
     def of(cls, terms: Sequence[Term], steps: int) -> Effort:

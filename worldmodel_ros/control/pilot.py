@@ -61,7 +61,6 @@ class Odometry:
         self.pose[2] = math.remainder(self.pose[2], math.tau)
 
 
-_LONGER = {Effort.TWO_ROUNDS: ' twice', Effort.FARTHER: ' farther'}
 SEEING = ('see', 'forecast')  # parts of a tick, by passes of the network
 REACTING = 'react'
 
@@ -75,7 +74,7 @@ def deciding_times() -> StepTimes:
 
 def comparing(count: int, effort: Effort = Effort.ONE_ROUND) -> str:
     """Return the name of the part: comparing so many candidates, rounded up to one of COUNTS, with that effort."""
-    return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}{_LONGER.get(effort, "")}'
+    return f'compare {next((each for each in COUNTS if count <= each), COUNTS[-1])}{effort.value}'
 
 
 class Pilot:
