@@ -3,10 +3,10 @@ What it takes a session to come from a store, to tick once and to leave again, p
 
     python benchmarks/leave_and_come.py --model base --random-weights --rounds 5 --json FILE
 
-A real session of a real model, whose window is full. *Come*: ``read`` (from the store, checked), ``fill`` (its pages),
-``restore``. *Leave*: ``capture``, ``copy`` (from its pages), ``write``. No other session has its slabs: all of them are read.
-Meanwhile a thread that sleeps 0.5 ms at a time tells by how much it was late: by Python's lock and, where cores are few, by
-the machine. On a GPU each part ends when the device has done it.
+A real session of a real model, whose window is full. *Come*: ``read`` (from the store, checked), ``room`` (its pages),
+``fill`` (these), ``restore``. *Leave*: ``capture``, ``copy`` (from its pages), ``write``. No other session has its slabs: all
+of them are read. Meanwhile a thread that sleeps 0.5 ms at a time tells by how much it was late: by Python's lock and, where
+cores are few, by the machine. On a GPU each part ends when the device has done it.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.result_file import product_ms, provenance, write_result
-from worldmodel_ros.cache.stores.host import HostStore, pinned
+from worldmodel_ros.cache.stores.host import HostStore, PinnedMemory
 from worldmodel_ros.engine import load
 from worldmodel_ros.engine.loading import load_random
 from worldmodel_ros.engine.session_store import Manifest, SessionLog, StoredSession
@@ -108,9 +108,11 @@ def come_and_leave(engine, store, rounds: int) -> dict:
         session, coming = engine.open_session(), StoredSession(store, engine.spec, engine.fingerprint, engine.memory)
         with watch.part('come: read'):
             coming.read(manifest)
-        with watch.part('come: fill'):
+        with watch.part('come: room'):
             for _ in coming.pieces():
                 pass
+        with watch.part('come: fill'):
+            coming.settle()
         with watch.part('come: restore'):
             session.restore(coming)
         log.came_back(manifest, coming.uses)
@@ -140,7 +142,7 @@ def main() -> None:
     engine = MODELS[options.random_weights](options.model, options.backend, sessions=2)
     rows = []
     for kind in options.stores:
-        row = come_and_leave(engine, HostStore(pinned if kind == 'pinned' else None), options.rounds)
+        row = come_and_leave(engine, HostStore(PinnedMemory(2**30) if kind == 'pinned' else None), options.rounds)
         rows.append({'store': kind, **row, 'load_average': [round(load, 1) for load in os.getloadavg()[:2]]})
         print(rows[-1], flush=True)
     write_result({**provenance(), 'product_ms': round(product_ms(), 2), 'rows': rows}, options.json)

@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.result_file import product_ms, provenance, write_result
 from worldmodel_ros import realtime
 from worldmodel_ros.cache.stores.files import FileStore
-from worldmodel_ros.cache.stores.host import HostStore, pinned
+from worldmodel_ros.cache.stores.host import HostStore, PinnedMemory
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import Blob, SlabStore
 from worldmodel_ros.engine import load
@@ -53,7 +53,6 @@ from worldmodel_ros.serving.service.service import LOG, Service, ServiceSettings
 
 BURST = 1.0  # s
 COUNTED = ('found_here', 'found_away', 'left', 'came', 'busy', 'refused', 'failed')
-WARM_UP = 4  # ticks: a robot is answered in two steps once some were in time
 
 
 class SlowedStore:
@@ -282,7 +281,7 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
     robots = [Robot(number, keeper, spec) for number in range(options.robots)]
     for number, robot in enumerate(robots):
         robot.open(f'{kind}-robot{number}')
-        for _ in range(WARM_UP):
+        for _ in range(options.warm_up):
             robot.tick(600.0)
             end = time.monotonic() + 30.0
             while len(robot.replies) < robot.sequence and time.monotonic() < end:
@@ -312,7 +311,7 @@ def play(kind: str, store: SlabStore, options: argparse.Namespace) -> dict:
 
 def judged(robots: list[Robot], seconds: float) -> dict:
     """What the robots saw of it."""
-    counts, reasons, took = Counter(), Counter(), []
+    counts, reasons, took, late = Counter(), Counter(), [], []
     for robot in robots:
         replies = robot.replies[robot.replies_before:]
         counts['offered'] += robot.sequence - robot.replies_before
@@ -326,11 +325,16 @@ def judged(robots: list[Robot], seconds: float) -> dict:
             reasons[f'{reply.tier.name}: {reply.reason}'] += bool(reply.reason)
             if answered:
                 took.append(reply.finish - sent)
+            if answered and reply.finish > due:
+                late.append({'answer_ms': round((reply.finish - sent) * 1e3, 1), 'queue_ms': round(reply.queue * 1e3, 1),
+                             **{f'{part}_ms': round(spent * 1e3, 1) for part, spent in reply.timings.items()},
+                             'tier': reply.tier.name, 'reason': reply.reason})
     offered = counts['offered']
     return {'seconds': round(seconds, 1), 'ticks_a_second': round(offered / seconds, 2),
             **{name: int(counts[name]) for name in ('offered', 'answered', 'two_steps', 'late', 'refused',
                                                     'refused_as_their_session_was_away')},
-            'reasons': dict(reasons.most_common(4)), 'share_in_two_steps': round(counts['two_steps'] / offered, 4),
+            'reasons': dict(reasons.most_common(4)), 'late_ticks': late,
+            'share_in_two_steps': round(counts['two_steps'] / offered, 4),
             'answer_ms': {f'p{level}': round(float(np.percentile(took, level)) * 1e3, 2) if took else None
                           for level in (50, 99, 100)}}
 
@@ -345,10 +349,13 @@ def main() -> int:
     parser.add_argument('--period', type=float, default=2.0, help='s between the ticks of a robot that ticks seldom')
     parser.add_argument('--due', type=float, default=0.05, help='s from a frame to when its answer is due')
     parser.add_argument('--seconds', type=float, default=40.0, help='of each kind with each store')
+    parser.add_argument('--warm-up', type=int, default=4, help='ticks of each robot before. Its window is full after as many '
+                        'as that has frames; it is answered in two steps once some answers were in time')
     parser.add_argument('--twin', type=int, default=5, help='each so many robots have a twin')
     parser.add_argument('--kinds', nargs='+', default=['seldom', 'bursts'], choices=['seldom', 'bursts'])
     parser.add_argument('--stores', nargs='+', default=['host', 'nvme', 'objects'],
                         choices=['host', 'pinned', 'nvme', 'objects'])
+    parser.add_argument('--pinned-gib', type=float, default=12.0, help='GiB that are page-locked for the store pinned')
     parser.add_argument('--priority', type=int, default=20, help='of the threads, under SCHED_FIFO; 0: none')
     parser.add_argument('--disk', default='.', help='folder on the disk (default: here)')
     parser.add_argument('--slower-s', type=float, nargs=2, metavar=('READ', 'WRITE'),
@@ -364,7 +371,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         disk = Path(disk).resolve()
         (disk / 'bucket').mkdir()
-        stores = {'host': HostStore, 'pinned': lambda: HostStore(pinned), 'nvme': lambda: FileStore(disk / 'nvme'),
+        memory = PinnedMemory(int(options.pinned_gib * 2**30) if 'pinned' in options.stores else 0)
+        stores = {'host': HostStore, 'pinned': lambda: HostStore(memory), 'nvme': lambda: FileStore(disk / 'nvme'),
                   'objects': lambda: ObjectStore((disk / 'bucket').as_uri())}
         for name in options.stores:
             for kind in options.kinds:
@@ -372,8 +380,8 @@ def main() -> int:
                 if options.slower_s:
                     store = SlowedStore(store, *options.slower_s)
                 load_before = round(os.getloadavg()[0], 2)
-                row = {'ticks': kind, 'store': name, 'slower_s': options.slower_s, **play(kind, store, options),
-                       'load_average': [load_before, round(os.getloadavg()[0], 2)]}
+                row = {'ticks': kind, 'store': name, 'slower_s': options.slower_s, 'warm_up_ticks': options.warm_up,
+                       **play(kind, store, options), 'load_average': [load_before, round(os.getloadavg()[0], 2)]}
                 store.close()
                 result['rows'].append(row)
                 print(row, flush=True)

@@ -10,17 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
+from worldmodel_ros.cache.stores import host
 from worldmodel_ros.cache.stores.blob import Corrupt, decode, encode
 from worldmodel_ros.cache.stores.files import FileStore
-from worldmodel_ros.cache.stores.host import HostStore, pinned
+from worldmodel_ros.cache.stores.host import HostStore, PinnedMemory
 from worldmodel_ros.cache.stores.measured import FEWEST, MeasuredStore
 from worldmodel_ros.cache.stores.objects import ObjectStore
 from worldmodel_ros.cache.stores.protocol import AlreadyStored, NotStored, StoreError, check_key
 from worldmodel_ros.cache.stores.tiered import TieredStore
 
 MAKERS = {
-    'host': lambda path: HostStore(), 'pinned': lambda path: HostStore(pinned),
+    'host': lambda path: HostStore(), 'pinned': lambda path: HostStore(PinnedMemory(2**20)),
     'files': FileStore,
     'memory files': lambda path: FileStore(path, durable=False),
     'objects': lambda path: ObjectStore(path.as_uri()),
@@ -220,6 +222,50 @@ def test_what_is_read_lies_in_the_memory_that_it_was_given_and_stays_while_it_is
     again, = store.get(['a/x']).result()  # from the disk, and into other memory
     assert bytes(again) == b'01234567' == bytes(blob)
     store.close()
+
+
+@pytest.fixture
+def page_locked(monkeypatch):
+    """As on a machine with a GPU, whose driver has no more than two parts of 1 MiB."""
+    left = [None, None]
+
+    def empty(*size, pin_memory=False, empty=torch.empty, **options):
+        if pin_memory and not left:
+            raise RuntimeError('out of memory')
+        if pin_memory:
+            left.pop()
+        return empty(*size, **options)
+    monkeypatch.setattr(torch, 'empty', empty)
+    monkeypatch.setattr(host, '_PART', 2**20)
+
+
+def test_page_locked_memory_is_taken_at_once_given_out_and_taken_back(page_locked):
+    memory = host.PinnedMemory(2**22)
+    assert memory.nbytes == 2**21
+
+    def locked(blob):
+        return any(np.shares_memory(np.frombuffer(blob, np.uint8), part) for part in memory._parts)
+    blobs = [memory(500_000) for _ in range(4)]
+    for number, blob in enumerate(blobs):
+        blob[:] = bytes([number]) * 500_000
+    assert all(map(locked, blobs)) and not locked(memory(500_000)) and len(memory(500_000)) == 500_000
+    array = np.frombuffer(blobs[1][10:20].toreadonly(), np.uint8)  # refers to it as arrays of a slab do
+    del blob, blobs[:2]
+    assert not locked(memory(1_000_000))  # there is room for it, in two pieces
+    assert bytes(array) == b'\1' * 10
+    del array
+    assert locked(memory(1_000_000)) and [set(blob) for blob in blobs] == [{2}, {3}]
+    for _ in range(100):
+        assert locked(memory(1_000_000))
+    blobs.clear()
+    kept = memory(1)
+    assert memory._free == [(0, 4096, 2**20), (1, 0, 2**20)] and locked(kept)
+
+
+def test_without_page_locked_memory_it_is_ordinary_memory():
+    if not torch.cuda.is_available():
+        memory = host.PinnedMemory(2**20)
+        assert memory.nbytes == 0 and len(memory(5)) == 5
 
 
 def test_reading_is_predicted_from_what_was_measured_and_not_before(tmp_path):

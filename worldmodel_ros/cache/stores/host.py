@@ -2,25 +2,75 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 from typing import TypeVar
+
+import numpy as np
 
 from .protocol import AlreadyStored, Blob, NotStored, check_key, joined
 
 Result = TypeVar('Result')
 
+_PART = 2**30  # bytes that are page-locked at a time
+_STEP = 4096   # bytes, of what is given out
 
-def pinned(nbytes: int) -> memoryview:
+
+class PinnedMemory:
     """
-    Return page-locked memory of the host, which a GPU copies from and to by itself; where the driver has none left, ordinary
-    memory. PyTorch keeps what is given back for the next one of that size, rounded up to a power of two.
+    Page-locked memory of the host, which a GPU copies from and to by itself. Call it for some; it takes that back when nothing
+    refers to it. From any thread.
+
+    All of it is locked at once: while the driver locks pages, 20 ms for a slab of 16 MiB, no thread can start anything on the
+    device, and a tick waits. Where it is full, or the driver has none, ordinary memory is given.
     """
-    import torch
-    try:
-        return memoryview(torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy())
-    except RuntimeError:
-        return memoryview(bytearray(nbytes))
+
+    def __init__(self, nbytes: int) -> None:
+        """``nbytes``: at most; PyTorch rounds each part up to a power of two."""
+        import torch
+        self._parts: list[np.ndarray] = []
+        try:
+            while (left := nbytes - self.nbytes) > 0:
+                size = min(_PART, 1 << (left - 1).bit_length())
+                self._parts.append(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())
+        except RuntimeError:  # no GPU, or the driver has none left
+            pass
+        self._free = [(part, 0, len(array)) for part, array in enumerate(self._parts)]  # from, to; in order
+        self._returned: deque[tuple[int, int, int]] = deque()  # by finalizers, which may strike while this thread has the lock
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are page-locked."""
+        return sum(map(len, self._parts))
+
+    def __call__(self, nbytes: int) -> memoryview:
+        size = -(-max(nbytes, 1) // _STEP) * _STEP
+        with self._lock:
+            self._take_back()
+            index = next((index for index, (_, begin, end) in enumerate(self._free) if end - begin >= size), None)
+            if index is not None:
+                part, begin, end = self._free[index]
+                self._free[index:index + 1] = [(part, begin + size, end)] if begin + size < end else []
+        if index is None:
+            return memoryview(np.empty(nbytes, np.uint8))
+        given = self._parts[part][begin:begin + nbytes]
+        weakref.finalize(given, self._returned.append, (part, begin, begin + size)).atexit = False
+        return memoryview(given)
+
+    def _take_back(self) -> None:
+        if not self._returned:
+            return
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        whole: list[tuple[int, int, int]] = []
+        for part, begin, end in sorted(self._free):
+            if whole and whole[-1][0] == part and whole[-1][2] == begin:
+                part, begin, _ = whole.pop()
+            whole.append((part, begin, end))
+        self._free = whole
 
 
 class HostStore:
@@ -29,7 +79,7 @@ class HostStore:
 
     def __init__(self, allocate: Callable[[int], memoryview] | None = None) -> None:
         """``allocate``: gives memory for a blob of so many bytes, which it takes back when nothing refers to it, such as
-        ``pinned``; None: the interpreter's."""
+        ``PinnedMemory``; None: the interpreter's."""
         self._allocate = allocate
         self._blobs: dict[str, memoryview] = {}
         self._lock = threading.Lock()
@@ -72,6 +122,10 @@ class HostStore:
 
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         return self._done(lambda: [len(self._blobs[key]) if key in self._blobs else None for key in keys])
+
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        with self._lock:
+            return {key: self._blobs[key] for key in keys if key in self._blobs}
 
     def close(self) -> None:
         pass

@@ -157,7 +157,7 @@ def _serve(listening, options: Options) -> None:
 
 def _keeper(service: Service, engine: Engine, listening: Path, options: Options) -> Keeper | None:
     from worldmodel_ros.cache.stores.files import FileStore, in_memory
-    from worldmodel_ros.cache.stores.host import pinned
+    from worldmodel_ros.cache.stores.host import PinnedMemory
     from worldmodel_ros.cache.stores.objects import ObjectStore
     from worldmodel_ros.cache.stores.protocol import StoreError
     from worldmodel_ros.cache.stores.tiered import TieredStore
@@ -184,7 +184,8 @@ def _keeper(service: Service, engine: Engine, listening: Path, options: Options)
     if not options.store_memory_mb:
         return Keeper(service, engine, store, address, settings)
     on_gpu = not all(pool.storage.on_host for pool in engine.memory.pools)
-    tiers = TieredStore([store], int(options.store_memory_mb * 1e6), pinned if on_gpu else None)
+    capacity = int(options.store_memory_mb * 1e6)
+    tiers = TieredStore([store], capacity, PinnedMemory(capacity) if on_gpu else None)
     return Keeper(service, engine, tiers, address, settings, tiers.expect)
 
 
