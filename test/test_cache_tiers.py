@@ -245,7 +245,7 @@ def test_pages_are_copied_in_words_and_every_byte_arrives(precision, dim, words,
     for name, array in dumped.items():
         assert (array.shape[1:], array.dtype) == storage.forms()[name]
         np.testing.assert_array_equal(array.swapaxes(0, 1).view(np.uint8), before[name])
-    (storage.load if loads == 'load' else lambda *what: storage.load_later(*what)())(to, storage.staged(dumped))
+    (storage.load if loads == 'load' else lambda *what: storage.load_later(*what)()())(to, storage.staged(dumped))
     storage.copy(np.array([3, 7]), storage, ids[:2])
     for name in pools:
         np.testing.assert_array_equal(read(to)[name], before[name])

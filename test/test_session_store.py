@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from worldmodel_ros.cache.stores import blob
 from worldmodel_ros.cache.stores.blob import Corrupt
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.cache.stores.host import HostStore
@@ -75,13 +78,9 @@ def test_pages_that_are_filled_wait_for_passes_that_still_write_to_them(engine, 
     session, said = drive(engine.open_session(), 5), []
     stored(SessionLog(store, 'robot', 1), session)
     session.save(tmp_path / 'file')
-    storage = type(engine.memory.pool.storage)
-    loads = storage.load
-
-    def load_pages(self, ids, arrays):
-        said.append('written')
-        loads(self, ids, arrays)
-    monkeypatch.setattr(storage, 'load', load_pages)
+    storage, written = type(engine.memory.pool.storage), {'store': 'load_later', 'file': 'load'}[way]
+    load_pages = getattr(storage, written)
+    monkeypatch.setattr(storage, written, lambda *what: said.append('written') or load_pages(*what))
     monkeypatch.setattr(engine.memory, 'before_writing', lambda: said.append('waited'))
     if way == 'store':
         resumed(engine, store)[0].close()
@@ -185,27 +184,33 @@ def test_who_has_come_back_stores_no_slab_again_that_it_has_not_changed(engine, 
 
 @pytest.fixture
 def slow_device(engine, monkeypatch):
-    """Pages that are filled only when somebody waits for them, as those of a device that copies by itself may be."""
-    storage, waiting = engine.memory.pool.storage, []
+    """Pages that are filled only when somebody waits for them, as those of a device that copies by itself may be, and while
+    ``go_on`` is set. ``started``: those that are being filled."""
+    storage, device = engine.memory.pool.storage, SimpleNamespace(started=[], go_on=threading.Event())
+    device.go_on.set()
 
     def load_later(ids, arrays):
         storage.clear(ids)
-        waiting.append(ids)
 
-        def wait():
-            waiting[:] = [each for each in waiting if each is not ids]
-            storage.load(ids, arrays)
-        return wait
+        def start():
+            device.started.append(ids)
+
+            def wait():
+                assert device.go_on.wait(30.0)
+                device.started[:] = [each for each in device.started if each is not ids]
+                storage.load(ids, arrays)
+            return wait
+        return start
     monkeypatch.setattr(storage, 'load_later', load_later)
     engine.slab_index.__init__()
-    return waiting
+    return device
 
 
 def test_a_session_takes_over_pages_only_when_the_device_has_filled_them(engine, store, slow_device):
     session = drive(engine.open_session(), 5)
     stored(SessionLog(store, 'robot', 1), session)
     again = resumed(engine, store)[0]  # of a caller that does not wait itself
-    assert slow_device == []
+    assert slow_device.started == []
     assert_equal(session, again)
 
 
@@ -216,10 +221,10 @@ def test_nobody_shares_pages_that_the_device_has_yet_to_fill(engine, store, slow
     for _ in first.pieces():
         pass
     second.read(manifest)
-    assert len(slow_device) == 5 and second.shared_slabs == 0
+    assert second.shared_slabs == 0
     first.settle()
     third.read(manifest)
-    assert slow_device == [] and third.shared_slabs == 5
+    assert slow_device.started == [] and third.shared_slabs == 5
     for each in (first, second, third):
         each.close()
 
@@ -231,18 +236,64 @@ def test_pages_that_the_device_still_writes_to_are_not_given_to_another(engine, 
     coming.read(stored(log, session))
     for _ in coming.pieces():
         pass
-    assert len(slow_device) == WINDOW
+    assert slow_device.started == []  # the engine's thread has not even started it
+    slow_device.go_on.clear()
+    filling = threading.Thread(target=coming.settle)
+    filling.start()
+    while len(slow_device.started) < WINDOW:
+        time.sleep(0.001)
     held = coming._cache.lease(0)
     let_go = type(held._allocator)._let_go
     monkeypatch.setattr(type(held._allocator), '_let_go', lambda self, lease, ids: (
-        lease_of.append(len(slow_device)) if lease is held else None, let_go(self, lease, ids))[1])
+        lease_of.append(len(slow_device.started)) if lease is held else None, let_go(self, lease, ids))[1])
+    later = stored(log, drive(session, 2, seed=4))
+    timer = threading.Timer(0.05, slow_device.go_on.set)
+    timer.start()
     if way == 'closed':
         coming.close()
     else:
-        coming.read(stored(log, drive(session, 2, seed=4)))  # two slabs have left its window
+        coming.read(later)  # two slabs have left its window
+    filling.join()
     engine.memory.pool.allocator.usage()  # takes what was given back
     assert lease_of and not any(lease_of)
     coming.close()
+
+
+def test_pages_that_are_given_up_before_the_device_has_begun_to_fill_them_stay_as_they_are(engine, store, slow_device):
+    manifest = stored(SessionLog(store, 'robot', 1), drive(engine.open_session(), 3))
+    coming = engine.stored_session(store)
+    coming.read(manifest)
+    for _ in coming.pieces():
+        pass
+    slow_device.go_on.clear()  # would never end
+    coming.close()
+    coming.settle()
+    assert slow_device.started == []
+
+
+@pytest.mark.parametrize('kind, hashed', [('host', 0), ('tiers', 0), ('files', 4)])
+def test_what_stays_in_this_process_is_hashed_once_and_what_is_read_from_a_disk_each_time(engine, tmp_path, kind, hashed,
+                                                                                          monkeypatch):
+    store = STORES[kind](tmp_path)
+    twin, session = (drive(engine.open_session(), 3) for _ in range(2))
+    stored(SessionLog(store, 'robot', 1), session)
+    session.close()
+    engine.slab_index.__init__()
+    digests = []
+    monkeypatch.setattr(blob, 'digest', lambda *parts, digest=blob.digest: digests.append(digest(*parts)) or digests[-1])
+    assert_equal(twin, resumed(engine, store)[0])
+    assert len(digests) == hashed  # three slabs and the state
+    store.close()
+
+
+def test_memory_that_was_checked_is_no_excuse_for_what_came_in_its_place():
+    known, checked = blob.Intact(), memoryview(b'what was checked')
+    known.add(checked, 'digest')
+    assert known.has(checked, 'digest') and not known.has(checked, 'other')
+    assert not known.has(memoryview(b'what was checked'), 'digest')
+    known.add(memoryview(bytearray(3)), 'digest')  # may be written to, and is gone
+    del checked
+    assert not known._known
 
 
 def test_pages_that_have_another_use_by_now_are_stored_whatever_their_slab_was(engine, store):
@@ -324,6 +375,7 @@ WRITER = '''
 import sys
 import numpy as np
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.engine import load

@@ -281,9 +281,10 @@ class Storage(Protocol):
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What ``dump`` gave, in memory that the device copies from by itself; from any thread."""
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
-        """Start to ``load`` arrays that were ``staged``, concurrently with the device's computation. The result waits for
-        it, in any thread; until then the arrays must stay as they are, and the pages with who has them."""
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
+        """Prepare to ``load`` arrays that were ``staged``, after what the device has been given so far. In any thread, the
+        result starts that, concurrently with the device's computation, and what this returns waits for it; until then the
+        arrays must stay as they are, and the pages with who has them."""
 
 
 class NumpyStorage:
@@ -345,9 +346,11 @@ class NumpyStorage:
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
-        self.load(ids, arrays)
-        return lambda: None
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
+        def start() -> Callable[[], None]:
+            self.load(ids, arrays)
+            return lambda: None
+        return start
 
 
 @dataclass(frozen=True)

@@ -156,26 +156,30 @@ class TorchStorage:
         self._load(ids, arrays, later=False)
 
     def _load(self, ids: np.ndarray, arrays: dict[str, np.ndarray], later: bool) -> None:
+        index = self._index(ids)
         for name, tensor in self.pool.tensors().items():
             words = _words(tensor)
             values = _tensor(arrays[name]).view(words.dtype).to(self.device, non_blocking=later)
-            words[:, self._index(ids)] = values.transpose(0, 1)
+            words[:, index] = values.transpose(0, 1)
 
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if self.device.type != 'cuda':
             return arrays
         return {name: _pinned(_tensor(array)).numpy() for name, array in arrays.items()}
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
-        if self._coming is None:
-            self.load(ids, arrays)
-            return lambda: None
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
         # After all that was queued before: the pages may still be read for whom they belonged to.
-        self._coming.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._coming):
-            self._load(ids, arrays, later=True)
-            done = self._coming.record_event(torch.cuda.Event(blocking=True))
-        return done.synchronize
+        queued = torch.cuda.current_stream(self.device).record_event() if self._coming else None
+
+        def start() -> Callable[[], None]:
+            if queued is None:
+                self.load(ids, arrays)
+                return lambda: None
+            with torch.cuda.stream(self._coming):
+                self._coming.wait_event(queued)
+                self._load(ids, arrays, later=True)
+                return self._coming.record_event(torch.cuda.Event(blocking=True)).synchronize
+        return start
 
     def _copy_bytes(self, ids: np.ndarray, source: TorchStorage, source_ids: np.ndarray) -> None:
         ours, theirs = self.pool.tensors(), source.pool.tensors()

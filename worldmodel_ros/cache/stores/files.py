@@ -64,6 +64,9 @@ class FileStore:
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         return self._threads.each(self._head, [(key,) for key in keys])
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        return {}
+
     def close(self) -> None:
         self._threads.close()
 

@@ -68,5 +68,8 @@ class MeasuredStore:
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         return self._store.head(keys)
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        return self._store.held(keys)
+
     def close(self) -> None:
         self._store.close()

@@ -56,6 +56,9 @@ class ObjectStore:
                 return None
         return self._threads.each(head, [(key,) for key in keys])
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        return {}
+
     def close(self) -> None:
         self._threads.close()
 

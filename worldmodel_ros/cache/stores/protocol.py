@@ -51,6 +51,9 @@ class SlabStore(Protocol):
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         """Bytes of each blob; None where there is none."""
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        """Those of the blobs that are in this process's memory, as ``get`` gives them. Does not wait."""
+
     def close(self) -> None:
         """End what it runs; what was put stays, unless it is in the memory of this process."""
 

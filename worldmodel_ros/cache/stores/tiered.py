@@ -99,6 +99,9 @@ class TieredStore:
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         return self._lower[-1].head(keys)
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        return self._host.held(keys)
+
     def close(self) -> None:
         for store in self._lower:
             store.close()

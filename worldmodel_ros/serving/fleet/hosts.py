@@ -133,6 +133,9 @@ class RemoteStore:
     def head(self, keys: Sequence[str]) -> Promise[list[int | None]]:
         return self._threads.submit(self._each, 'head', keys)
 
+    def held(self, keys: Sequence[str]) -> dict[str, memoryview]:
+        return {}
+
     def close(self) -> None:
         self._threads.close()
         self._link.close()
