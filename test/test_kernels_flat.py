@@ -12,13 +12,14 @@ from worldmodel_ros.kernels.flat_write import padded, write_flat
 from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.kernels.quantise import read_pages
 from worldmodel_ros.kernels.splits import merge, splits_for
+from worldmodel_ros.model.wan.vae_layers import add_taps
 
 pytest.importorskip('triton', reason='Triton is not installed: pip install triton')
 
 from worldmodel_ros.kernels import rows_triton
 from worldmodel_ros.kernels.cross_attention_triton import cross_attention_triton
 from worldmodel_ros.kernels.flat_write_triton import write_flat_triton
-from worldmodel_ros.kernels.norm_silu_triton import add_triton, norm_silu_triton
+from worldmodel_ros.kernels.norm_silu_triton import add_taps_triton, add_triton, norm_silu_triton
 from worldmodel_ros.kernels.splits_triton import merge_triton
 
 TOKENS, HEADS, DIM, SLABS = 2 * 21, 3, 32, 2  # a slab is a page of 16 tokens and one of 5
@@ -158,3 +159,14 @@ def test_frames_are_left_free_and_residuals_are_added_where_channels_are_last():
         norm_silu_triton(x.contiguous(), bias, before=2)
     with pytest.raises(ValueError, match='must be alike'):
         add_triton(x, bias, residual.contiguous())
+
+
+def test_taps_are_added_where_they_belong():
+    taps = torch.randn(1, 32, 2, 6, 9).contiguous(memory_format=torch.channels_last_3d)
+    bias = torch.randn(3)
+    found = add_taps_triton(taps, bias)
+    torch.testing.assert_close(found, add_taps(taps, bias))
+    assert found.shape == (1, 3, 2, 4, 7)
+    for wrong in (taps.contiguous(), taps[:, :24].contiguous(memory_format=torch.channels_last_3d)):
+        with pytest.raises(ValueError, match='27 channels'):
+            add_taps_triton(wrong, bias)

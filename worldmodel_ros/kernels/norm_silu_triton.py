@@ -1,5 +1,5 @@
-"""RMSNorm over channels and SiLU of a video's features, in one launch; for either order of the axes in memory. And the sum of
-features, a bias and a residual."""
+"""RMSNorm over channels and SiLU of a video's features, in one launch; for either order of the axes in memory. And sums: of
+features, a bias and a residual, and of what the taps of a convolution gave."""
 from __future__ import annotations
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from .formats_triton import cast
 
 VALUES = 8192  # of a program
+BLOCK = 256  # positions of a program that adds taps
 
 
 def norm_silu_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, before: int = 0) -> Tensor:
@@ -71,3 +72,29 @@ def _add(x, bias, residual, out, count, C: tl.constexpr, BLOCK: tl.constexpr):
     total += tl.load(bias + at % C, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, cast(total, out.dtype.element_ty), mask=inside)
+
+
+def add_taps_triton(taps: Tensor, bias: Tensor) -> Tensor:
+    """``vae_layers.add_taps`` in one launch, for taps with the channels last."""
+    channels, frames, rows, columns = len(bias), *taps.shape[2:]
+    if len(taps) != 1 or taps.shape[1] < 9 * channels or not taps.is_contiguous(memory_format=torch.channels_last_3d):
+        raise ValueError(f'taps {tuple(taps.shape)} with strides {taps.stride()} must be one video of {9 * channels} channels '
+                         f'at least, which come last')
+    out = torch.empty((1, channels, frames, rows - 2, columns - 2), dtype=taps.dtype, device=taps.device)
+    positions = out[0, 0].numel()
+    _add_taps[(triton.cdiv(positions, BLOCK),)](taps, bias, out, positions, rows - 2, columns - 2, N=taps.shape[1], C=channels,
+                                                BLOCK=BLOCK, num_warps=4)
+    return out
+
+
+@triton.jit
+def _add_taps(taps, bias, out, positions, rows, columns, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < positions
+    first = (position // columns + position // columns // rows * 2) * (columns + 2) + position % columns
+    for channel in tl.static_range(C):
+        total = tl.zeros([BLOCK], tl.float32) + tl.load(bias + channel).to(tl.float32)
+        for tap in tl.static_range(9):
+            at = (first + tap // 3 * (columns + 2) + tap % 3) * N + tap * C + channel
+            total += tl.load(taps + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + channel * positions + position, cast(total, out.dtype.element_ty), mask=inside)

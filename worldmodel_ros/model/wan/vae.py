@@ -16,7 +16,7 @@ from torch import Tensor
 from ..checkpoint_description import ModelError
 from ..parallel.group import Group
 from .config import VAE_FRAMES
-from .vae_layers import Rows, fuse
+from .vae_layers import FIRST, Rows, fuse
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
@@ -52,7 +52,7 @@ class WanVae:
     """Images float32 (3, n, height, width) from -1 to 1, and latents float32 (16, F, height / 8, width / 8), normalised as the
     networks take them."""
 
-    MARK = 'Rep'  # diffusers' sign for "has seen one frame"
+    MARK = FIRST
 
     def __init__(self, model: AutoencoderKLWan, fused: bool = True, channels_last: bool = True,
                  blocks: bool = True, group: Group | None = None):

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from ..parallel.group import Group
 
+ALIGNED = 8  # tensor cores read and write features whose number of channels is a multiple of that
 KEPT = 2  # frames before, of a convolution over three
+FIRST = 'Rep'  # diffusers' sign, in place of frames before: one frame was seen, which was not doubled
 
 
 class Rows:
@@ -96,6 +98,38 @@ class CausalConv(nn.Module):
         return F.conv3d(x, self.weight, self.bias, self._stride, (0, rows, self._columns))
 
 
+class ImagesConv(CausalConv):
+    """In place of a causal convolution over 3x3x3 to few channels, on a GPU, whose products are at least 64 channels wide: each
+    of the nine places of rows and columns has channels of its own, of a convolution over frames alone, which are then added
+    up where they belong."""
+
+    def __init__(self, conv: CausalConv):
+        nn.Module.__init__(self)
+        self._divided, self._stride, self._frames, self._rows, self._columns = conv._divided, 1, conv._frames, 1, 1
+        apart = conv.weight.permute(3, 4, 0, 1, 2).flatten(0, 2)[..., None, None]  # (9 * O, C, 3, 1, 1)
+        filled = F.pad(apart, (0, 0) * 4 + (0, -len(apart) % ALIGNED))
+        self.weight, self.bias = nn.Parameter(filled, requires_grad=False), None
+        self.images_bias = conv.bias
+
+    def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
+        taps = super().forward(x, cache_x).contiguous(memory_format=torch.channels_last_3d)
+        if not taps.is_cuda:
+            return add_taps(taps, self.images_bias)
+        from ...kernels.norm_silu_triton import add_taps_triton
+        return add_taps_triton(taps, self.images_bias)
+
+
+def add_taps(taps: Tensor, bias: Tensor) -> Tensor:
+    """Results (1, C, T, h, w) of a convolution over 3x3, of taps (1, N, T, h + 2, w + 2): the first 9 * C of N channels are C
+    for each place."""
+    channels, rows, columns = len(bias), taps.shape[3] - 2, taps.shape[4] - 2
+    total = bias.float().view(-1, 1, 1, 1)
+    for tap in range(9):
+        y, x = divmod(tap, 3)
+        total = total + taps[:, tap * channels:(tap + 1) * channels, :, y:y + rows, x:x + columns].float()
+    return total.to(taps.dtype)
+
+
 def padded_rows(x: Tensor, padding: int, rows: Rows | None) -> tuple[Tensor, int]:
     """What a convolution that pads by no more than a row takes, and by how many rows it is still to pad."""
     return (x, padding) if rows is None or not padding else (rows.between_neighbours(x), 0)
@@ -162,9 +196,66 @@ class ResidualBlock(nn.Module):
         return add_triton(h, bias, shortcut)
 
 
+class Upsampling(nn.Module):
+    """In place of the upsampling of rows, columns and, where it has a convolution for that, frames; for features with the
+    channels last.
+
+    A convolution over 3x3 of what nearest neighbours have doubled sees 2x2 different positions, which of them depends on the
+    row and the column being even or odd. So the four are convolutions over 2x2 of the features before, whose weights are sums:
+    four ninths of the products, and nothing is doubled in memory.
+    """
+
+    def __init__(self, layer: nn.Module, rows: Rows | None = None):
+        super().__init__()
+        self._divided, conv = rows, layer.resample[1]
+        self.time_conv = getattr(layer, 'time_conv', None)
+        self.weight = nn.Parameter(phases(conv.weight).contiguous(memory_format=torch.channels_last), requires_grad=False)
+        self.bias = nn.Parameter(conv.bias.repeat(4), requires_grad=False)
+
+    def forward(self, x: Tensor, feat_cache: list, feat_idx: list[int]) -> Tensor:
+        frames = x.shape[2]
+        if self.time_conv is not None:
+            at = feat_idx[0]
+            feat_idx[0] += 1
+            if feat_cache[at] is None:
+                feat_cache[at] = FIRST
+            else:
+                before = feat_cache[at] if isinstance(feat_cache[at], Tensor) else None
+                feat_cache[at] = newest(x, before)
+                x, frames = self.time_conv(x, before), 2 * frames
+        x = x.contiguous(memory_format=torch.channels_last_3d).permute(0, 2, 3, 4, 1)[0]  # (T, h, w, C or two of them)
+        if frames > len(x):
+            x = x.unflatten(3, (2, -1)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+        x, rows = padded_rows(x.permute(0, 3, 1, 2), 1, self._divided)
+        y = F.conv2d(x, self.weight, self.bias, padding=(rows, 1)).contiguous(memory_format=torch.channels_last)
+        count, channels, height, width = len(y), y.shape[1] // 4, y.shape[2] - 1, y.shape[3] - 1
+        frame, _, row, column = y.stride()
+        # Of an even and an odd row each, the latter begins a row further down in y, behind the channels of the former.
+        y = y.as_strided((count, height, 2, width, 2, channels),
+                         (frame, row, row + 2 * channels, column, column + channels, 1))
+        return y.reshape(1, count, 2 * height, 2 * width, channels).permute(0, 4, 1, 2, 3)
+
+
+def phases(weight: Tensor) -> Tensor:
+    """(O, C, 3, 3) of a convolution of what was doubled, to (4 * O, C, 2, 2) of what was not: for the result's even rows and
+    columns, its even rows and odd columns, odd and even, odd and odd; computed in float32."""
+    def even_and_odd(weight: Tensor, axis: int) -> Tensor:
+        first, middle, last = weight.unbind(axis)
+        return torch.stack([torch.stack([first, middle + last], axis), torch.stack([first + middle, last], axis)])
+    return even_and_odd(even_and_odd(weight.float(), -2), -1).transpose(0, 1).flatten(0, 2).to(weight.dtype)
+
+
+def newest(x: Tensor, before: Tensor | None) -> Tensor:
+    """The two newest frames, of ``before``, or zeros, and x."""
+    kept = x[:, :, -KEPT:]
+    if kept.shape[2] < KEPT:
+        kept = torch.cat([torch.zeros_like(kept) if before is None else before[:, :, -1:], kept], 2)
+    return kept.clone()
+
+
 def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False, rows: Rows | None = None) -> None:
     """Put these layers into a decoder; with ``channels_last``, weights in the order that tensor cores read, and with ``blocks``
-    residual blocks, too. ``rows``: of what it decodes, where processes divide that."""
+    residual blocks, upsampling and the last convolution, too. ``rows``: of what it decodes, where processes divide that."""
     for owner in list(decoder.modules()):
         for name, layer in list(owner.named_children()):
             kind = type(layer).__name__
@@ -184,6 +275,10 @@ def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False, 
         for name, layer in list(owner.named_children()):
             if type(layer).__name__ == 'WanResidualBlock':
                 setattr(owner, name, ResidualBlock(layer, rows))
+            elif type(layer).__name__ == 'WanResample' and layer.mode.startswith('upsample'):
+                setattr(owner, name, Upsampling(layer, rows))
+    if blocks:
+        decoder.conv_out = ImagesConv(decoder.conv_out)
     if channels_last:
         for layer in decoder.modules():
             if isinstance(layer, nn.Conv2d | CausalConv | DividedConv):
