@@ -140,6 +140,15 @@ def test_a_session_that_leaves_again_stores_only_what_it_has_seen_since(keeper, 
     one.tick()
 
 
+def test_a_session_with_a_frame_in_flight_does_not_leave_and_is_not_stored_in_vain(keeper, served, monkeypatch):
+    robot, written = Robot(keeper, served, 0), []
+    robot.tick()
+    monkeypatch.setattr(keeper.store, 'put', lambda items, create=False: written.append(items))
+    monkeypatch.setattr(served[0], 'settled', lambda number: False)
+    assert not keeper.residency._transfers.leave(robot.kept)
+    assert not written
+
+
 def test_a_tick_whose_session_would_come_too_late_is_refused_before_anything_is_done(keeper, served):
     robots = [Robot(keeper, served, number) for number in range(PLACES + 1)]
     for robot in robots * 3:

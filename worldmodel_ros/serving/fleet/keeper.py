@@ -404,7 +404,8 @@ class _Pages:
 
     def leave(self, kept: Kept) -> bool:
         keeper, service = self._keeper, self._keeper._service
-        if kept.fenced or kept.closed:
+        # What a tick that was refused has left to be taken in would be another frame to store: not now, then.
+        if kept.fenced or kept.closed or not service.settled(kept.number):
             return False
         with kept.lock:
             frames = service.frames_seen(kept.number)
