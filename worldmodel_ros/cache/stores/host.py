@@ -23,8 +23,8 @@ class PinnedMemory:
     Page-locked memory of the host, which a GPU copies from and to by itself. Call it for some; it takes that back when nothing
     refers to it. From any thread.
 
-    All of it is locked at once: while the driver locks pages, 20 ms for a slab of 16 MiB, no thread can start anything on the
-    device, and a tick waits. Where it is full, or the driver has none, ordinary memory is given.
+    All of it is locked at once: that takes the driver 20 ms for a slab of 16 MiB, and ticks were late meanwhile. Where it is
+    full, or the driver has none, ordinary memory is given.
     """
 
     def __init__(self, nbytes: int) -> None:
