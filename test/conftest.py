@@ -193,6 +193,27 @@ def pytest_collection_finish(session):
     """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
     gc.collect()
     gc.freeze()
+    if interpreter := sys.modules.get('triton.runtime.interpreter'):
+        _patch_language_once(interpreter)
+
+
+def _patch_language_once(interpreter):
+    """
+    Have Triton's interpreter replace the functions of its language once, and not again in each call of a kernel's functions.
+
+    A kernel's end puts them back where only the kernel itself has replaced them, and a call of one of its functions leaves
+    them replaced; all kernels of this process are interpreted.
+    """
+    patch, language, done = interpreter._patch_lang, interpreter.tl, set()
+
+    def patch_once(function):
+        kinds = frozenset(kind for kind in (language, language.core) if any(
+            value is kind for value in function.__globals__.values()))
+        if not kinds or kinds not in done:
+            patch(function)
+            done.add(kinds)
+        return interpreter._LangPatchScope()
+    interpreter._patch_lang = patch_once
 
 
 def _gpu_reason(config) -> str:
