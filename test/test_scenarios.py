@@ -46,17 +46,20 @@ class Stage:
         self._make = make  # system -> what has rigs, processes, start() and stop()
         self._system = None
         self._running = None
+        self._measured = None  # for which system the machine was measured, with nothing started since
         self.ended = {}  # system -> what was wrong with how each of its runs ended; '' where nothing was
 
     def make_room(self, system):
         """End what runs, if it is another system, and ask how fast the machine is, with nothing running on it."""
-        if self._system is not system:
+        if system not in (self._system, self._measured):
             self.end()
             measure_again(others=system.needs_all_cores)
+            self._measured = system
 
     def start(self, system):
         if self._system is not system:
             self.end()
+            self._measured = None
             self._running, self._system = self._make(system), system
             self._running.start()
 
