@@ -65,10 +65,10 @@ PROBE = textwrap.dedent('''
         if received:
             break
     assert received[0].sequence == 5 and list(received[0].values) == [0.5, -0.25]
-    if 'srv/_what_if.py' in sys.argv:
-        from worldmodel_ros.srv import WhatIf
-        assert (share / 'srv' / 'WhatIf.srv').is_file()
-        node.create_service(WhatIf, 'what_if', lambda request, response: response)
+    if 'srv/_session_file.py' in sys.argv:
+        from worldmodel_ros.srv import SessionFile
+        assert (share / 'srv' / 'SessionFile.srv').is_file()
+        node.create_service(SessionFile, 'save_session', lambda request, response: response)
     print('works on', sys.version.split()[0])
 ''')
 
@@ -106,11 +106,20 @@ def copy_source(target):
             ignored |= {n for n in names if n in ('action', 'msg', 'srv') or n.endswith('.so')}
         return ignored
 
-    return Path(shutil.copytree(ROOT, target, ignore=ignore))
+    return Path(shutil.copytree(ROOT, target, ignore=ignore, copy_function=copy_briefly))
+
+
+def copy_briefly(source, target):
+    """Copy a file; of weights, 59 MB that each build would compress, their first bytes: none is loaded here."""
+    if Path(source).suffix != '.safetensors':
+        return shutil.copy2(source, target)
+    with open(source, 'rb') as weights:
+        Path(target).write_bytes(weights.read(64))
+    return target
 
 
 MESSAGE = {'msg/ActionChunk.msg'}
-SERVICE = {'msg/WhatIfBranch.msg', 'srv/WhatIf.srv'}  # and what that consists of
+SERVICE = {'srv/SessionFile.srv'}  # the one with the fewest fields: what is generated for a service grows with them
 
 
 def leave_out_other_interfaces(source, kept):
@@ -132,7 +141,7 @@ def expected_of(source):
     written = [str(p.relative_to(package)) for p in package.rglob('*')
                if p.suffix in ('.py', '.json', '.safetensors', '.xml', '.yaml')]
     return [*written, 'msg/__init__.py', 'msg/_action_chunk.py',
-            *(['srv/_what_if.py'] if (source / 'srv' / 'WhatIf.srv').exists() else [])]
+            *(['srv/_session_file.py'] if (source / 'srv' / 'SessionFile.srv').exists() else [])]
 
 
 def install_by_pip(version, folder):
