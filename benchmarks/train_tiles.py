@@ -53,7 +53,7 @@ SMOKE = ('compile=false', 'workers=1', 'data.episodes=2', 'data.live=2', 'data.b
          'teacher.objective.batch=1', 'teacher.objective.clip_frames=28', 'teacher.objective.chunks=2')
 SMOKE_OF = {TILES: ('preset=smoke_tiles', 'teacher.objective.pieces=2', 'teacher.objective.recall_share=0'),
             COMPARED: ('preset=tiny',)}
-SMOKE_SIZES = ('--rooms', '1', '--frames', '40', '--first', '20', '--sights', '2', '--hidden', '1.5', '--long-rooms', '1',
+SMOKE_SIZES = ('--rooms', '1', '--frames', '40', '--first', '20', '--sights', '1', '--hidden', '1.5', '--long-rooms', '1',
                '--seconds', '4', '--driving-rooms', '1', '--starts', '1', '--driving-seconds', '1', '--repeats', '3',
                '--workers', '1')
 
