@@ -193,7 +193,8 @@ def pytest_collection_finish(session):
     """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
     gc.collect()
     gc.freeze()
-    if interpreter := sys.modules.get('triton.runtime.interpreter'):
+    interpreter = sys.modules.get('triton.runtime.interpreter')
+    if all(hasattr(interpreter, name) for name in ('_patch_lang', '_LangPatchScope')):  # not part of Triton's interface
         _patch_language_once(interpreter)
 
 
