@@ -151,9 +151,9 @@ def test_each_command_is_judged_by_the_age_of_its_observation(onlooker):
     onlooker.command(0.0, 0.0, image.header.stamp)                   # at once
     onlooker.pass_time(0.15)
     onlooker.command(0.0, 0.0, image.header.stamp)                   # late
-    onlooker.pass_time(0.02)
+    onlooker.pass_time(0.1)
     onlooker.command(0.0, 0.0)                                       # answers nothing
-    onlooker.pass_time(0.02)
+    onlooker.pass_time(0.1)
     onlooker.command(0.0, 0.0, Time(sec=5))                          # answers what was no picture
     after = onlooker.report('commands')
 
