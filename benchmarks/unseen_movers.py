@@ -11,11 +11,14 @@ from result_file import provenance, write_result
 
 from worldmodel_ros.control.pilot import DECIDING, Forecast
 from worldmodel_ros.control.scene_view import OutOfView, Seen
+from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.control.episode import drive
 from worldmodel_ros.evaluate.control.forecast import TrueFuture
+from worldmodel_ros.evaluate.control.learned import Learned
 from worldmodel_ros.evaluate.control.tasks import TASKS
 from worldmodel_ros.evaluate.quality.seeds import parse_seeds
 from worldmodel_ros.motion import PERIOD, to_base
+from worldmodel_ros.sim.world import World
 
 BINS = (0.0, 0.05, 0.75, 1.25, 2.0, 3.0, 5.0, 8.0)  # s out of view
 NEAR = 1.5    # m from the robot: what is farther off touches nothing soon
@@ -27,9 +30,9 @@ class Compared:
     """A forecast; ``rows``: of each shuttle at each frame, how long it was out of view, the errors now and in 0.8 s (2, 2) in
     m along and across the base, and whether it was known; of shuttles that were never in view, the first is None."""
 
-    def __init__(self, stream: Forecast, rows: list) -> None:
+    def __init__(self, stream: Forecast, world: World, rows: list) -> None:
         self._stream, self._rows, self.times = stream, rows, stream.times
-        self._world, self._future, self._watch = second_pass._forecast()[1], TrueFuture(), OutOfView()
+        self._world, self._future, self._watch = world, TrueFuture(), OutOfView()
         self._in_view: dict[str, int] = {}
         self._tick = 0
 
@@ -78,11 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--seeds', type=parse_seeds, default=range(3000000, 3000060))
     parser.add_argument('--json', type=Path, help='file for the result')
+    parser.add_argument('--forecast', default='tiny', help='name of a shipped one, or folder')
     chosen, rows = parser.parse_args(), []
-    second_pass.WAYS = {**second_pass.WAYS, 'compared': (lambda open_: Compared(open_(), rows), second_pass.Certain, DECIDING)}
+    forecast, world = load_forecast(chosen.forecast), World()
     for seed in chosen.seeds:
-        drive(TASKS['street'].setup(seed), second_pass.controller('compared'), second_pass.delay('one_pass'),
-              second_pass._forecast()[1])
+        controller = Learned(Compared(forecast.open(), world, rows), forecast.image_size, 1,
+                             deliberation=second_pass.Certain(DECIDING))
+        drive(TASKS['street'].setup(seed), controller, second_pass.delay('one_pass'), world)
     write_result({**provenance(second_pass.PACKAGES), 'streets': f'{chosen.seeds.start}:{chosen.seeds.stop}',
                   'shuttles_within_m': NEAR, **table(rows)}, chosen.json, show=True)
 
