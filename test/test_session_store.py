@@ -375,7 +375,6 @@ WRITER = '''
 import sys
 import numpy as np
 from pathlib import Path
-from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.engine import load
