@@ -79,13 +79,20 @@ class NormSilu(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """In place of a causal convolution."""
+    """A convolution over frames that have been, rows and columns: ``weight`` (O, C, T, H, W). ``padding``: frames before the
+    first, rows and columns on each side. ``divided``: rows of images that processes divide."""
 
-    def __init__(self, conv: nn.Conv3d, rows: Rows | None = None):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, stride: tuple[int, int, int],
+                 padding: tuple[int, int, int], divided: Rows | None = None):
         super().__init__()
-        self._divided = rows
-        self.weight, self.bias, self._stride = conv.weight, conv.bias, conv.stride
-        self._columns, _, self._rows, _, self._frames, _ = conv._padding
+        self.weight, self.bias, self.divided = weight, bias, divided
+        self._stride, (self._frames, self._rows, self._columns) = stride, padding
+
+    @classmethod
+    def of(cls, conv: nn.Conv3d, divided: Rows | None = None) -> CausalConv:
+        """In place of diffusers' causal convolution."""
+        columns, _, rows, _, frames, _ = conv._padding
+        return cls(conv.weight, conv.bias, conv.stride, (frames, rows, columns), divided)
 
     def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
         missing = self._frames
@@ -94,29 +101,28 @@ class CausalConv(nn.Module):
             missing -= cache_x.shape[2]
         if missing:
             x = F.pad(x, (0, 0, 0, 0, missing, 0))
-        x, rows = padded_rows(x, self._rows, self._divided)
+        x, rows = padded_rows(x, self._rows, self.divided)
         return F.conv3d(x, self.weight, self.bias, self._stride, (0, rows, self._columns))
 
 
-class ImagesConv(CausalConv):
+class ImagesConv(nn.Module):
     """In place of a causal convolution over 3x3x3 to few channels, on a GPU, whose products are at least 64 channels wide: each
     of the nine places of rows and columns has channels of its own, of a convolution over frames alone, which are then added
     up where they belong."""
 
     def __init__(self, conv: CausalConv):
-        nn.Module.__init__(self)
-        self._divided, self._stride, self._frames, self._rows, self._columns = conv._divided, 1, conv._frames, 1, 1
+        super().__init__()
         apart = conv.weight.permute(3, 4, 0, 1, 2).flatten(0, 2)[..., None, None]  # (9 * O, C, 3, 1, 1)
         filled = F.pad(apart, (0, 0) * 4 + (0, -len(apart) % ALIGNED))
-        self.weight, self.bias = nn.Parameter(filled, requires_grad=False), None
-        self.images_bias = conv.bias
+        self.taps = CausalConv(nn.Parameter(filled, requires_grad=False), None, (1, 1, 1), (2, 1, 1), conv.divided)
+        self.bias = conv.bias
 
     def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-        taps = super().forward(x, cache_x).contiguous(memory_format=torch.channels_last_3d)
+        taps = self.taps(x, cache_x).contiguous(memory_format=torch.channels_last_3d)
         if not taps.is_cuda:
-            return add_taps(taps, self.images_bias)
+            return add_taps(taps, self.bias)
         from ...kernels.norm_silu_triton import add_taps_triton
-        return add_taps_triton(taps, self.images_bias)
+        return add_taps_triton(taps, self.bias)
 
 
 def add_taps(taps: Tensor, bias: Tensor) -> Tensor:
@@ -260,7 +266,7 @@ def fuse(decoder: nn.Module, channels_last: bool = False, blocks: bool = False, 
         for name, layer in list(owner.named_children()):
             kind = type(layer).__name__
             if kind == 'WanCausalConv3d':
-                setattr(owner, name, CausalConv(layer, rows))
+                setattr(owner, name, CausalConv.of(layer, rows))
             elif kind == 'WanUpsample':
                 owner.register_module(name, Upsample())
             elif kind == 'SiLU' and name == 'nonlinearity':
