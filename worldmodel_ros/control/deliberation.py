@@ -204,12 +204,11 @@ class Deliberation:
 
     def times(self, delay: float, effort: Effort = Effort.ONE_ROUND) -> np.ndarray:
         """Return the times (T,), s from the observation on, at which a view is needed: 0, and from ``delay`` on each PERIOD."""
-        horizon = self._settings.far_horizon if effort is Effort.FARTHER else self._settings.horizon
-        return np.concatenate([[0.0], delay + PERIOD * np.arange(round(horizon / PERIOD) + 1)])
+        return np.concatenate([[0.0], delay + PERIOD * np.arange(self._steps(effort) + 1)])
 
-    @property
-    def _steps(self) -> int:
-        return round(self._settings.horizon / PERIOD)
+    def _steps(self, effort: Effort = Effort.ONE_ROUND) -> int:
+        horizon = self._settings.far_horizon if effort is Effort.FARTHER else self._settings.horizon
+        return round(horizon / PERIOD)
 
     def choose(self, terms: Sequence[Term], view: View, sent: list[tuple[float, np.ndarray]], previous: np.ndarray,
                candidates: Sequence[Candidate] | None = None, effort: Effort = Effort.ONE_ROUND) -> Decision:
@@ -277,11 +276,11 @@ class Deliberation:
         places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
         radii = np.array([thing.radius for thing in view.things.values()])
         command = self._search.command(pose, places, radii, view.walls, PERIOD)
-        return Decision(command, 'search', {}, np.tile(command, (self._steps, 1)))
+        return Decision(command, 'search', {}, np.tile(command, (self._steps(), 1)))
 
     def _stop(self, previous: np.ndarray) -> np.ndarray:
         commands = [previous[None]]
-        for _ in range(self._steps):
+        for _ in range(self._steps()):
             commands.append(limited(np.zeros((1, 2)), commands[-1], self._settings.limits))
         return np.concatenate(commands[1:])
 
