@@ -127,6 +127,14 @@ def read_files(log):
     return names
 
 
+@pytest.mark.parametrize('tick_s, waiting', [(0.0106, 4), (0.0215, 3)])
+def test_a_fast_machine_runs_one_more_of_the_tests_that_wait(tick_s, waiting):
+    runner, speed = module(), json.dumps({**SPEED, 'tick_s': tick_s})
+    assert [runner.processes(phase, 2, speed) for phase in ('parallel', 'waiting')] == [4, waiting]
+    assert runner.processes('waiting', 64, speed) == waiting + 6
+    assert runner.processes('waiting', 2, 'not measured: ?') == 3
+
+
 def test_the_table_names_what_was_skipped_and_played_again_with_reasons_and_the_machines_speed(passing):
     _, _, code, lines, _ = passing
     text = '\n'.join(lines)

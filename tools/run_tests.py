@@ -3,9 +3,10 @@
     .venv/bin/python tools/run_tests.py [ARGUMENTS OF PYTEST]
 
 First what has no bound of real time, by two processes more than there are cores (at most 10); then what has, but waits more
-than it computes, by one more (at most 9); then the rest, one test at a time with nothing else running. How fast the machine is,
-is measured before, and once more after a phase of real time in which something failed. The exit code is 0 if every test of all
-phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments select none.
+than it computes, by one more, or two where the machine is fast; then the rest, one test at a time with nothing else running.
+How fast the machine is, is measured before, and once more after a phase of real time in which something failed. The exit code
+is 0 if every test of all phases passed or had a reason, known before it started, not to run; 5, pytest's, if the arguments
+select none.
 """
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEED, PHASE, REPORT, ONLY, FILES, SHARED = (
     f'WORLDMODEL_TEST_{name}' for name in ('SPEED', 'PHASE', 'REPORT', 'ONLY', 'FILES', 'SHARED'))
 MOST_WORKERS = 8
+FAST = 0.013  # s that a tick takes at most where what waits leaves time for one more process of tests
 NO_TESTS, INTERRUPTED, USAGE = 5, 2, 4  # exit codes of pytest
 # What is only asked of pytest has no phases.
 QUESTIONS = {'-h', '--help', '--version', '-V', '--co', '--collect-only', '--markers', '--fixtures', '--setup-plan'}
@@ -115,6 +117,18 @@ def measure_speed() -> str:
                               str(ROOT / 'test'), str(ROOT), os.environ.get('PYTHONPATH', '')]))})
     lines = done.stdout.splitlines()
     return lines[-1] if done.returncode == 0 and lines else 'not measured: ' + (done.stderr.splitlines() or ['?'])[-1]
+
+
+def processes(phase: str, cores: int, speed: str) -> int:
+    """Return how many processes run the tests of a phase, more than there are cores: many of these tests wait for processes to
+    start and end. ``speed``: as measured."""
+    if phase == 'parallel':
+        return min(cores, MOST_WORKERS) + 2
+    try:
+        fast = json.loads(speed)['tick_s'] <= FAST
+    except ValueError:
+        fast = False
+    return min(cores, MOST_WORKERS) + 1 + fast
 
 
 def run(name: str, options: list[str], arguments: list[str], environment: dict[str, str]) -> Phase:
@@ -247,7 +261,7 @@ def main(arguments: list[str]) -> int:
         return subprocess.call([sys.executable, '-m', 'pytest', *arguments], cwd=ROOT)
     start, speed = time.monotonic(), measure_speed()
     environment = {} if speed.startswith('not') else {SPEED: speed}
-    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    cores = len(os.sched_getaffinity(0))
     # Each test file to one process, which makes what its tests share once.
     parallel = ['--dist', 'loadfile', '--no-loadscope-reorder', '-n']
     # Several processes share the cores: PyTorch's own threads would only wait for each other.
@@ -256,9 +270,8 @@ def main(arguments: list[str]) -> int:
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
     phases = []
     for name, options, changes in (
-            # More of them than there are cores: many of these tests wait for processes to start and end.
-            ('parallel', [*parallel, str(workers + 2)], one_thread),
-            ('waiting', [*parallel, str(workers + 1)], one_thread),
+            ('parallel', [*parallel, str(processes('parallel', cores, speed))], one_thread),
+            ('waiting', [*parallel, str(processes('waiting', cores, speed))], one_thread),
             ('real time', [], {})):
         known = phases[0].files if phases else None
         if known is not None and not known[name]:
