@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / 'docs' / 'performance.md'
-DOCUMENTS = (DOCUMENT, *(ROOT / 'docs' / f'{name}.md' for name in ('tasks', 'faults', 'own_robot', 'open_models')))
+DOCUMENTS = (DOCUMENT, *(ROOT / 'docs' / f'{name}.md' for name in (
+    'tasks', 'task_results', 'faults', 'own_robot', 'open_models')))
 RESULTS = ROOT / 'benchmarks' / 'results'
 # Above each table of numbers: for every column of numbers FILE:PLACE, in which {} stands for what the last column says.
 TABLE = re.compile(r'<!-- numbers: (.*?) -->\n\n((?:\|.*\n)+)')

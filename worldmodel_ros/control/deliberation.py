@@ -1,7 +1,7 @@
 """Chooses a command by what it would lead to: candidates are a short manoeuvre, then the policy, in a forecast scene.
 
 Constant actions to the horizon make every future of a moving scene look like a collision, and a robot that sees only those
-stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/tasks.md).
+stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/task_results.md).
 """
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Effort(Enum):
     def of(cls, terms: Sequence[Term], steps: int) -> Effort:
         """Return what so many steps are spent on. Two: where something is to be touched, a second round, since the last
         decimetre counts; elsewhere a longer future, which shows that waiting pays; but for what is to be avoided, where that
-        was worth less than nothing (docs/tasks.md)."""
+        was worth less than nothing (docs/task_results.md)."""
         if steps < 2:
             return cls.ONE_ROUND
         if any(isinstance(term, Touch) for term in terms):

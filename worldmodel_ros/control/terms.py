@@ -23,7 +23,7 @@ _FACING = 0.3        # m a rad: what the yaw at a place is worth
 _CRUISE = 0.5        # m/s: time is worth as much as the way that could be made in it
 _SIDE, _SIGHT = math.tan(math.radians(42.0)), 3.0  # of what is ahead; m: where a camera of 90 degrees sees a thing
 # Standard deviation in m, along each axis, of a forecast place after so many s out of view, and its growth with each s ahead:
-# errors of the shipped forecast (docs/tasks.md).
+# errors of the shipped forecast (docs/task_results.md).
 _UNSEEN = (0.0, 0.5, 1.0, 1.6, 2.5, 4.0, 6.0)
 _DOUBT, _AHEAD = (0.02, 0.035, 0.055, 0.1, 0.2, 0.35, 0.5), 0.04
 

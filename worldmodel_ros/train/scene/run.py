@@ -144,7 +144,7 @@ def clips(store: Store, count: int, episodes: range, generator: torch.Generator,
 
 def _in_other_light(images: Tensor, generator: torch.Generator) -> Tensor:
     """Clips (B, T, 3, H, W), each with its own gain of all and of each colour, offset and noise: without them a network
-    knows the rooms that it was trained in by heart (docs/tasks.md)."""
+    knows the rooms that it was trained in by heart (docs/task_results.md)."""
     def drawn(*shape: int) -> Tensor:
         return 2.0 * torch.rand((len(images), 1, *shape), device=images.device, generator=generator) - 1.0
     gain = (1.0 + _GAIN * drawn(1, 1, 1)) * (1.0 + _TINT * drawn(3, 1, 1))
