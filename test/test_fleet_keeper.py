@@ -249,13 +249,16 @@ def test_a_session_whose_robot_does_not_come_is_stored_and_gives_its_place_back(
     robot, kept = opened(here, served)
     robot.tick()
     here.checkpoint(kept)
+    assert not there.expects('robot')
     taken = there.take_over('robot', 2)
+    assert there.expects('robot') and not there.expects('another')
     kept.fenced = 'moved'
     here.end(kept)
     assert there.status()['parked'] == 1
     there.give_up(kept)  # another one, such as that of an earlier move
     assert there.status()['parked'] == 1
     there.give_up(taken)
+    assert not there.expects('robot')
     assert there.status()['parked'] == 0 and served[0].stats()['sessions'] == 0
     _, kept = opened(there, served, robot=robot)
     assert (kept.frames, kept.generation) == (1, 3)

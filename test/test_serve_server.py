@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future as Promise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,6 +232,24 @@ def test_a_robot_that_dies_frees_its_session_and_its_memory(served):
     assert len(served.service.closed) == 5
     del link
     wait_for(lambda: len(os.listdir('/proc/self/fd')) <= before)
+
+
+def test_who_opens_sessions_too_often_is_refused_unless_a_server_has_sent_it_here(served):
+    opening = []
+    served.server._keeper = SimpleNamespace(expects=lambda session: session == 'moved', close=lambda: None,
+                                            submit=lambda work, session: opening.append(session))
+    connections = [Connection(connect(served.path, 1.0)) for _ in range(24)]
+    for connection in connections:
+        connection.send(messages.Hello('/robot', 'own'))
+    refused = [connection for connection in connections[-2:] if 'too often' in connection.receive(PATIENCE)[0].reason]
+    assert len(refused) == 2 and 0 < opening.count('own') < 24
+    for connection in connections:
+        connection.close()
+    for _ in range(5):
+        moved = Connection(connect(served.path, 1.0))
+        moved.send(messages.Hello('/robot', 'moved'))
+        wait_for(lambda count=opening.count('moved') + 1: opening.count('moved') == count)
+        moved.close()
 
 
 def test_more_robots_than_there_are_sessions_are_told_so(served):

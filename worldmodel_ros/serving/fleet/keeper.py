@@ -191,6 +191,11 @@ class Keeper:
             self._counts['taken_over'] += 1
             return kept
 
+    def expects(self, name: str) -> bool:
+        """Return whether a session was taken over for a robot that is not here yet."""
+        with self._lock:
+            return name in self._parked
+
     def rest(self, kept: Kept) -> None:
         """Store a session whose robot is not connected, and may go on with another server. Does not wait."""
         if not kept.closed and not kept.fenced:  # after what is being stored, which may lack the last tick
