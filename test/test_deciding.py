@@ -357,6 +357,16 @@ def test_a_second_round_that_does_not_fit_after_the_forecast_is_left_out():
     assert rig.decisions[-1][0].passes == 1 and 'more than one round' in answer.reason
 
 
+def test_a_second_step_is_expected_to_take_what_the_task_has_it_do():
+    rig = Rig()
+    for _ in range(100):  # no time for two rounds, and plenty for one that looks farther
+        rig.times.record(comparing(FEWEST, Effort.TWO_ROUNDS), 0.060)
+        rig.times.record(comparing(FEWEST, Effort.FARTHER), 0.001)
+    rig.tick()
+    assert rig.tick().tier is Tier.TWO_STEP
+    assert rig.tick(task=TOUCH).tier is Tier.ONE_STEP
+
+
 def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones():
     gained = []
     for y, vy in ((0.9, -0.6), (-0.7, 0.4), (0.5, 0.5), (0.0, -0.7), (1.2, -0.3), (-1.0, 0.7)):
@@ -375,7 +385,7 @@ def test_a_second_round_adds_candidates_the_same_each_time_and_finds_better_ones
 def test_after_the_forecast_candidates_are_compared_where_the_time_that_is_left_suffices_for_it():
     rig = Rig()
     for _ in range(100):  # a forecast that takes long at times, and comparing
-        rig.times.record_tick(rig.costs[1] + 0.028, 1)
+        rig.times.record_tick(rig.costs[1] + 0.028, Effort.ONE_ROUND)
         rig.times.record(f'compare {FEWEST}', 0.005)
         rig.times.record('compare 8', 0.050)
         rig.times.record('compare 16', 0.100)
@@ -399,7 +409,7 @@ def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
     for _ in range(100):
         rig.times.record(f'compare {FEWEST}', 0.002)
         rig.times.record('compare 16', 0.008)
-    before = rig.times.predict(2)
+    before = rig.times.predict(Effort.TWO_ROUNDS)
     decide = rig.worker._pilot.decide
 
     def slowly(*args):
@@ -411,7 +421,7 @@ def test_more_candidates_do_not_count_as_a_forecast_that_took_longer():
     for _ in range(20):
         rig.tick()
     assert len(rig.decisions[-1][0].choice.scores) > 8
-    assert rig.times.predict(2) == pytest.approx(before, abs=0.001)
+    assert rig.times.predict(Effort.TWO_ROUNDS) == pytest.approx(before, abs=0.001)
 
 
 def test_what_is_not_decided_in_time_is_answered_with_the_rest_of_what_was_chosen_last():

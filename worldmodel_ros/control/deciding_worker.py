@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Promise
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from .pilot import REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
 from .scene_view import View
 from .task import Task
+from .terms import Term
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -176,7 +178,7 @@ class DecidingWorker(Worker):
         """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
         begun = self._clock()
         self._begin(observation)
-        decision = self._responder.decide(observation, begun, self._expected_time)
+        decision = self._responder.decide(observation, begun, partial(self._expected_time, observation.task.terms))
         if decision and decision.tier is Tier.TWO_STEP and self._newest is None:
             # There is no plan to go on with, and a stop lasts for several ticks: not to be risked for a second round.
             decision = decision._replace(tier=Tier.ONE_STEP, reason='the first image of an episode')
@@ -210,10 +212,12 @@ class DecidingWorker(Worker):
             self._committed = None
         return True
 
-    def _expected_time(self, rounds: int) -> float:
-        """Return how long a tick is expected to take [s]: what is given up for a second round that does not fit is one round,
-        so that it is to fit surely; what is given up for one that does not is the last plan, which is served then, too."""
-        return self.times.predict(rounds) if rounds == 2 else self.times.typical_tick(rounds)
+    def _expected_time(self, terms: Sequence[Term], steps: int) -> float:
+        """Return how long a tick of so many steps is expected to take [s]: what is given up for a second step that does not fit
+        is one step, so that it is to fit surely; what is given up for one that does not is the last plan, which is served then,
+        too."""
+        effort = Effort.of(terms, steps)
+        return self.times.predict(effort) if steps == 2 else self.times.typical_tick(effort)
 
     def _feel(self, observation: Observation, executed: np.ndarray) -> None:
         """Set the odometry to the moment of the observation."""
@@ -231,28 +235,26 @@ class DecidingWorker(Worker):
         now = self._clock()
         terms = observation.task.terms
         decision = self._rung(decision, Effort.of(terms, 2), decision.limit - now)
-        compares = decision.tier in STEPS  # a robot that is kept standing is not asked for more than that plans are in time
+        # A robot that is kept standing is not asked for more than that plans are in time.
         effort = Effort.of(terms, STEPS.get(decision.tier, 0))
-        rounds = effort.rounds if compares else 0
-        candidates = self._pilot.fitting(decision.limit - now, effort)
-        part = comparing(len(candidates), effort) if compares else REACTING
+        candidates = self._pilot.fitting(decision.limit - now, effort) if effort else ()
+        part = comparing(len(candidates), effort) if effort else REACTING
         delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
         behind = round(self._base_delay * NS)
         sent = self._held(observation.stamp - behind, observation.stamp + round(delay * NS))
         previous = sent[-1][1]
-        if compares:
+        if effort:
             choice = self._pilot.decide(terms, sent, previous, candidates, effort=effort)
         else:
             choice = self._pilot.react(terms, previous, self._engine.spec.chunk_frames)
         plan = require_finite(self._plan_of(choice), 'the plan')
         self._responder.planned(observation, decision, plan)
         self._responder.finished(observation, decision, plan)
-        # As if as little had been compared as a prediction counts on, which counts no longer futures.
-        counted = Effort.ONE_ROUND if effort is Effort.FARTHER else effort
-        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, counted)) if compares else 0.0
-        self.times.record_tick(self._clock() - begun - more, rounds)
-        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, rounds, choice,
+        # As if as few candidates had been compared as a prediction counts on.
+        more = self._pilot.last[part] - self.times.typical(comparing(FEWEST, effort)) if effort else 0.0
+        self.times.record_tick(self._clock() - begun - more, effort)
+        decided = Decided(observation, self._responder.served(observation) or Tier.NONE, effort.rounds if effort else 0, choice,
                           self._pilot.view, delay + self._base_delay, dict(self._pilot.last))
         self._listener.decided(decided)
         return decided

@@ -57,12 +57,12 @@ class Effort(Enum):
     FARTHER = ' farther'
 
     @classmethod
-    def of(cls, terms: Sequence[Term], steps: int) -> Effort:
-        """Return what so many steps are spent on. Two: where something is to be touched, a second round, since the last
-        decimetre counts; elsewhere a longer future, which shows that waiting pays; but for what is to be avoided, where that
-        was worth less than nothing (docs/task_results.md)."""
+    def of(cls, terms: Sequence[Term], steps: int) -> Effort | None:
+        """Return what so many steps are spent on; None: nothing is compared. Two: where something is to be touched, a second
+        round, since the last decimetre counts; elsewhere a longer future, which shows that waiting pays; but for what is to be
+        avoided, where that was worth less than nothing (docs/task_results.md)."""
         if steps < 2:
-            return cls.ONE_ROUND
+            return cls.ONE_ROUND if steps else None
         if any(isinstance(term, Touch) for term in terms):
             return cls.TWO_ROUNDS
         return cls.ONE_ROUND if any(isinstance(term, Avoid) for term in terms) else cls.FARTHER

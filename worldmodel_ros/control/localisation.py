@@ -22,7 +22,7 @@ QUARTER = math.pi / 2
 _PER_METRE = (0.001, 0.0005, 0.02)    # along, across [m2], yaw [rad2], for each m
 _TURN_SHARE = 0.03                    # of a turn, standard deviation
 _TURN_CHANGE = 1.0                    # of the difference of two successive turns: a base that begins to turn slips
-# Standard deviations of what a forecast tells, wider than measured (docs/task_results.md): errors of successive frames are alike.
+# Standard deviations of what a forecast tells, wider than measured (docs/task_results.md): errors of frames in turn are alike.
 _ANGLE = math.radians(1.5)            # of the walls' direction
 _WALL_SEEN, _WALL_ASIDE = 0.15, 0.5   # m, of a wall ahead, and of one that is hardly in view
 _AHEAD, _ASIDE = math.radians(35.0), math.radians(70.0)

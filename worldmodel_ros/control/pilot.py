@@ -66,10 +66,9 @@ REACTING = 'react'
 
 
 def deciding_times() -> StepTimes:
-    """Return times whose ``predict`` is that of a decision with so many rounds of candidates, with the fewest of them; 0: of a
-    reaction to what one pass says is there."""
-    efforts = (None, Effort.ONE_ROUND, Effort.TWO_ROUNDS)
-    return StepTimes(lambda rounds: {SEEING[1]: 1, comparing(FEWEST, efforts[rounds]) if rounds else REACTING: 1})
+    """Return times whose ``predict`` is that of a decision with an Effort, with the fewest candidates; None: of a reaction to
+    what one pass says is there."""
+    return StepTimes(lambda effort: {SEEING[1]: 1, REACTING if effort is None else comparing(FEWEST, effort): 1})
 
 
 def comparing(count: int, effort: Effort = Effort.ONE_ROUND) -> str:

@@ -87,9 +87,9 @@ def with_places(view: View, terms: Sequence[Term], times: int) -> View:
 class StandingThings:
     """Where things that do not move were last, in the odometry's frame: what has left the camera's view is still there.
 
-    A forecast remembers for seconds, and how the robot has turned since only roughly (docs/task_results.md); a robot that turns away
-    from a goal and comes back a minute later needs this. What is remembered and not seen where it should be is forgotten. Not
-    thread-safe.
+    A forecast remembers for seconds, and how the robot has turned since only roughly (docs/task_results.md); a robot that turns
+    away from a goal and comes back a minute later needs this. What is remembered and not seen where it should be is forgotten.
+    Not thread-safe.
     """
 
     def __init__(self, slots: Sequence[Slot | None]) -> None:

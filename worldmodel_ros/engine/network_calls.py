@@ -198,8 +198,9 @@ class StepTimes:
     every part.
     """
 
-    def __init__(self, parts: Callable[[int], Mapping[str, int]] = of_world_model):
-        """``parts``: gives the parts of a tick with so many steps, and how often each comes."""
+    def __init__(self, parts: Callable[[Any], Mapping[str, int]] = of_world_model):
+        """``parts``: gives the parts of a tick with such ``steps``, and how often each comes. What tells ticks apart need not
+        be a number."""
         self._parts = parts
         self._times: dict[str, deque[float]] = {}
         self._excess: deque[float] = deque(maxlen=HISTORY)
@@ -211,8 +212,8 @@ class StepTimes:
         self._cached.pop((part, 0.5), None)
         self._cached.pop((part, QUANTILE), None)
 
-    def record_tick(self, seconds: float, steps: int) -> None:
-        """Take the whole time of a tick that denoised in ``steps`` steps."""
+    def record_tick(self, seconds: float, steps: Any) -> None:
+        """Take the whole time of a tick with such ``steps``."""
         self._excess.append(seconds - self.typical_tick(steps))
         self._cached.pop(('excess', QUANTILE), None)
 
@@ -220,8 +221,8 @@ class StepTimes:
         """High quantile (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, QUANTILE, self._times.get(part, ()))
 
-    def predict(self, steps: int) -> float:
-        """Time (s) from a frame at hand to its plan, checked by an imagined chunk of ``steps`` steps."""
+    def predict(self, steps: Any) -> float:
+        """Time (s) from a frame at hand to its plan, in such ``steps``."""
         return self.typical_tick(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
 
     def prediction_rate(self, step_period: float) -> float:
@@ -241,7 +242,7 @@ class StepTimes:
         """Median (s) of a part; 0.0 when it was never measured."""
         return self._quantile(part, 0.5, self._times.get(part, ()))
 
-    def typical_tick(self, steps: int) -> float:
+    def typical_tick(self, steps: Any) -> float:
         """Return the sum (s) of the medians of a tick's parts."""
         return sum(count * self.typical(part) for part, count in self._parts(steps).items())
 

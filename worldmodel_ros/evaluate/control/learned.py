@@ -74,7 +74,7 @@ class Learned:
         previous = sent[-1][1] if sent else executed
         if self._steps or self._still:
             return decider.decide(terms, sent, previous, still=self._still,
-                                  effort=Effort.of(terms, self._steps)).command
+                                  effort=Effort.of(terms, max(1, self._steps))).command
         return decider.react(terms, previous, _STEPS).command
 
 

@@ -26,6 +26,7 @@ from std_srvs.srv import Trigger
 from worldmodel_ros import realtime
 from worldmodel_ros.control import pilot
 from worldmodel_ros.control.deciding_worker import Decided, DecidingWorker
+from worldmodel_ros.control.deliberation import Effort
 from worldmodel_ros.control.ladder import Counts, Tier, Verdict
 from worldmodel_ros.control.responder import Answer, Prediction, Responder
 from worldmodel_ros.control.sight import Sight
@@ -155,7 +156,8 @@ class WorldModelNode(LifecycleNode):
             f'up to {rate:.1f} Hz; goals: '
             f'{", ".join(spec.goals)}')
         if self._deciding:
-            two, one, none = (self._deciding.times.predict(rounds) * 1e3 for rounds in (2, 1, 0))
+            two, one, none = (self._deciding.times.predict(effort) * 1e3
+                              for effort in (Effort.TWO_ROUNDS, Effort.ONE_ROUND, None))
             self.get_logger().info(
                 f'commands are decided on the scene forecast {self._deciding.forecasts.name} '
                 f'({self._deciding.forecasts.backend}): {two:.1f} ms in two steps, {one:.1f} ms in one, '
@@ -440,8 +442,8 @@ class Deciding:
         measured = activation is not None and activation.worker.measures_odometry
         return {'forecast': self.forecasts.name, 'forecast_backend': self.forecasts.backend, 'task': in_words(task),
                 'odometry': 'measured' if measured else 'not heard: executed commands stand in',
-                'tick_two_step_ms': self.times.predict(2) * 1e3, 'tick_one_step_ms': self.times.predict(1) * 1e3,
-                'tick_plan_only_ms': self.times.predict(0) * 1e3}
+                **{f'tick_{tier}_ms': self.times.predict(Effort.of(task.terms, steps)) * 1e3
+                   for tier, steps in (('two_step', 2), ('one_step', 1), ('plan_only', 0))}}
 
 
 class Activation:
