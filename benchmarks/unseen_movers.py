@@ -9,7 +9,7 @@ import numpy as np
 import second_pass
 from result_file import provenance, write_result
 
-from worldmodel_ros.control.pilot import DECIDING, Forecast
+from worldmodel_ros.control.pilot import DECIDING, SLOTS, Forecast
 from worldmodel_ros.control.scene_view import OutOfView, Seen
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.evaluate.control.episode import drive
@@ -32,15 +32,15 @@ class Compared:
 
     def __init__(self, stream: Forecast, world: World, rows: list) -> None:
         self._stream, self._rows, self.times = stream, rows, stream.times
-        self._world, self._future, self._watch = world, TrueFuture(), OutOfView()
+        self._world, self._future, self._watch = world, TrueFuture(), OutOfView(SLOTS)
         self._in_view: dict[str, int] = {}
         self._tick = 0
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int) -> second_pass.Told:
         presence, places, walls = told = self._stream.observe(image, executed, measured, passes)
-        unseen = self._watch.look(Seen(presence, places, walls, self.times)).unseen
-        self._tick += 1
         pose, paths = np.array(self._world.pose), self._future.paths(self._world, self.times[[0, 3]])
+        unseen = self._watch.look(Seen(presence, places, walls, self.times), pose).unseen
+        self._tick += 1
         true = {mover.name: np.array([to_base(place, pose) for place in paths[mover.name]])
                 for mover in self._world.scene.movers}
         self._in_view |= {name: self._tick for name in true if self._world.visible(name)}

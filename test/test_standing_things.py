@@ -10,7 +10,7 @@ from worldmodel_ros.control.task import to_goal
 from worldmodel_ros.motion import PERIOD
 
 TIMES = np.array([0.0, 0.8, 1.6])
-RED, BALL, MOVER = 0, 4, 7  # slots
+RED, BALL, MOVER, OTHER = 0, 4, 7, 8  # slots
 WALLS = np.array([1.0, 0.0, 5.0, 5.0, 5.0, 5.0])
 
 
@@ -84,13 +84,32 @@ def test_a_thing_behind_another_is_not_taken_for_gone(hidden):
 
 
 def test_it_is_counted_how_long_a_place_is_out_of_view():
-    watch, told = OutOfView(), []
+    watch, told, pose = OutOfView(SLOTS), [], np.zeros(3)
     for bearing in (0.5, 1.0, 1.0, 1.0, -0.5, -1.5, 3.0):
-        told.append(watch.look(seen(RED=(np.cos(bearing), np.sin(bearing)))).unseen[RED])
+        told.append(watch.look(seen(RED=(np.cos(bearing), np.sin(bearing))), pose).unseen[RED])
     assert told == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.0, 0.1, 0.2])
-    things = watch.look(seen(RED=(0.0, 1.0), BALL=(0.0, 1.0))).view(SLOTS, np.zeros(3), np.zeros(2), TIMES).things
+    things = watch.look(seen(RED=(0.0, 1.0), BALL=(0.0, 1.0)), pose).view(SLOTS, np.zeros(3), np.zeros(2), TIMES).things
     assert things['red'].unseen is None, 'what stands is remembered, and in no doubt'
     assert things['magenta ball'].unseen == pytest.approx(0.1)
+
+
+def test_things_that_look_alike_are_told_apart_when_they_change_their_slots():
+    watch, pose = OutOfView(SLOTS), np.zeros(3)
+    ahead, aside = (1.5, 0.0), (0.0, 1.0)
+    for _ in range(5):
+        told = watch.look(seen(MOVER=ahead, OTHER=aside), pose).unseen
+    assert told[[MOVER, OTHER]] == pytest.approx([0.0, 0.5])
+    told = watch.look(seen(MOVER=aside, OTHER=ahead), pose).unseen
+    assert told[[MOVER, OTHER]] == pytest.approx([0.6, 0.0])
+    # The robot turns: what is expected stays where it is, and what is not told for a while is not taken for another one.
+    pose = np.array([0.0, 0.0, math.pi / 2])
+    for _ in range(3):
+        told = watch.look(seen(OTHER=(0.0, -1.5)), pose).unseen
+    assert told[OTHER] == pytest.approx(0.3)
+    told = watch.look(seen(MOVER=(-1.5, 0.0), OTHER=(1.0, 0.1)), np.array([0.0, 0.0, math.pi])).unseen
+    assert told[MOVER] == pytest.approx(0.4) and told[OTHER] == 0.0
+    told = watch.look(seen(MOVER=(0.0, -1.0)), np.array([0.0, 0.0, math.pi])).unseen
+    assert told[MOVER] == pytest.approx(1.1), 'it is the one that was not told for five ticks'
 
 
 def test_a_robot_that_turns_away_knows_a_thing_by_its_wheels_though_its_forecast_turns_too_slowly():

@@ -87,7 +87,7 @@ class Pilot:
                  times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._forecast, self._slots, self._clock = forecast, slots, clock
         self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
-        self._out_of_view = OutOfView()
+        self._out_of_view = OutOfView(slots)
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._wall_colours = WallColours()
         self._terms: Sequence[Term] | None = None
@@ -110,7 +110,7 @@ class Pilot:
             direction, _ = self._localiser.walls()
             self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
         remembered = self._standing.remember(seen, self._localiser.pose, self._localiser.things())
-        seen = self._out_of_view.look(remembered)
+        seen = self._out_of_view.look(remembered, self._localiser.pose)
         self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
 
     def _begin(self, terms: Sequence[Term]) -> None:

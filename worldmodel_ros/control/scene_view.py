@@ -18,6 +18,8 @@ _LIKELY = 0.5  # probability from which on a thing counts as there
 _IN_VIEW = math.radians(36.0)  # to either side: well within the camera's 90 degrees
 _EDGE = math.radians(42.0)  # to either side: what is beyond, the camera sees partly at most
 _NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is seen for sure, unless something is in front of it
+_SAME = 0.5  # m: how far at most a thing is told from where it was expected
+_LOST = 3.0  # s out of view, after which a thing that is not told any more is not expected either
 _MISSED = 8  # ticks that a remembered thing may be in view, and not be seen, before it is forgotten
 
 
@@ -137,15 +139,34 @@ class StandingThings:
 
 
 class OutOfView:
-    """For how long the place of each slot has been out of view. A forecast goes on to tell where a thing is that the camera
-    does not see any more, and is the farther off the longer that lasts. Not thread-safe."""
+    """For how long each thing has been out of view. A forecast goes on to tell where a thing is that the camera does not
+    see any more, and is the farther off the longer that lasts. Things that look alike change their slots: each is known
+    by where it was expected to be. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self._seconds: np.ndarray | float = 0.0
+    def __init__(self, slots: Sequence[Slot | None]) -> None:
+        self._alike = [number for number, slot in enumerate(slots) if slot and slot.alike]
+        self._seconds = np.zeros(len(slots))
+        self._expected: list[tuple[np.ndarray, float]] = []  # of things that look alike: place (2,) by now, and s out of view
 
-    def look(self, seen: Seen) -> Seen:
-        """Take what is told at the next tick; return it with the times."""
-        self._seconds = np.where(_looked_at(seen.places[0]), 0.0, self._seconds + PERIOD)
+    def look(self, seen: Seen, pose: np.ndarray) -> Seen:
+        """Take what is told at the next tick, from ``pose`` (3,); return it with the times."""
+        told = [slot for slot in self._alike if seen.presence[slot] > _LIKELY]
+        here = from_base(seen.places[0], pose)
+        seconds = self._seconds.copy()
+        seconds[self._alike] = 0.0  # of who was not known before
+        lost = dict(enumerate(self._expected))
+        for away, slot, number in sorted((math.hypot(*(here[slot] - place)), slot, number)
+                                         for slot in told for number, (place, _) in lost.items()):
+            if away < _SAME and number in lost and slot in told:
+                _, seconds[slot] = lost.pop(number)
+                told.remove(slot)
+        self._seconds = np.where(_looked_at(seen.places[0]), 0.0, seconds + PERIOD)
+        soon = np.array([[np.interp(PERIOD, seen.times, seen.places[:, slot, axis]) for axis in range(2)]
+                         for slot in self._alike]).reshape(-1, 2)
+        self._expected = [(place, self._seconds[slot]) for slot, place in zip(self._alike, from_base(soon, pose), strict=True)
+                          if seen.presence[slot] > _LIKELY]
+        # One that is not told for a tick or a few may be told again.
+        self._expected += [(place, since + PERIOD) for place, since in lost.values() if since < _LOST]
         return replace(seen, unseen=self._seconds)
 
 
