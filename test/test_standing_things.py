@@ -110,6 +110,9 @@ def test_things_that_look_alike_are_told_apart_when_they_change_their_slots():
     assert told[MOVER] == pytest.approx(0.4) and told[OTHER] == 0.0
     told = watch.look(seen(MOVER=(0.0, -1.0)), np.array([0.0, 0.0, math.pi])).unseen
     assert told[MOVER] == pytest.approx(1.1), 'it is the one that was not told for five ticks'
+    before, now = np.array([0.0, 0.0, math.pi]), np.array([5.0, -3.0, 0.5])
+    watch.move(before, now)  # another frame, as where a task begins
+    assert watch.look(seen(OTHER=(0.0, -1.0)), now).unseen[OTHER] == pytest.approx(1.2)
 
 
 def test_a_robot_that_turns_away_knows_a_thing_by_its_wheels_though_its_forecast_turns_too_slowly():

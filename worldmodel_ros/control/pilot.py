@@ -118,7 +118,8 @@ class Pilot:
         has drifted before does not matter."""
         if terms is not self._terms:
             self._terms = terms
-            self._standing.move(self._localiser.pose, self.odometry.pose)
+            for kept in (self._standing, self._out_of_view):
+                kept.move(self._localiser.pose, self.odometry.pose)
             self._localiser.start_at(self.odometry.pose)
             self.known = replace(self.known, pose=self.odometry.pose)
         if wanted := sights(terms):

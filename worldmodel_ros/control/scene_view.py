@@ -169,6 +169,10 @@ class OutOfView:
         self._expected += [(place, since + PERIOD) for place, since in lost.values() if since < _LOST]
         return replace(seen, unseen=self._seconds)
 
+    def move(self, before: np.ndarray, now: np.ndarray) -> None:
+        """Have the frame of poses be another one, in which the pose (3,) that was ``before`` is ``now``."""
+        self._expected = [(from_base(to_base(place, before), now), since) for place, since in self._expected]
+
 
 def _looked_at(places: np.ndarray) -> np.ndarray:
     """Whether each of ``places`` (..., 2), m in base_link, is one that the camera looks at."""
