@@ -21,6 +21,7 @@ from worldmodel_ros.serving.client.link import Unavailable, ask_status, open_lin
 from worldmodel_ros.serving.server import robot as robot_module, server as server_module
 from worldmodel_ros.serving.server.process import log_handler
 from worldmodel_ros.serving.server.server import Limits
+from worldmodel_ros.serving.service.quotas import TokenBuckets
 from worldmodel_ros.serving.transport import messages, pictures
 from worldmodel_ros.serving.transport.address import ListeningSocket, connect
 from worldmodel_ros.serving.transport.codec import pack
@@ -236,20 +237,23 @@ def test_a_robot_that_dies_frees_its_session_and_its_memory(served):
 
 def test_who_opens_sessions_too_often_is_refused_unless_a_server_has_sent_it_here(served):
     opening = []
+    served.server._hellos = TokenBuckets(0.01, 300.0)  # three, and none soon
     served.server._keeper = SimpleNamespace(expects=lambda session: session == 'moved', close=lambda: None,
                                             submit=lambda work, session: opening.append(session))
-    connections = [Connection(connect(served.path, 1.0)) for _ in range(24)]
-    for connection in connections:
-        connection.send(messages.Hello('/robot', 'own'))
-    refused = [connection for connection in connections[-2:] if 'too often' in connection.receive(PATIENCE)[0].reason]
-    assert len(refused) == 2 and 0 < opening.count('own') < 24
-    for connection in connections:
-        connection.close()
-    for _ in range(5):
-        moved = Connection(connect(served.path, 1.0))
-        moved.send(messages.Hello('/robot', 'moved'))
-        wait_for(lambda count=opening.count('moved') + 1: opening.count('moved') == count)
-        moved.close()
+
+    def says_hello(session):
+        connection = Connection(connect(served.path, 1.0))
+        connection.send(messages.Hello('/robot', session))
+        return connection
+
+    for session, count in (('own', 3), ('moved', 5)):
+        for number in range(1, count + 1):
+            connection = says_hello(session)
+            wait_for(lambda: opening.count(session) >= number)
+            connection.close()
+        refused = says_hello('own')
+        assert 'too often' in refused.receive(PATIENCE)[0].reason and opening.count('own') == 3
+        refused.close()
 
 
 def test_more_robots_than_there_are_sessions_are_told_so(served):
