@@ -146,25 +146,25 @@ def test_commands_beyond_the_motors_are_clamped_and_non_finite_ones_refused(onlo
 
 
 def test_each_command_is_judged_by_the_age_of_its_observation(onlooker):
-    before = onlooker.report('commands')
-    image = fresh(onlooker)
-    onlooker.command(0.0, 0.0, image.header.stamp)                   # at once
-    onlooker.pass_time(0.15)
-    onlooker.command(0.0, 0.0, image.header.stamp)                   # late
-    onlooker.pass_time(0.1)
-    onlooker.command(0.0, 0.0)                                       # answers nothing
-    onlooker.pass_time(0.1)
-    onlooker.command(0.0, 0.0, Time(sec=5))                          # answers what was no picture
-    after = onlooker.report('commands')
-
-    def counted(key):
-        return int(after[key]) - int(before[key])
-
-    assert (counted('received'), counted('late')) == (4, 2)
-    assert (counted('without_observation'), counted('unknown_observation')) == (1, 1)
-    latencies = [float(text) for report in onlooker.received['/diagnostics'][-3:] for status in report.status
-                 for value in status.values if value.key == 'latencies_ms' for text in value.value.split()]
-    assert latencies[-2] < 50.0 < 150.0 < latencies[-1] < 300.0
+    for _ in range(5):  # on a busy machine the first command, too, may be late, and the robot counts it
+        before = onlooker.report('commands')
+        image = fresh(onlooker)
+        onlooker.command(0.0, 0.0, image.header.stamp)                   # at once
+        onlooker.pass_time(0.15)
+        onlooker.command(0.0, 0.0, image.header.stamp)                   # late
+        onlooker.pass_time(0.1)
+        onlooker.command(0.0, 0.0)                                       # answers nothing
+        onlooker.pass_time(0.1)
+        onlooker.command(0.0, 0.0, Time(sec=5))                          # answers what was no picture
+        after = onlooker.report('commands')
+        counted = {key: int(after[key]) - int(before[key])
+                   for key in ('received', 'late', 'without_observation', 'unknown_observation')}
+        *_, first, second = [float(text) for report in onlooker.received['/diagnostics'][-3:] for status in report.status
+                             for value in status.values if value.key == 'latencies_ms' for text in value.value.split()]
+        assert counted == {'received': 4, 'late': 2 + (first > 50.0), 'without_observation': 1, 'unknown_observation': 1}
+        if first < 50.0:
+            break
+    assert first < 50.0 < 150.0 < second < 300.0
 
 
 def test_objects_and_walls_are_told_with_place_and_colour(onlooker):
