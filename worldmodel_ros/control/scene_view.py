@@ -151,20 +151,18 @@ class OutOfView:
     def look(self, seen: Seen, pose: np.ndarray) -> Seen:
         """Take what is told at the next tick, from ``pose`` (3,); return it with the times."""
         told = [slot for slot in self._alike if seen.presence[slot] > _LIKELY]
-        here = from_base(seen.places[0], pose)
+        unknown, here = set(told), from_base(seen.places[0], pose)
         seconds = self._seconds.copy()
         seconds[self._alike] = 0.0  # of who was not known before
         lost = dict(enumerate(self._expected))
         for away, slot, number in sorted((math.hypot(*(here[slot] - place)), slot, number)
                                          for slot in told for number, (place, _) in lost.items()):
-            if away < _SAME and number in lost and slot in told:
+            if away < _SAME and number in lost and slot in unknown:
                 _, seconds[slot] = lost.pop(number)
-                told.remove(slot)
+                unknown.remove(slot)
         self._seconds = np.where(_looked_at(seen.places[0]), 0.0, seconds + PERIOD)
-        soon = np.array([[np.interp(PERIOD, seen.times, seen.places[:, slot, axis]) for axis in range(2)]
-                         for slot in self._alike]).reshape(-1, 2)
-        self._expected = [(place, self._seconds[slot]) for slot, place in zip(self._alike, from_base(soon, pose), strict=True)
-                          if seen.presence[slot] > _LIKELY]
+        soon = [np.array([np.interp(PERIOD, seen.times, seen.places[:, slot, axis]) for axis in range(2)]) for slot in told]
+        self._expected = [(from_base(place, pose), self._seconds[slot]) for slot, place in zip(told, soon, strict=True)]
         # One that is not told for a tick or a few may be told again.
         self._expected += [(place, since + PERIOD) for place, since in lost.values() if since < _LOST]
         return replace(seen, unseen=self._seconds)
