@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.fleet_robots import GOAL, FleetFiles, Host, Robot, ServerProcess
+from benchmarks.fleet_robots import GOAL, Answer, FleetFiles, Host, Robot, ServerProcess
 from benchmarks.result_file import provenance, write_result
 from worldmodel_ros.cache.stores.files import FileStore
 from worldmodel_ros.control.ladder import Tier
@@ -49,10 +50,11 @@ class Driver(threading.Thread):
     """A robot that ticks every ``period`` s, and what became of its ticks."""
 
     def __init__(self, number: int, server: Path, period: float, engine, stop: threading.Event,
-                 files: tuple[str, str, str], tolerance: float = 0.0) -> None:
+                 files: tuple[str, str, str], tolerance: float, twins: AbstractContextManager) -> None:
+        """``twins``: held while a twin computes."""
         super().__init__(daemon=True)
         self.robot = Robot(number, server, engine, files=files)
-        self._period, self._over, self._tolerance = period, stop, tolerance
+        self._period, self._over, self._tolerance, self._twins = period, stop, tolerance, twins
         self.largest: dict[str, float] = {}  # what is answered, and how far it was from the twin's at most
         self.answered: list[float] = []   # s, of ticks that the session did not move in
         self.moved: list[float] = []      # s, of those that it did
@@ -81,6 +83,11 @@ class Driver(threading.Thread):
             self.moved.append(answer.seconds)
         elif not elsewhere:  # then it waited for the pictures, too
             self.answered.append(answer.seconds)
+        with self._twins:
+            self._compare(answer, elsewhere)
+
+    def _compare(self, answer: Answer, elsewhere: bool) -> None:
+        robot = self.robot
         if answer.tier is Tier.NONE or (not elsewhere and not answer.moves):
             robot.twin.observe(robot.image, robot.executed)
             if self._tolerance and answer.tier is not Tier.NONE:
@@ -144,7 +151,9 @@ def main() -> int:
         try:
             paths = [server.wait().path for server in servers]
             files = hosts[0].files if hosts else ('', '', '')
-            drivers = [Driver(number, paths[number % 2], options.period, engine, stop, files, options.tolerance)
+            # Graphs of a GPU are captured and started by one thread at a time.
+            twins = nullcontext() if engine.backend.name.startswith('onnx') else threading.Lock()
+            drivers = [Driver(number, paths[number % 2], options.period, engine, stop, files, options.tolerance, twins)
                        for number in range(options.robots)]
             for driver in drivers:
                 driver.start()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -19,17 +19,17 @@ ENVIRONMENT = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1',
 
 
 class Program:
-    """A command of Python's, in a session of its own: ``arguments`` follow the interpreter. ``gpu``: the one that it sees, None
-    for all; ``environment``: what it has besides this process's; ``cold``: nothing that was compiled before is there."""
+    """A command of Python's, in a session of its own: ``arguments`` follow the interpreter. ``gpus``: those that it sees, all
+    if none is named; ``environment``: what it has besides this process's; ``cold``: nothing compiled before is there."""
 
     def __init__(self, name: str, limit: float, *arguments: str, environment: Mapping[str, str], cold: bool = False,
-                 gpu: int | None = None):
+                 gpus: Sequence[int] = ()):
         self.name, self._limit, self._cold, self._told = name, limit, cold, False
         self._command = [sys.executable, *arguments]
         self._environment = {**os.environ, **environment}
-        if gpu is not None:  # the number among those that this process sees, which may not be all of the machine's
-            seen = [each for each in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if each.strip()]
-            self._environment['CUDA_VISIBLE_DEVICES'] = seen[gpu].strip() if seen else str(gpu)
+        if gpus:  # numbers among those that this process sees, which may not be all of the machine's
+            seen = [each.strip() for each in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if each.strip()]
+            self._environment['CUDA_VISIBLE_DEVICES'] = ','.join(seen[gpu] if seen else str(gpu) for gpu in gpus)
 
     def begin(self, folder: Path) -> None:
         """Start it; what it says goes to a log in the folder."""

@@ -110,7 +110,8 @@ class Schedule:
     def _begin(self, job: Job, slot: int | None) -> Program:
         gpu = None if job.all_gpus else slot
         drawing = {'MUJOCO_EGL_DEVICE_ID': str(gpu)} if gpu in self._drawing else {}
-        program = Program(job.name, math.inf, *job.arguments, environment={**self._environment, **drawing}, gpu=gpu)
+        program = Program(job.name, math.inf, *job.arguments, environment={**self._environment, **drawing},
+                          gpus=() if gpu is None else (gpu,))
         program.begin(self._logs)
         return program
 

@@ -85,7 +85,7 @@ class Run:
         self.tiny, self.compiled = options.tiny, not options.eager
         self.seconds, self.start, self._end = options.seconds, time.perf_counter(), math.inf
         self.device = torch.device('cpu' if options.tiny else 'cuda')
-        self.grid = (5, 7) if options.tiny else (30, 52)
+        self.grid = (6, 7) if options.tiny else (30, 52)
         self.chunks = {'small': 2, 'large': 2} if options.tiny else {'small': options.chunks, 'large': options.large_chunks}
         self.folder, self.vae_form = options.folder, 'fused, channels last, residual blocks'
         self.long, self.dtypes = 6 if options.tiny else options.long, options.dtypes
@@ -100,7 +100,7 @@ class Run:
     def preset(self, name: str) -> WanPreset:
         preset = replace(PRESETS[name], chunk_frames=CHUNK, window_frames=WINDOW)
         if self.tiny:
-            config = WanConfig(256, 2, 2, 512, preset.config.in_channels, camera_width=preset.config.camera_width,
+            config = WanConfig(512, 2, 4, 512, preset.config.in_channels, camera_width=preset.config.camera_width,
                                text_width=32)
             preset = replace(preset, config=config, window_frames=9, sink_frames=3)
         return preset

@@ -142,7 +142,7 @@ def test_a_run_goes_on_from_portable_weights_for_as_many_seconds_more(train_tile
 def test_a_program_sees_one_of_the_gpus_that_this_one_sees(train_tiles, tmp_path, monkeypatch):
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '3, 5')
     code = ('-c', 'import os, sys\nprint(os.environ["CUDA_VISIBLE_DEVICES"])')
-    program = train_tiles.Program('seen', 20.0, *code, environment={}, gpu=1)
+    program = train_tiles.Program('seen', 20.0, *code, environment={}, gpus=(1,))
     program.begin(tmp_path)
     assert program.end(20.0)['exit_status'] == 0 and (tmp_path / 'seen.log').read_text() == '5\n'
 

@@ -1,15 +1,17 @@
-"""All that two GPUs are measured for, in one command of at most ten minutes; the most wanted first, and JSON as it comes.
+"""All that several GPUs are measured for, in one command of at most ten minutes; the most wanted first, and JSON as it comes.
 
-    python benchmarks/two_gpus.py --folder benchmarks/results
-    python benchmarks/two_gpus.py --folder benchmarks/results --parts cold --seconds 240
+    python benchmarks/several_gpus.py --gpus 2 --folder benchmarks/results
+    python benchmarks/several_gpus.py --gpus 4 --parts robot worlds ros --folder benchmarks/results
 
-* robot: ``robot_3b`` and ``robot_3b_4k`` on two GPUs, each with nothing compiled, and on one, both at once (``tick_*.json``).
+* robot: ``robot_3b`` and ``robot_3b_4k`` on all of them, each with nothing compiled; on one, both at once, with ``robot_3b``
+  on two others where there are four (``tick_*.json``).
 * worlds: LingBot-World-Fast 14B in FP8 and bf16 (``wan_parallel.py``).
-* loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on two (``parallel.py``).
-* cold: ``robot_3b`` on two GPUs is started twice more with nothing compiled.
+* ros: ``robot_3b`` over ROS, two steps, camera message in to command out (``ros_tick.py``).
+* loss: a rank is killed while a robot drives (``rank_loss.py``), and the model's answers on several (``parallel.py``).
+* cold: ``robot_3b`` is started twice more with nothing compiled.
 
-``two_gpus.json`` has each program's command, seconds and exit status, and the scaling from one GPU to two. What falls out where
-time is short is what comes last.
+``several_gpus.json`` has each program's command, seconds and exit status, and the scaling. What falls out where time is short
+is what comes last.
 """
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from pathlib import Path
 from programs import ENVIRONMENT, Program, script
 from result_file import provenance, write_result
 
-PARTS = ('robot', 'worlds', 'loss', 'cold')
+PARTS = ('robot', 'worlds', 'ros', 'loss', 'cold')
 TICK_S = {'robot_3b': 14, 'robot_3b_4k': 8}  # of ticks
+ROS_RATE = 15.0  # Hz: ticks of two steps fit between two images
 
 
 class Programs:
@@ -45,18 +48,18 @@ class Programs:
             self.done.append(program.end(self.left()))
 
 
-def ticks(name: str, preset: str, gpus: int, folder: Path, cold: bool = False, gpu: int | None = None, only_start: bool = False
-          ) -> Program:
-    """Ticks of a preset, in a folder of their own: two programs of one GPU would write the same file."""
-    seconds = TICK_S[preset]
+def ticks(preset: str, gpus: int, folder: Path, name: str = '', cold: bool = False, seen: tuple[int, ...] = (),
+          options: tuple[str, ...] = ()) -> Program:
+    """Ticks of a preset, in a folder of their own: two programs of one GPU write the same file. ``seen``: its GPUs, all if
+    none is named."""
+    name, seconds = name or f'{preset}_{gpus}', TICK_S[preset]
     return Program(name, 150.0, *script('tick.py', '--gpus', str(gpus), '--presets', preset, '--dtypes', 'fp8', '--steps', '2',
-                                        '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name),
-                                        *(['--ticks', '0'] if only_start else [])),
-                   environment=ENVIRONMENT, cold=cold, gpu=gpu)
+                                        '--limit', str(seconds), '--budget', '140', '--folder', str(folder / name), *options),
+                   environment=ENVIRONMENT, cold=cold, gpus=seen)
 
 
 def chunk_ms(folder: Path) -> dict | None:
-    """The row that ``ticks`` wrote."""
+    """The first row that ``ticks`` wrote."""
     for file in folder.glob('tick_*.json'):
         for row in json.loads(file.read_text())['rows']:
             return {'chunk_ms': row['chunk_ms'], 'commit_ms': row['commit_ms'], 'ticks': row['ticks'], 'gpu': row['gpu'],
@@ -66,13 +69,14 @@ def chunk_ms(folder: Path) -> dict | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--gpus', type=int, default=2)
     parser.add_argument('--folder', type=Path, required=True)
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=['robot', 'worlds', 'loss', 'cold'])
     parser.add_argument('--seconds', type=float, default=585.0, help='after which all ends')
     parser.add_argument('--large-chunks', type=int, default=50)
     parser.add_argument('--tiny', action='store_true', help='worlds on CPUs: tries the code, measures nothing')
     options = parser.parse_args()
-    folder = options.folder
+    folder, gpus = options.folder, options.gpus
     folder.mkdir(parents=True, exist_ok=True)
     programs = Programs(folder, options.seconds)
     result = {**provenance(('torch', 'triton', 'diffusers')), 'environment': ENVIRONMENT, 'programs': programs.done,
@@ -82,34 +86,41 @@ def main() -> int:
         found = {each.name: chunk_ms(each) for each in sorted(folder.iterdir()) if each.is_dir()}
         result['chunks'] = {name: row for name, row in found.items() if row}
         for preset in TICK_S:
-            one, two = (result['chunks'].get(f'{preset}_{count}') for count in (1, 2))
-            if one and two:
-                result['scaling'][preset] = round(one['chunk_ms']['p50'] / two['chunk_ms']['p50'], 3)
-        write_result(result, folder / 'two_gpus.json')
+            one = result['chunks'].get(f'{preset}_1')
+            for count in {2, gpus} if one else ():
+                if several := result['chunks'].get(f'{preset}_{count}'):
+                    result['scaling'][f'{preset}_{count}'] = round(one['chunk_ms']['p50'] / several['chunk_ms']['p50'], 3)
+        write_result(result, folder / 'several_gpus.json')
     for part in options.parts:
         if part == 'robot':
-            programs.run(ticks('robot_3b_2', 'robot_3b', 2, folder, cold=True))
+            programs.run(ticks('robot_3b', gpus, folder, cold=True, options=('--periods', '0', '0.1')))
             save()
-            programs.run(*(ticks(f'{preset}_1', preset, 1, folder, gpu=at) for at, preset in enumerate(TICK_S)))
+            programs.run(*(ticks(preset, 1, folder, seen=(at,)) for at, preset in enumerate(TICK_S)),
+                         *([ticks('robot_3b', 2, folder, seen=(2, 3))] if gpus >= 4 else []))
             save()
-            programs.run(ticks('robot_3b_4k_2', 'robot_3b_4k', 2, folder, cold=True))
+            programs.run(ticks('robot_3b_4k', gpus, folder, cold=True))
         elif part == 'worlds':
             for dtype, limit in (('fp8', 160.0), ('bf16', 190.0)):
                 limit = min(limit, programs.left())
                 programs.run(Program(f'wan_{dtype}', limit + 5.0, *script(
-                    'wan_parallel.py', '--gpus', '2', '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
+                    'wan_parallel.py', '--gpus', str(gpus), '--dtypes', dtype, '--large-chunks', str(options.large_chunks),
                     '--seconds', f'{limit - 5.0:.0f}', '--folder', str(folder / f'wan_{dtype}'),
                     *(['--tiny'] if options.tiny else [])), environment=ENVIRONMENT))
                 save()
+        elif part == 'ros':
+            programs.run(Program('ros', 140.0, *script(
+                'ros_tick.py', '--preset', 'robot_3b', '--backend', 'torch-fp8', '--gpus', str(gpus), '--rate', str(ROS_RATE),
+                '--seconds', '40', '--load-shares', '--folder', str(folder / 'ros')), environment=ENVIRONMENT))
         elif part == 'loss':
             programs.run(Program('rank_loss', 110.0, *script('rank_loss.py', '--kills', '2', '--json',
                                                              str(folder / 'rank_loss.json')), environment=ENVIRONMENT))
             save()
-            programs.run(Program('parallel', 90.0, *script('parallel.py', '--gpus', '2', '--parallel', 'sequence-fp8', '--json',
-                                                           str(folder / 'parallel.json')), environment=ENVIRONMENT))
+            programs.run(Program('parallel', 90.0, *script(
+                'parallel.py', '--gpus', str(gpus), '--parallel', 'sequence-fp8', '--json', str(folder / 'parallel.json')),
+                environment=ENVIRONMENT))
         else:
             for count in (2, 3):
-                programs.run(ticks(f'cold_start_{count}', 'robot_3b', 2, folder, cold=True, only_start=True))
+                programs.run(ticks('robot_3b', gpus, folder, name=f'cold_start_{count}', cold=True, options=('--ticks', '0')))
         save()
     print(json.dumps(result, indent=1))
     return 1 if any(each.get('exit_status') != 0 for each in programs.done) else 0
