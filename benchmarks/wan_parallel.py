@@ -9,8 +9,9 @@ each type of layers the processes are new, so that one that fails leaves the oth
 (``wan_<gpu>x<gpus>.jsonl``; all of a run in ``.json``):
 
 * agreement: chunks of two layers of full width, divided, compared with those of one process.
-* passes started by the host; then, if time is left, replayed as one CUDA graph, and for as many chunks if that is faster. A
-  first row is of a few chunks. ``exchange_ms``: what the messages of a chunk take by themselves, one after the other.
+* passes started by the host; then, if time is left, replayed as one CUDA graph, and for as many chunks if that is faster
+  (``--graph``: as a graph alone, for GPUs that are done before the host has started all). A first row is of a few chunks.
+  ``exchange_ms``: what the messages of a chunk take by themselves, one after the other.
 """
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def exchange_ms(run: wan.Run, group: SequenceParallel, model: wan.Model) -> floa
 
 
 @torch.inference_mode()
-def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, row: Callable[..., None]) -> None:
+def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, graph_alone: bool, row: Callable[..., None]) -> None:
     start, several = time.perf_counter(), group.count > 1
     divided = Divided(run, group, fp8)
     model, sequence = divided.model, divided.pages().open()
@@ -162,16 +163,17 @@ def measure(run: wan.Run, group: SequenceParallel, fp8: bool, chunks: int, row: 
             raise RuntimeError('latents are not finite: the times mean nothing')
         row(**about, chunk_ms=wan.summary(times[graph]), chunks=len(times[graph]), graph=graph, **parts,
             allocated_gib=run.allocated_gib(), exchange_ms=exchange_ms(run, group, model))
-    for count in (min(FIRST, chunks), chunks - FIRST):
-        if count > 0:
-            part(False, count)
-    second = 1e-3 * wan.summary(times[False])['p50']
-    if not agreed(group, run.left() > 30.0 + (FIRST + 10) * second):
-        return
+    if not graph_alone:
+        for count in (min(FIRST, chunks), chunks - FIRST):
+            if count > 0:
+                part(False, count)
+        if not agreed(group, run.left() > 30.0 + (FIRST + 10) * 1e-3 * wan.summary(times[False])['p50']):
+            return
     model.sampler = GraphedSampler(Sampler(model.dit, model.preset.schedule))
     model.chunk(sequence)  # which captures
     part(True, min(FIRST, chunks))
-    faster = wan.summary(times[True])['p50'] < wan.summary(times[False])['p50']
+    second = 1e-3 * wan.summary(times[True])['p50']
+    faster = graph_alone or second < 1e-3 * wan.summary(times[False])['p50']
     if chunks > FIRST and agreed(group, faster and run.left() > 10.0 + (chunks - FIRST + 10) * second):
         part(True, chunks - FIRST)
 
@@ -205,7 +207,7 @@ def process(options: argparse.Namespace) -> None:
     row(**agreement(run, group, fp8))
     if not run.tiny:
         torch.cuda.empty_cache()
-    measure(run, group, fp8, options.large_chunks, row)
+    measure(run, group, fp8, options.large_chunks, options.graph, row)
     agreed(group, True)
     Link.leave().result()
     os._exit(0)  # graphs hold messages, which their destruction at the interpreter's end would look for
@@ -217,7 +219,7 @@ def run_dtype(options: argparse.Namespace, dtype: str, seconds: float) -> str:
     rows.unlink(missing_ok=True)
     common = [sys.executable, __file__, '--folder', str(options.folder), '--gpus', str(options.gpus), '--dtypes', dtype,
               '--large-chunks', str(options.large_chunks), '--seconds', str(seconds), '--rows', str(rows),
-              *(['--tiny'] if options.tiny else []), *(['--rounded'] if options.rounded else [])]
+              *(f'--{name}' for name in ('tiny', 'rounded', 'graph') if getattr(options, name))]
     environment = {**os.environ, **ENVIRONMENT}
     children = [subprocess.Popen([*common, '--rank', '0'], stdout=subprocess.PIPE, text=True, env=environment)]
     end, error = time.monotonic() + seconds, ''
@@ -246,6 +248,7 @@ def main() -> int:
     parser.add_argument('--large-chunks', type=int, default=50, help='timed, of each row')
     parser.add_argument('--seconds', type=float, default=300.0, help='of all; a type of layers has its share')
     parser.add_argument('--rounded', action='store_true', help='processes exchange e4m3 (``SequenceParallel.rounded``)')
+    parser.add_argument('--graph', action='store_true', help='all passes of a chunk as one CUDA graph alone')
     parser.add_argument('--tiny', action='store_true')
     parser.add_argument('--rank', type=int, help=argparse.SUPPRESS)  # one of the processes
     parser.add_argument('--port', type=int, help=argparse.SUPPRESS)
