@@ -19,6 +19,7 @@ from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.task_scenes import task_scene
 from worldmodel_ros.sim.world import World
+from worldmodel_ros.train.scene import average as averaging
 from worldmodel_ros.train.scene import run as training
 from worldmodel_ros.train.scene.episodes import FRAMES, SHUTTLES, Glance, Store, make, truth
 
@@ -226,6 +227,27 @@ def test_training_lowers_the_loss_and_leaves_a_forecast_that_is_read_back(store,
     for name, value in finished.state_dict().items():
         torch.testing.assert_close(read.state_dict()[name], value)
     assert json.loads((tmp_path / 'model.json').read_text())['preset']['name'] == 'narrow'
+
+
+def test_weights_before_and_after_a_further_training_are_averaged_and_those_of_other_networks_refused(tmp_path, capsys):
+    torch.manual_seed(0)
+    forecasts = [SceneForecast(PRESET), SceneForecast(PRESET)]
+    for folder, each in zip(('before', 'after'), forecasts, strict=True):
+        checkpoint.save(each, tmp_path / folder, {'scene_forecast': {'steps': len(folder)}}, torch.float32)
+    before_and_after = [str(tmp_path / 'before'), str(tmp_path / 'after')]
+    assert averaging.main([*before_and_after, '--share', '0.25', '--out', str(tmp_path / 'both')]) == 0
+    read = SceneForecast.load(tmp_path / 'both').state_dict()
+    for name, value in read.items():
+        before, after = (each.state_dict()[name].float() for each in forecasts)
+        torch.testing.assert_close(value.float(), 0.75 * before + 0.25 * after, rtol=1e-3, atol=1e-3)
+    trained = json.loads((tmp_path / 'both' / 'model.json').read_text())['provenance']
+    assert [each['scene_forecast']['steps'] for each in trained['of']] == [6, 5]
+
+    checkpoint.save(SceneForecast(replace(PRESET, width=2 * PRESET.width)), tmp_path / 'other', {}, torch.float32)
+    for second, reason in (('other', 'not of one network'), ('absent', 'no scene forecast')):
+        assert averaging.main([str(tmp_path / 'before'), str(tmp_path / second), '--out', str(tmp_path / 'no')]) == 2
+        assert reason in capsys.readouterr().err
+    assert not (tmp_path / 'no').exists()
 
 
 def test_controllers_drive_on_a_forecast_and_are_refused_without_one(forecast, tmp_path):
