@@ -29,6 +29,8 @@ PHASE, REPORT, ONLY, FILES = (
 # s, after which the process ends of a test that pytest-timeout could not interrupt, at `timeout` of pyproject.toml.
 HUNG = float(os.environ.get('WORLDMODEL_HUNG_TEST_S', '360'))
 
+BUILD_BYTES = 2 * 2**30  # in memory for a build, which needs an eighth of it
+
 USUAL_WAIT = 1.5  # s, about as long as a test of the waiting phase takes that does not say how long it does
 
 _state_directory = _stderr = _file = None
@@ -352,6 +354,23 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_unconfigure(config):
     if _state_directory is not None:
         shutil.rmtree(_state_directory, ignore_errors=True)
+
+
+@pytest.fixture
+def build_folder(tmp_path, monkeypatch):
+    """
+    A folder for a build and for what it keeps elsewhere meanwhile.
+
+    It is in memory, if there is room for programs: to write so many files to a disk took half as long as to make them.
+    """
+    memory, folder = Path('/dev/shm'), tmp_path
+    if memory.is_dir() and not os.statvfs(memory).f_flag & os.ST_NOEXEC and shutil.disk_usage(memory).free > BUILD_BYTES:
+        folder = Path(tempfile.mkdtemp(prefix='worldmodel_ros_build_', dir=memory))
+    (folder / 'tmp').mkdir()
+    monkeypatch.setenv('TMPDIR', str(folder / 'tmp'))
+    yield folder
+    if folder != tmp_path:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope='module')

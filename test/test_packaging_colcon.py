@@ -14,8 +14,8 @@ from test_packaging_builds import (
 
 @pytest.mark.slow
 @pytest.mark.build
-def test_an_installation_by_colcon_gives_nodes_that_talk(tmp_path):
-    assert 'works on' in build_by_colcon(tmp_path)
+def test_an_installation_by_colcon_gives_nodes_that_talk(build_folder):
+    assert 'works on' in build_by_colcon(build_folder)
 
 
 def build_by_colcon(folder):
@@ -25,13 +25,12 @@ def build_by_colcon(folder):
     leave_out_other_interfaces(source, MESSAGE)
     run([sys.executable, '-m', 'venv', '--without-pip', tools], env=clean_environment())
     python = tools / 'bin' / 'python'
-    pip(python, '--no-compile', 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
+    pip(python, 'colcon-common-extensions', *PROJECT['build-system']['requires'], *RUN_TIME)
     environment = clean_environment(AMENT_PREFIX_PATH=str(tools), CMAKE_PREFIX_PATH=str(tools),
                                     PATH=f'{tools / "bin"}{os.pathsep}{os.environ["PATH"]}')
     expected = expected_of(source)
     run(['colcon', 'build', '--event-handlers', 'console_direct+',
          '--cmake-args', '-DPython3_FIND_VIRTUALENV=ONLY', '-DBUILD_TESTING=OFF', '-DCMAKE_BUILD_TYPE=Release',
-         '-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON',  # which cost more than reading them once
          *QUICKLY],
         cwd=workspace, env=environment)
     # The command line is found on PATH, where a sourced workspace puts it.
