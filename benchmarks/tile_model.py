@@ -15,6 +15,7 @@ the preset's name, and does so as its rows come:
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import sys
@@ -584,6 +585,7 @@ def main() -> int:
     parser.add_argument('--folder', type=Path, required=True)
     parser.add_argument('--episodes', type=Path, help='file that keeps what is simulated, and from which it is taken again')
     options = parser.parse_args()
+    gc.freeze()  # what was imported stays: to look for garbage in it as the process ends took 0.3 s
     parts = options.parts.split(',')
     if unknown := set(parts) - set(PARTS):
         parser.error(f'--parts: {", ".join(sorted(unknown))} is unknown; choose from {", ".join(PARTS)}')

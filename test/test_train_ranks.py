@@ -18,7 +18,8 @@ HERE = Path(__file__).resolve().parent
 PROCESSES = 2
 # What each process runs: gradients of its share of a batch, then three steps of the loop on clips of its own.
 PROGRAM = '''
-import os, sys
+import gc, os, sys
+gc.disable()  # what is imported is no garbage, and to look for some in it takes a second
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
@@ -44,6 +45,7 @@ found |= {f'weight.{name}': value for name, value in model.state_dict().items()}
 found['drawn'] = torch.stack(objective[0].drawn)
 save_file({k: v.contiguous() for k, v in found.items()}, str(out / f'{ranks.rank}.safetensors'))
 ranks.leave()
+gc.freeze()  # nor as the process ends
 '''
 
 

@@ -2,6 +2,7 @@
 
     python wan_process.py FOLDER RANK COUNT [PORT]; the first prints the port that the others take
 """
+import gc
 import math
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def chunks(precision, group=None, count=4):
 
 
 if __name__ == '__main__':
+    gc.freeze()  # what was imported stays: to look for garbage in it as the process ends took 0.3 s
     torch.set_num_threads(1)
     folder, rank, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if rank == 0:

@@ -6,6 +6,7 @@ What it follows with is said by the first order: ``Build``, or one that makes a 
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import select
@@ -78,6 +79,7 @@ class Follower:
 def main(pipe: Connection, lifeline: int) -> None:
     """Follow until rank 0 is gone."""
     _end_with(lifeline)
+    gc.freeze()  # what was imported stays: a collector that walks it holds up this rank, and all others wait for it
     try:
         order = pipe.recv()
         follower = Follower(order, pipe) if isinstance(order, Build) else order.follow(pipe)
