@@ -65,8 +65,8 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
 
     A command begins a random latency of up to MAX_LATENCY after the frame that it answers. An episode depends
     on its seed, the mix and the size alone. ``size`` is (height, width). ``workers`` are processes, by default as
-    many as cores. The arrays are memory-mapped files without a name, gone with the arrays. Raises ValueError
-    for an unknown driver in the mix.
+    many as cores; one is this process. The arrays are memory-mapped files without a name, gone with the arrays. Raises
+    ValueError for an unknown driver in the mix.
     """
     seeds = np.asarray(seeds, np.int64)
     check_mix(mix)
@@ -77,6 +77,11 @@ def collect(seeds: Sequence[int], steps: int, size: tuple[int, int] = (64, 64), 
             np.lib.format.open_memmap(folder / f'{name}.npy', 'w+', dtype, shape)
         arrays = _open_arrays(folder)
         arrays['seeds'][:] = seeds
+        if workers == 1:
+            world = World(image_size=size)
+            for index in range(len(seeds)):
+                _fill(arrays, world, index, mix)
+            return arrays
         with ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'), _start_worker,
                                  (folder, size)) as pool:
             for _ in pool.map(_fill_episode, range(len(seeds)), [dict(mix)] * len(seeds)):
@@ -101,9 +106,12 @@ def _start_worker(folder: Path, size: tuple[int, int]) -> None:
 
 
 def _fill_episode(index: int, mix: Mapping[str, float]) -> None:
-    episode = {name: array[index] for name, array in _worker_arrays.items() if array.ndim > 1}
-    seed = int(_worker_arrays['seeds'][index])
-    _worker_arrays['behaviour'][index] = drive_episode(_worker_world[0], seed, mix, episode)
+    _fill(_worker_arrays, _worker_world[0], index, mix)
+
+
+def _fill(arrays: Mapping[str, np.ndarray], world: World, index: int, mix: Mapping[str, float]) -> None:
+    episode = {name: array[index] for name, array in arrays.items() if array.ndim > 1}
+    arrays['behaviour'][index] = drive_episode(world, int(arrays['seeds'][index]), mix, episode)
 
 
 def drive_alone(job: tuple[int, int, tuple[int, int], Mapping[str, float], float]) -> dict[str, np.ndarray]:
