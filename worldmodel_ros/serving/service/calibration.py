@@ -60,7 +60,7 @@ class _Calibration:
         if self._size == 1:
             self._snapshot(session)
         sessions = [session, *(open_session() for _ in range(self._size - 1))]
-        for run in range(window):
+        for run in range(window if self._size > 1 else 0):  # that of the first one is full
             self._run(sessions, self._observe, recorded=run > 0)
         self._repeat(RUNS, sessions, self._observe)
 
