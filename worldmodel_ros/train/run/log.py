@@ -110,7 +110,8 @@ def draw_curves(folder: Path, file: Path) -> None:
 
     panels = {stage: [name for name in lines[-1] if name not in _NOT_DRAWN] for stage, lines in stages.items()}
     columns = max(map(len, panels.values()))
-    figure, axes = plt.subplots(len(stages), columns, figsize=(3.0 * columns, 2.2 * len(stages)), squeeze=False)
+    width, height = 3.0 * columns, 2.2 * len(stages)
+    figure, axes = plt.subplots(len(stages), columns, figsize=(width, height), squeeze=False)
     for row, (stage, lines) in zip(axes, stages.items()):
         for axis, name in zip(row, panels[stage]):
             points = [(line['step'], line[name]) for line in lines if name in line]
@@ -118,9 +119,10 @@ def draw_curves(folder: Path, file: Path) -> None:
             axis.set_title(f'{stage}: {name}', fontsize=9)
             axis.set_xlabel('step', fontsize=8)
             axis.set_yscale('log' if min(value for _, value in points) > 0 and name != 'psnr_db' else 'linear')
-            axis.tick_params(labelsize=7)
+            axis.tick_params(which='both', labelsize=7)
         for axis in row[len(panels[stage]):]:
             axis.axis('off')
-    figure.tight_layout()
+    # Margins [inch] that hold these labels; ``tight_layout`` draws all of them once more to find out.
+    figure.subplots_adjust(0.55 / width, 0.45 / height, 1.0 - 0.15 / width, 1.0 - 0.25 / height, wspace=0.35, hspace=0.5)
     figure.savefig(file, dpi=110)
     plt.close(figure)
