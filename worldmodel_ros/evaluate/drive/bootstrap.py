@@ -14,6 +14,7 @@ import numpy as np
 BLOCK_S = 2.0      # s; longer than the model's window, and than most of what happens on a recording
 LEVEL = 0.95       # probability that an interval holds
 RESAMPLES = 2000
+DRAWN_AT_ONCE = 2**18  # blocks, for whatever length of a recording
 MIN_BLOCKS = 6     # with fewer, the resamples are too few different ones to tell anything
 
 
@@ -94,10 +95,10 @@ def _block_sums(values: np.ndarray, blocks: np.ndarray) -> tuple[np.ndarray, np.
 def _resampled_means(sums: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Means (RESAMPLES,) over as many blocks as there are, drawn with replacement."""
     n = len(sums)
-    means = np.empty(RESAMPLES)
-    for i in range(RESAMPLES):
-        drawn = rng.integers(n, size=n)
-        means[i] = sums[drawn].sum() / counts[drawn].sum()
+    means, at_once = np.empty(RESAMPLES), max(1, DRAWN_AT_ONCE // n)
+    for first in range(0, RESAMPLES, at_once):
+        drawn = rng.integers(n, size=(min(at_once, RESAMPLES - first), n))
+        means[first:first + at_once] = sums[drawn].sum(1) / counts[drawn].sum(1)
     return means
 
 
