@@ -22,7 +22,7 @@ def run():
 
 def colours(path):
     picture = np.asarray(Image.open(path).convert('RGB'))
-    return picture.shape, len(np.unique(picture.reshape(-1, 3), axis=0))
+    return picture.shape, len(np.unique(picture @ np.array([1 << 16, 1 << 8, 1])))  # of whole rows it takes half a second
 
 
 def test_enlarging_repeats_pixels():
