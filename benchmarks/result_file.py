@@ -27,7 +27,7 @@ def provenance(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
     return {'command': command(), 'machine': machine(), 'versions': versions(packages)}
 
 
-def product_ms(times: int = 200) -> float:
+def product_ms(times: int = 50) -> float:
     """Median time of a product of 384x384 float32 matrices by one thread, ms."""
     import torch
     matrix, spent = torch.rand((384, 384)), []
