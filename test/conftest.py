@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -193,11 +194,12 @@ def pytest_collection():
 
 def pytest_collection_finish(session):
     """What was collected stays: to walk it again and again would make this process pause for a quarter of a second."""
-    gc.collect()
     gc.freeze()
     interpreter = sys.modules.get('triton.runtime.interpreter')
     if all(hasattr(interpreter, name) for name in ('_patch_lang', '_LangPatchScope')):  # not part of Triton's interface
         _patch_language_once(interpreter)
+    if hasattr(interpreter, '_get_np_dtype'):
+        _know_types(interpreter)
 
 
 def _patch_language_once(interpreter):
@@ -217,6 +219,17 @@ def _patch_language_once(interpreter):
             done.add(kinds)
         return interpreter._LangPatchScope()
     interpreter._patch_lang = patch_once
+
+
+def _know_types(interpreter):
+    """Have Triton's interpreter find the type of NumPy for each of its own once, not in a table made in each of 100,000s of
+    calls."""
+    language, known = interpreter.tl, cache(interpreter._get_np_dtype)
+
+    def numpy_type(kind):
+        element = kind.element_ty if isinstance(kind, language.block_type) else kind
+        return known.__wrapped__(kind) if isinstance(element, language.pointer_type) else known(element)
+    interpreter._get_np_dtype = numpy_type
 
 
 def _gpu_reason(config) -> str:
