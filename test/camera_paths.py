@@ -26,9 +26,8 @@ def path(commands, mount=None, start=(0.3, -0.2, 0.7), pieces=2000):
     x, y, yaw = start
     poses = [base(x, y, yaw) @ mount]
     for v, w in commands:
-        for _ in range(pieces):  # midpoint rule
-            half = yaw + 0.5 * w * STEP / pieces
-            x, y, yaw = x + v * math.cos(half) * STEP / pieces, y + v * math.sin(half) * STEP / pieces, yaw + w * STEP / pieces
+        halves = yaw + w * STEP / pieces * (np.arange(pieces) + 0.5)  # midpoint rule
+        x, y, yaw = x + v * STEP * np.cos(halves).mean(), y + v * STEP * np.sin(halves).mean(), yaw + w * STEP
         poses.append(base(x, y, yaw) @ mount)
     return np.array(poses)
 
