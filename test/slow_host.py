@@ -28,6 +28,7 @@ from types import TracebackType
 PERIOD = 0.001   # s; short, so that nobody sees a core stand still
 PRIORITY = 45    # above the nodes (20 to 30), the observer (35), and who looks for a machine that stands still (40)
 _TIMED_OUT = 124
+SLOWED = 'WORLDMODEL_SLOWED'  # of the command's environment: by how much its machine is slower than it was
 
 # Ends with its parent even when that is killed, and at a given time even when that is stopped.
 _BURN = '''
@@ -88,7 +89,7 @@ class SlowHost:
 
 def run(factor: float, command: list[str], at_most: float) -> int:
     """Run a command on a machine slower by ``factor``, for ``at_most`` seconds; return its exit code."""
-    with SlowHost(factor, at_most + 30.0), subprocess.Popen(command) as child:
+    with SlowHost(factor, at_most + 30.0), subprocess.Popen(command, env={**os.environ, SLOWED: str(factor)}) as child:
         # Ctrl-C reaches both; the command decides when it has ended.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
