@@ -229,6 +229,12 @@ def test_training_lowers_the_loss_and_leaves_a_forecast_that_is_read_back(store,
     assert json.loads((tmp_path / 'model.json').read_text())['preset']['name'] == 'narrow'
 
 
+def test_a_forecast_to_go_on_from_that_is_not_there_is_refused_before_anything_is_simulated(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        training.main(['--resume', str(tmp_path), '--out', str(tmp_path / 'out')])
+    assert 'neither a shipped one (tiny) nor a folder with model.json' in capsys.readouterr().err
+
+
 def test_weights_before_and_after_a_further_training_are_averaged_and_those_of_other_networks_refused(tmp_path, capsys):
     torch.manual_seed(0)
     forecasts = [SceneForecast(PRESET), SceneForecast(PRESET)]

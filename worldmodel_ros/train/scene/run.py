@@ -25,8 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from worldmodel_ros.engine.forecast.loading import forecast_folder
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.model import checkpoint
+from worldmodel_ros.model.checkpoint_description import ModelError
 from worldmodel_ros.model.scene_forecast import HORIZONS, SCALE, SLOTS, Ahead, Present, SceneForecast
 from worldmodel_ros.sim.scene import COLOURS
 from worldmodel_ros.sim.world import World
@@ -270,7 +272,7 @@ def _feed(store: Store, seeds: range, workers: int, seconds: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m worldmodel_ros.train.scene.run', description=__doc__.splitlines()[0])
     parser.add_argument('--model', default='tiny', help='model whose encoder it begins with')
-    parser.add_argument('--resume', type=Path, help='folder of an earlier forecast to begin with')
+    parser.add_argument('--resume', metavar='FORECAST', help='shipped forecast, or folder of one, to begin with')
     parser.add_argument('--out', type=Path, required=True, help='folder for the weights')
     parser.add_argument('--seconds', type=float, default=600.0, help='of training')
     parser.add_argument('--simulate', type=float, default=200.0, help='seconds for which episodes are simulated')
@@ -287,13 +289,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not ANCHORS <= options.clip <= FRAMES:
         parser.error(f'--clip must be from {ANCHORS} to {FRAMES}, not {options.clip}')
+    try:
+        resumed = options.resume and forecast_folder(options.resume)
+    except ModelError as error:
+        parser.error(str(error))
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     store = Store(options.episodes, device, HELD_BACK)
     seeds = range(options.first_seed, 1_000_000)
     feeder = threading.Thread(target=_feed, args=(store, seeds, options.workers, options.simulate), daemon=True)
     feeder.start()
-    forecast = SceneForecast.load(options.resume, device) if options.resume else \
+    forecast = SceneForecast.load(resumed, device) if resumed else \
         SceneForecast.from_world_model(checkpoint.load(model_folder(options.model), device))
     while store.count < min(options.begin, options.episodes) and feeder.is_alive():
         time.sleep(0.5)
