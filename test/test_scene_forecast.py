@@ -1,6 +1,7 @@
 """The scene forecast: frame by frame as in training, of the right things in the right frame, and a controller's to use."""
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -233,6 +234,12 @@ def test_a_forecast_to_go_on_from_that_is_not_there_is_refused_before_anything_i
     with pytest.raises(SystemExit):
         training.main(['--resume', str(tmp_path), '--out', str(tmp_path / 'out')])
     assert 'neither a shipped one (tiny) nor a folder with model.json' in capsys.readouterr().err
+
+
+def test_more_episodes_than_there_is_memory_for_are_refused_with_their_size(tmp_path, capsys):
+    assert training.main(['--resume', 'tiny', '--episodes', '1000000000', '--out', str(tmp_path)]) == 1
+    assert re.fullmatch(r'1000000000 episodes are \d{7}\.\d GB, which (cpu|cuda) has no room for: keep fewer by --episodes\n',
+                        capsys.readouterr().err)
 
 
 def test_weights_before_and_after_a_further_training_are_averaged_and_those_of_other_networks_refused(tmp_path, capsys):

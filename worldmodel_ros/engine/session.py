@@ -24,8 +24,9 @@ from .session_folder import SessionFileError
 class Session:
     """Frames come in by ``observe``; ``plan``, ``imagine`` and ``what_if`` look ahead from the newest one.
 
-    A call that raises leaves the session as it was. Not safe for use from two threads at once. The methods in -ing are
-    the same work as calls, to be run for many sessions together; arrays may then be the back end's own.
+    A call that raises leaves the session as it was. Not safe for use from two threads at once; on a GPU, where the sessions of
+    an engine share its captured graphs, neither are two of them. The methods in -ing are the same work as calls, to be run for
+    many sessions together; arrays may then be the back end's own.
     """
 
     def __init__(self, backend: Backend, memory: Memory, step_times: StepTimes, seed: int = 0,

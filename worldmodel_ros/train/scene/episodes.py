@@ -129,10 +129,15 @@ class Store:
     oldest; the first ``kept``, which are for judging, stay."""
 
     def __init__(self, capacity: int, device: torch.device | str, kept: int = 0) -> None:
+        """Raises MemoryError where the device has no room for so many."""
         self.count, self.added = 0, 0  # episodes that are there, and that were added so far
         self._kept = kept
-        self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
-                       for name, (shape, kind) in shapes().items()}
+        try:
+            self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
+                           for name, (shape, kind) in shapes().items()}
+        except RuntimeError as error:  # PyTorch's, of CPUs and GPUs
+            size = capacity * sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes().values())
+            raise MemoryError(f'{capacity} episodes are {size / 1e9:.1f} GB, which {device} has no room for') from error
 
     def add(self, episodes: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Add episodes, as ``make`` gives them."""

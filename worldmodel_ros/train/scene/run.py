@@ -295,7 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    store = Store(options.episodes, device, HELD_BACK)
+    try:
+        store = Store(options.episodes, device, HELD_BACK)
+    except MemoryError as error:
+        print(f'{error}: keep fewer by --episodes', file=sys.stderr)
+        return 1
     seeds = range(options.first_seed, 1_000_000)
     feeder = threading.Thread(target=_feed, args=(store, seeds, options.workers, options.simulate), daemon=True)
     feeder.start()
