@@ -132,10 +132,12 @@ class Store:
         """Raises MemoryError where the device has no room for so many."""
         self.count, self.added = 0, 0  # episodes that are there, and that were added so far
         self._kept = kept
+        # A GPU's other errors are no lack of memory; for a CPU PyTorch has no error of that name.
+        full = torch.cuda.OutOfMemoryError if torch.device(device).type == 'cuda' else RuntimeError
         try:
             self.arrays = {name: torch.zeros((capacity, *shape), dtype=torch.from_numpy(np.zeros(0, kind)).dtype, device=device)
                            for name, (shape, kind) in shapes().items()}
-        except RuntimeError as error:  # PyTorch's, of CPUs and GPUs
+        except full as error:
             size = capacity * sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes().values())
             raise MemoryError(f'{capacity} episodes are {size / 1e9:.1f} GB, which {device} has no room for') from error
 
