@@ -13,6 +13,7 @@ goes to a server that is not there, and must leave the session where it is.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -103,7 +104,7 @@ class Driver(threading.Thread):
         self.counts['differ'] += differs
 
     def _differs(self, what: str, twin: np.ndarray, answer: np.ndarray) -> bool:
-        by = float(np.abs(twin - answer).max())
+        by = float(np.abs(twin - answer).max()) if twin.shape == answer.shape else math.inf
         self.largest[what] = max(self.largest.get(what, 0.0), by)
         return not by <= self._tolerance
 
@@ -135,13 +136,12 @@ def main() -> int:
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     load_before = os.getloadavg()[0]
-    name, made = options.model, tempfile.TemporaryDirectory()
-    if options.random_weights:
-        options.model = made.name
-        write_random(name, Path(made.name))
-    engine = load(options.model, options.backend, sessions=options.robots + 1)
-    stop = threading.Event()
+    name, stop = options.model, threading.Event()
     with tempfile.TemporaryDirectory(dir=options.store or '/dev/shm') as folder:
+        if options.random_weights:
+            options.model = f'{folder}/model'
+            write_random(name, Path(options.model))
+        engine = load(options.model, options.backend, sessions=options.robots + 1)
         hosts = two_hosts(options, Path(folder)) if options.hosts else []
         servers = [host.server for host in hosts] or [
             ServerProcess(Path(folder) / f'{name}.sock', Path(folder) / 'store', options.robots + 1, served(options),
