@@ -64,7 +64,8 @@ def test_values_given_on_the_command_line_win():
     ('student=5', 'student must be a section of keys, got 5'),
     ('teacher.objective.flow_weight=steep', "teacher.objective.flow_weight is 'steep': choose"),
     ('memory={window_frames: 8}', "memory is for presets with tiles, and 'tiny' has none"),
-    ('memory={sinks: 8}', 'memory.sinks is not known; the keys of memory are window_frames, sink_slabs, temporal'),
+    ('memory={sinks: 8}', 'memory.sinks is not known; the keys of memory are window_frames, sink_slabs, '
+     'keyframe_slabs, temporal'),
     ('teacher.matrix_rate=0', 'matrix_rate .0.0. must be above zero, or null for AdamW alone'),
     ('teacher.objective.pieces=5', 'teacher.objective.pieces is 5: it must divide clip_frames'),
     ('teacher.objective.served_share=2', 'teacher.objective.served_share is 2.0'),

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .pool import Lease, OutOfPages, PagePool
+from .keyframes import least_needed
 from .layout import TileLayout
+from .pool import Lease, OutOfPages, PagePool
 
 SLAB, VALID, OBSERVED, TIER, PAGES = range(5)
 
@@ -76,14 +77,16 @@ class SequenceCache:
 
     New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
     one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it, unless it
-    is ``firm``. ``sinks``: the first slabs, which eviction spares. Not safe for use from two threads at
-    once; different sequences of the same pools are.
+    is ``firm``. ``sinks``: the first slabs, which eviction spares; ``keyframes``: so many of the others stay, see
+    ``keyframes.least_needed``. Not safe for use from two threads at once; different sequences of the same pools are.
     """
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
-                 sinks: int = 0, firm: bool = False):
-        self.layout, self.pools, self.sinks = layout, tuple(pools), sinks
+                 sinks: int = 0, firm: bool = False, keyframes: int = 0):
+        self.layout, self.pools, self.sinks, self.keyframes = layout, tuple(pools), sinks, keyframes
         self.heading = 0.0  # rad, of the robot at the newest frame, since the first one; a model may turn its keys by it
+        # x, y [m] and heading [rad] of the robot at the last frame of each slab, by number; only for keyframes.
+        self.poses: dict[int, tuple[float, float, float]] = {}
         slabs = (guaranteed_slabs,) if isinstance(guaranteed_slabs, int) else tuple(guaranteed_slabs)
         self._holding = _Holding(layout, self.pools, slabs + (0,) * (len(self.pools) - len(slabs)), firm)
         self._finalizer = weakref.finalize(self, self._holding.abandon)
@@ -115,17 +118,32 @@ class SequenceCache:
 
     def fork(self) -> SequenceCache:
         """A branch that has the same pages; a write to either copies the pages that it changes."""
-        branch = SequenceCache(self.layout, self.pools, sinks=self.sinks)
+        branch = SequenceCache(self.layout, self.pools, sinks=self.sinks, keyframes=self.keyframes)
         for tier, lease in enumerate(branch._holding.leases):
             lease.share(pages_of(self.table, tier))
-        branch._holding.table, branch.heading = self.table, self.heading
+        branch._holding.table, branch.heading, branch.poses = self.table, self.heading, self.poses.copy()
         return branch
 
     def evict(self, before: int) -> None:
-        """Drop the slabs whose frames all come before the frame ``before``, but for the sinks."""
-        old = (self.table.slabs + 1) * self.layout.frames <= before
-        old[:self.sinks] = False
-        self._drop(old)
+        """Drop the slabs whose frames all come before the frame ``before``, but for the sinks and keyframes."""
+        self._drop(~self.kept(self.table, before))
+        if len(self.poses) > len(self.table):
+            self.poses = {slab: self.poses[slab] for slab in self.table.slabs.tolist()}
+
+    def kept(self, table: Table, before: int) -> np.ndarray:
+        """Which slabs of a table ``evict`` leaves there, bool."""
+        kept = (table.slabs + 1) * self.layout.frames > before
+        behind = np.flatnonzero(~kept)
+        kept[:self.sinks] = True
+        if self.keyframes:
+            held = behind[behind >= self.sinks]
+            poses = np.array([self.poses[slab] for slab in table.slabs[held].tolist()])
+            while len(held) > self.keyframes:
+                # One at a time, as they have left the window.
+                gone = least_needed(poses[:self.keyframes + 1], (table.observed == table.valid)[held[:self.keyframes + 1]])
+                held, poses = np.delete(held, gone), np.delete(poses, gone, 0)
+            kept[held] = True
+        return kept
 
     def drop_predicted(self) -> None:
         """Drop every predicted frame."""
@@ -154,7 +172,7 @@ class SequenceCache:
     def clear(self) -> None:
         """Drop everything."""
         self._drop(np.ones(len(self.table), bool))
-        self.heading = 0.0
+        self.heading, self.poses = 0.0, {}
 
     def close(self) -> None:
         """Drop everything and give up the guarantee; a sequence that is garbage does so by itself."""

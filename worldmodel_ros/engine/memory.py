@@ -49,8 +49,8 @@ class Memory:
         self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
-        chunk, held = slabs_of(preset.chunk_frames, self.layout), self._slabs + preset.sink_slabs + 1
-        slabs = [(held, 2 * self._slabs + chunk)]
+        chunk, stays = slabs_of(preset.chunk_frames, self.layout), preset.sink_slabs + preset.keyframe_slabs
+        slabs = [(self._slabs + stays + 1, 2 * self._slabs + preset.keyframe_slabs + chunk)]
         if older is not None:
             recent = NOT_YET_OLDER + preset.sink_slabs + 1
             slabs.insert(0, (recent, recent + chunk))
@@ -76,12 +76,14 @@ class Memory:
 
     def open(self) -> SequenceCache:
         """The cache of a new session. Raises OutOfPages when no window can be guaranteed any more."""
-        return SequenceCache(self.layout, self.pools, self._guaranteed, self._preset.sink_slabs)
+        return SequenceCache(self.layout, self.pools, self._guaranteed, self._preset.sink_slabs,
+                             keyframes=self._preset.keyframe_slabs)
 
     def stage(self) -> SequenceCache:
         """An empty cache to be filled for a session to adopt. What it holds is not taken from it, so that a thread of
         its own may write there."""
-        return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True)
+        return SequenceCache(self.layout, self.pools, sinks=self._preset.sink_slabs, firm=True,
+                             keyframes=self._preset.keyframe_slabs)
 
     def roll(self, cache: SequenceCache, newest: int) -> None:
         """Drop what has left the window of the frame after ``newest``, and let complete slabs lie in fewer bits."""
@@ -94,7 +96,7 @@ class Memory:
         none that a session which commits frame by frame would have dropped."""
         if self._preset.tile:
             storages = tuple(pool.storage for pool in self.pools)
-            return TileWindow(self._preset, cache.table, self.layout, storages, times, cache.heading)
+            return TileWindow(self._preset, cache.table, self.layout, storages, times, cache.heading, cache.kept)
         pages, key_times = _places(cache.table, self.layout, self._slabs, self.pool.storage.null_page)
         oldest = np.maximum((times if causal else times[:1]) - self._frames, 0)
         return Window(self.pool.storage, pages, key_times, times, oldest, causal, self.layout.tokens)

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.sequence import SequenceCache
-from ..model.rotary import heading_after
+from ..model.rotary import heading_after, poses_along
 from ..model.sampling import Steps
 from .backends.protocol import Backend
 from .network_calls import BEFORE_DENOISING, Boundary, Call, Calls, NetworkCalls, PartTimes, StepTimes, run
 from .futures import Future, LookAhead, Moment, OwnPlan
 from .memory import Memory
 from .sampler import Chunk, Sampler, branch, joined
-from .session_file import Capture, Loaded, read
+from .session_file import Capture, Loaded, most_slabs, read
 from .session_folder import SessionFileError
 
 
@@ -226,6 +226,10 @@ class Session:
                       'sink_actions': np.stack(actions)}
         if self.spec.heading_pairs:
             state['heading'] = np.array([self._cache.heading], np.float32)
+        if self.spec.keyframe_slabs:
+            poses = np.array([self._cache.poses[slab] for slab in self._cache.table.slabs.tolist()], np.float32)
+            state['poses'] = np.zeros((most_slabs(self.spec, self._memory), 3), np.float32)
+            state['poses'][:len(poses)] = poses
         return Capture(self.spec, self._fingerprint, {'time': np.array([self._time]), **state}, self._cache.fork())
 
     def restore(self, loaded: Loaded) -> None:
@@ -236,6 +240,7 @@ class Session:
         cache.close()
         self._time = int(state['time'][0])
         self._cache.heading = float(state['heading'][0]) if self.spec.heading_pairs else 0.0
+        self._cache.poses = dict(zip(self._cache.table.slabs.tolist(), map(tuple, state.get('poses', np.zeros(0)).tolist())))
         self._encoder_state, self._latent, self._features = state['encoder_state'], state['latent'], state['features']
         self._sinks = tuple(zip(state.get('sink_latents', ()), state.get('sink_actions', ())))
 
@@ -276,6 +281,10 @@ class Session:
         with cache.stage() as staged:
             places = staged.places(int(times[0]), len(times), observed)
             features = yield Call('commit', (latents, actions, window, places))
+        if self.spec.keyframe_slabs:
+            frames = self._memory.layout.frames
+            poses = poses_along(self.spec, actions, cache.poses.get((int(times[0]) - 1) // frames, (0.0, 0.0, 0.0)))
+            cache.poses |= zip((times // frames).tolist(), map(tuple, poses.astype(np.float32).tolist()))
         self._memory.roll(cache, int(times[-1]))
         if self.spec.heading_pairs:
             cache.heading = heading_after(self.spec, cache.heading, actions)

@@ -18,6 +18,7 @@ import numpy as np
 from ..cache import snapshot
 from ..cache.sequence import OBSERVED, PAGES, SLAB, TIER, VALID, SequenceCache
 from ..model.presets import Preset
+from .memory import slabs_of
 from .session_folder import SessionFileError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Loaded(Incoming):
 
     ``state`` has time int64 (1,), latent (h, w, Z), features (P, D) and encoder_state (1, C, h, w), float32, and of the
     preset's sink_frames, if it has any, sink_latents (n, h, w, Z) and sink_actions (n, A); of one with heading_pairs, heading
-    (1,) in rad.
+    (1,) in rad; of one with keyframe_slabs, poses (most_slabs, 3), of the slabs in their order: x, y in m, heading in rad.
     """
 
     def __init__(self, state: dict[str, np.ndarray], pages: dict[str, np.ndarray], memory: Memory):
@@ -139,7 +140,7 @@ class Loaded(Incoming):
 def largest(spec: Preset, memory: Memory) -> int:
     """Bytes that the file of a session of this model has at most."""
     return _MAX_HEADER + sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in (
-        *_state_forms(spec).values(), *snapshot.forms(memory.pools, memory.guaranteed_pages).values(),
+        *_state_forms(spec, memory).values(), *snapshot.forms(memory.pools, memory.guaranteed_pages).values(),
         ((sum(memory.guaranteed_pages), PAGES), np.dtype(np.int64))))
 
 
@@ -190,7 +191,7 @@ def _read(file: BinaryIO, size: int, spec: Preset, fingerprint: str, memory: Mem
             digest.update(piece)
     if digest.hexdigest().encode() != found[0]:
         raise ValueError('its checksum is not that of its contents')
-    state = {name: arrays.pop(name) for name in _state_forms(spec) if name in arrays}
+    state = {name: arrays.pop(name) for name in _state_forms(spec, memory) if name in arrays}
     _check_values(state, arrays, spec, memory)
     return Loaded(state, arrays, memory)
 
@@ -217,13 +218,20 @@ def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.nda
     return arrays
 
 
-def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def most_slabs(spec: Preset, memory: Memory) -> int:
+    """How many slabs a session has at most."""
+    return slabs_of(spec.window_frames, memory.layout) + spec.sink_slabs + spec.keyframe_slabs
+
+
+def _state_forms(spec: Preset, memory: Memory) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shapes and types of ``Loaded.state``."""
     latent, number = (*spec.latent_size, spec.latent_channels), np.dtype(np.float32)
     forms = {'time': ((1,), np.dtype(np.int64)), 'features': ((spec.tokens, spec.width), number),
              'latent': (latent, number), 'encoder_state': ((1, 4 * spec.vae_width, *spec.latent_size), number)}
     if spec.heading_pairs:
         forms['heading'] = (1,), number
+    if spec.keyframe_slabs:
+        forms['poses'] = (most_slabs(spec, memory), 3), number
     if spec.sink_frames:
         forms |= {'sink_latents': ((spec.sink_frames, *latent), number),
                   'sink_actions': ((spec.sink_frames, spec.actions), number)}
@@ -232,7 +240,7 @@ def _state_forms(spec: Preset) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 def _check_forms(arrays: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
     """Raise ValueError where tensors have other names, shapes or types than those of a session."""
-    expected = _state_forms(spec)
+    expected = _state_forms(spec, memory)
     counts = [max((len(array) for name, array in arrays.items() if name.startswith(f'{pool.name}.') and array.ndim),
                   default=0) for pool in memory.pools]
     expected |= snapshot.forms(memory.pools, counts)
@@ -251,11 +259,11 @@ def _check_values(state: dict[str, np.ndarray], pages: dict[str, np.ndarray], sp
     _check_window(pages['slabs'], int(state['time'][0]), spec, memory)
 
 
-def check_state(state: dict[str, np.ndarray], spec: Preset) -> None:
+def check_state(state: dict[str, np.ndarray], spec: Preset, memory: Memory) -> None:
     """Raise ValueError where a session could not have this state."""
     found = {name: (array.shape, array.dtype) for name, array in state.items()}
-    if found != _state_forms(spec):
-        raise ValueError(f'its state is {found}, and should be {_state_forms(spec)}')
+    if found != _state_forms(spec, memory):
+        raise ValueError(f'its state is {found}, and should be {_state_forms(spec, memory)}')
     _check_numbers(state)
 
 
@@ -281,8 +289,9 @@ def _check_window(slabs: np.ndarray, time: int, spec: Preset, memory: Memory) ->
     whole[-1:] = time % frames + 1
     if not len(slabs) or number[-1] != time // frames or (valid != whole).any() or (observed != whole).any():
         raise ValueError(f'its table of slabs is not that of frames up to number {time}')
-    rolling = number[spec.sink_slabs:]  # the others may have stayed for long
-    if (np.diff(rolling) != 1).any() or ((rolling + 1) * frames <= time + 1 - spec.window_frames).any():
+    others = number[spec.sink_slabs:]  # sinks may have stayed for long, and so may keyframes
+    rolling = (others + 1) * frames > time + 1 - spec.window_frames
+    if (np.diff(others[rolling]) != 1).any() or (~rolling).sum() > spec.keyframe_slabs:
         raise ValueError(f'its table of slabs is not the window of frame {time}')
     if (np.diff(tier[spec.sink_slabs:]) > 0).any():
         raise ValueError('its older slabs lie in the pool of newer ones')

@@ -290,7 +290,7 @@ class StoredSession(Incoming):
         _, state = _decoded(blobs[manifest.state], manifest.state)
         state = {name: np.array(array) for name, array in state.items()}
         try:
-            check_state(state, self._spec)
+            check_state(state, self._spec, self._memory)
             check_table(rows.reshape(-1, PAGES), int(state['time'][0]), self._spec, self._memory)
             self._coming = list(zip(missing, _hashing.map(lambda slab: self._pages(slab, blobs), missing)))
         except ValueError as error:

@@ -6,7 +6,7 @@ own slab, and sees that one and those before it: frames that are committed toget
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -34,14 +34,16 @@ class PassPages:
 
 @dataclass(frozen=True, eq=False)
 class TileWindow:
-    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and the heading [rad] before it."""
+    """A session's table when a block of frames at ``times`` (T,) is about to be passed, and the heading [rad] before it;
+    ``kept``: see ``SequenceCache.kept``."""
 
     preset: VideoPreset
     table: Table
     layout: TileLayout
     storages: tuple[Storage, ...]
     times: np.ndarray
-    heading: float = 0.0
+    heading: float
+    kept: Callable[[Table, int], np.ndarray]
 
     @cached_property
     def of_chunk(self) -> PassPages:
@@ -63,9 +65,9 @@ class TileWindow:
             valid = int(self.times[end - 1]) % frames + 1
             part = self.times[begin:end]
             # Without what was predicted from here on, or would be dropped when frames are committed one by one.
-            seen = (table.slabs < slab) & ((table.slabs + 1) * frames > part[0] - self.preset.window_frames)
-            seen[:self.preset.sink_slabs] = table.slabs[:self.preset.sink_slabs] < slab
-            table = table.select(seen).put(np.array([slab, valid, 0, 0, *own]))
+            table = table.select(table.slabs < slab)
+            table = table.select(self.kept(table, int(part[0]) - self.preset.window_frames))
+            table = table.put(np.array([slab, valid, 0, 0, *own]))
             yield slice(begin, end), self._pass(table, part, (slab,), 0, own, int(part[0]) % frames)
 
     def _pass(self, table: Table, times: np.ndarray, slabs: range | tuple[int, ...], tier: int, own: np.ndarray,

@@ -9,6 +9,7 @@ from typing import Any
 
 POLICIES = ('regression', 'flow')
 TURN = 'angular.z'  # the action that turns the robot
+FORWARD = 'linear.x'  # the action that moves it ahead
 _LARGEST = 2 ** 16  # of any whole number that a description may have: what is computed from them must stay finite
 _DEEPEST = 2 ** 10  # layers
 
@@ -66,6 +67,7 @@ class VideoPreset(SequencePreset):
     tile: tuple[int, int, int] | None = None  # None: a tile is a frame, and every frame of the window is attended to
     patterns: tuple[tuple[int, int, int], ...] = ()
     sink_slabs: int = 0  # the first slabs of a session, which stay in its cache whatever their age
+    keyframe_slabs: int = 0  # so many others stay behind the window, chosen by where the robot was (``cache.keyframes``)
     heading_pairs: int = 0  # of the rotary embedding's pairs for time, which turn with the robot instead, see ``rotary``
     sink_frames: int = 0  # see ``sinks_from``
     sink_statistics: float = 0.0  # share of the sinks' mean and deviation in a chunk, see ``anchor_statistics_from``
@@ -86,9 +88,9 @@ class VideoPreset(SequencePreset):
 
     def _check_tiles(self) -> None:
         if self.tile is None:
-            if self.patterns or self.sink_slabs or self.heading_pairs:
-                raise ValueError(f'preset {self.name}: patterns and sink_slabs are made of tiles, and heading_pairs are for '
-                                 f'layers that attend to them: give a tile')
+            if self.patterns or self.sink_slabs or self.keyframe_slabs or self.heading_pairs:
+                raise ValueError(f'preset {self.name}: patterns, sink_slabs and keyframe_slabs are made of tiles, and '
+                                 f'heading_pairs are for layers that attend to them: give a tile')
             if self.sink_frames and (not 0 < self.sink_frames < self.window_frames
                                      or self.window_frames % self.chunk_frames or self.sink_frames % self.chunk_frames):
                 raise ValueError(f'preset {self.name}: sink_frames is {self.sink_frames}: it must be 0, or some of the '
@@ -168,6 +170,9 @@ class Preset(VideoPreset):
             raise ValueError(f'preset {self.name}: action_names, action_low and action_high differ in length')
         if self.heading_pairs and TURN not in self.action_names:
             raise ValueError(f'preset {self.name}: heading_pairs is {self.heading_pairs}, and no action is {TURN}')
+        if self.keyframe_slabs and not {TURN, FORWARD} <= set(self.action_names):
+            raise ValueError(f'preset {self.name}: keyframe_slabs is {self.keyframe_slabs}, and only the actions {FORWARD} and '
+                             f'{TURN} tell where the robot is; it has {", ".join(self.action_names)}')
         if self.policy not in POLICIES:
             raise ValueError(f'preset {self.name}: unknown policy {self.policy!r}; known: {", ".join(POLICIES)}')
 
@@ -179,6 +184,11 @@ class Preset(VideoPreset):
     def turn(self) -> int:
         """Which action is the rate of turn, rad/s."""
         return self.action_names.index(TURN)
+
+    @cached_property
+    def forward(self) -> int:
+        """Which action is the speed ahead, m/s."""
+        return self.action_names.index(FORWARD)
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -274,15 +284,16 @@ ROBOT_3B = replace(BASE, name='robot_3b', patch=1, width=3072, depth=18, heads=2
                    head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((2, 3, 3), (2, 3, 3), (0, 1, 1)),
                    sink_slabs=1)
 
-# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens in the window. Cache layers see in turn the whole plane
-# of the newest four slabs and their own place in all of the window; heads are as wide as the kernels of Hopper GPUs take them.
-SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=64,
+# The 3-D cache at a size that can be trained on one GPU: 16,384 tokens, half of them the window's and half of keyframes. Cache
+# layers see in turn the whole plane of the newest four slabs and their own place in all slabs; heads are as wide as the kernels
+# of Hopper GPUs take them.
+SMALL_TILES = replace(TINY, name='small_tiles', image_size=(128, 128), patch=1, depth=15, heads=2, window_frames=32,
                       head_features=8, cache_every=3, tile=(4, 8, 8), patterns=((4, 0, 0), (0, 1, 1)), sink_slabs=1,
-                      heading_pairs=8, **NO_SINKS)
+                      keyframe_slabs=8, heading_pairs=8, **NO_SINKS)
 
 # The same parts with next to no work in them, so that training over tiles can be tried on a CPU. It learns nothing.
 SMOKE_TILES = replace(SMALL_TILES, name='smoke_tiles', image_size=(64, 64), width=64, depth=6, heads=2, window_frames=16,
-                      tile=(4, 4, 4), patterns=((2, 0, 0), (0, 1, 1)), heading_pairs=2)
+                      tile=(4, 4, 4), patterns=((2, 0, 0), (0, 1, 1)), keyframe_slabs=2, heading_pairs=2)
 
 # The same network over a quarter of the tokens: 4,096 a chunk.
 ROBOT_3B_4K = replace(ROBOT_3B, name='robot_3b_4k', patch=2)

@@ -8,6 +8,7 @@ have to add up what was turned since each of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -48,6 +49,14 @@ def heading_rotation(preset: VideoPreset, heading: float) -> np.ndarray:
 def heading_after(preset: Preset, heading: float, actions: np.ndarray) -> float:
     """Heading [rad] after actions (T, A), in [0, 2 pi), as float32 has it, which a saved session keeps."""
     return float(np.float32((heading + preset.step_period * float(np.sum(actions[:, preset.turn]))) % (2.0 * math.pi)))
+
+
+def poses_along(preset: Preset, actions: np.ndarray, start: Sequence[float] = (0.0, 0.0, 0.0)) -> np.ndarray:
+    """x, y [m] and heading [rad] after each of the actions (T, A) of a robot at ``start``: float64 (T, 3)."""
+    turned = preset.step_period * actions[:, preset.turn].astype(np.float64)
+    way, heading = preset.step_period * actions[:, preset.forward].astype(np.float64), start[2] + turned.cumsum()
+    middle = heading - 0.5 * turned
+    return np.stack([start[0] + (way * np.cos(middle)).cumsum(), start[1] + (way * np.sin(middle)).cumsum(), heading], 1)
 
 
 def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:

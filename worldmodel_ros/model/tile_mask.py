@@ -22,46 +22,52 @@ if TYPE_CHECKING:
     from .tile_flex import FlexMask
 
 
+FOR_GOOD = np.iinfo(np.int64).max  # later than any frame
+
+
 @dataclass(frozen=True, eq=False)
 class FrameOrder:
-    """Frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as."""
+    """Frames of a session: ``times`` (T,) are their numbers, ascending; ``slabs`` (T,) the slabs that they count as; ``until``
+    (T,) the number of the first frame that no longer finds them in the cache."""
 
     times: np.ndarray
     slabs: np.ndarray
+    until: np.ndarray
 
     @classmethod
-    def committed(cls, preset: VideoPreset, times: np.ndarray) -> FrameOrder:
-        """Frames that are in their own slabs."""
-        return cls(times, times // preset.tile[0])
+    def committed(cls, preset: VideoPreset, times: np.ndarray, until: np.ndarray | None = None) -> FrameOrder:
+        """Frames that are in their own slabs; without ``until``, they stay as long as the window holds them, and sinks for
+        good."""
+        slabs = times // preset.tile[0]
+        if until is None:
+            left = (slabs + 1) * preset.tile[0] + preset.window_frames
+            until = np.where(slabs < preset.sink_slabs, FOR_GOOD, left)
+        return cls(times, slabs, until)
 
     @classmethod
     def chunk(cls, preset: VideoPreset, times: np.ndarray) -> FrameOrder:
         """A chunk to be denoised: whole slabs, behind that of the frame before it, complete or not."""
         frames = preset.tile[0]
-        return cls(times, (times[0] - 1) // frames + 1 + np.arange(len(times)) // frames)
+        slabs = (times[0] - 1) // frames + 1 + np.arange(len(times)) // frames
+        return cls(times, slabs, np.full(len(times), FOR_GOOD))
 
 
 def commit_frames(preset: VideoPreset, order: FrameOrder, slabs: int) -> np.ndarray:
     """Which committed frames (T, T) each of them sees in a neighbourhood of so many ``slabs``, 0 for all: those up to itself in
-    its slab, the slabs that are within the window before it, and sinks."""
+    its slab, and the slabs before it that are still in the cache."""
     times, own = order.times, order.slabs
     visible = (np.tril(np.ones((len(times),) * 2, bool))
-               & (_kept(preset, own[None], times[:, None]) | (own[None] == own[:, None])))
+               & ((order.until > times[:, None]) | (own[None] == own[:, None])))
     return visible & _near(own, own, visible, own, slabs)
 
 
 def chunk_sees(preset: VideoPreset, before: FrameOrder, chunk: FrameOrder, slabs: int) -> np.ndarray:
     """Which of the committed frames ``before`` it (S) and of its own frames each frame of a chunk (T) sees, (T, S + T)."""
-    kept = (before.times < chunk.times[0]) & _kept(preset, before.slabs, chunk.times[0])
+    kept = (before.times < chunk.times[0]) & (before.until > chunk.times[0])
     visible = np.broadcast_to(np.concatenate([kept, np.ones(len(chunk.times), bool)]),
                               (len(chunk.times), len(kept) + len(chunk.times)))
     others = np.concatenate([before.slabs, chunk.slabs])
     return visible & _near(chunk.slabs, others, visible, np.full(len(chunk.slabs), chunk.slabs[-1]), slabs)
-
-
-def _kept(preset: VideoPreset, slab: np.ndarray, time: np.ndarray | int) -> np.ndarray:
-    """Whether a slab is still in the cache when the frame number ``time`` comes."""
-    return ((slab + 1) * preset.tile[0] > time - preset.window_frames) | (slab < preset.sink_slabs)
 
 
 def _near(own: np.ndarray, others: np.ndarray, visible: np.ndarray, last: np.ndarray, size: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.sampling import FLOW
+from worldmodel_ros.model.tile_mask import FOR_GOOD, FrameOrder
 from worldmodel_ros.train.objectives.policy import PolicyDraw, draw_policy
 from worldmodel_ros.train.run.options import TeacherOptions
 from . import clips
@@ -31,6 +32,8 @@ class Chunks:
     noisy_actions: Tensor  # (B, N, A)
     # (F,) numbers of the committed frames in their session; None: 0 to F - 1
     times: np.ndarray | None = field(default=None, kw_only=True)
+    # (F,) numbers of the first frames that no longer see them, see ``tile_mask.FrameOrder``; None: as the window goes
+    until: np.ndarray | None = field(default=None, kw_only=True)
     # (B, F) of the robot at the committed frames, rad; None: as their actions tell it
     headings: Tensor | None = field(default=None, kw_only=True)
 
@@ -120,7 +123,8 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
                generator: torch.Generator) -> Batch | None:
     """Clips in which all robots turn back, at the same frame, to what left their view; None where too few episodes do."""
     recalls, size, length = episodes.recalls(preset), preset.tile[0], options.clip_frames
-    first = preset.sink_slabs * size + RECALL_AFTER
+    stays = stays_of(preset) * size
+    first = stays + RECALL_AFTER
     count = recalls.sum(0) * (np.arange(recalls.shape[1]) >= first)
     count[length - preset.chunk_frames + size * ((recalls.shape[1] - length) // size) + 1:] = 0
     if count.max() < options.batch:
@@ -130,26 +134,31 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
     episode = rng.choice(np.flatnonzero(recalls[:, moment]), options.batch, replace=False)
     index, times = after_sinks(preset, length, recalls.shape[1], rng, moment)
     place = moment - int(index[-1]) + length - 1
-    starts = clips.draw_starts(preset, length, options.chunks, rng, options.full_windows, preset.sink_slabs * size + 1)
+    starts = clips.draw_starts(preset, length, options.chunks, rng, options.full_windows, stays + 1)
     near = round(options.recall_share * options.chunks)
-    starts[:near] = (place + rng.integers(-2, RECALL_LASTS, near)).clip(preset.sink_slabs * size + 1,
-                                                                        length - preset.chunk_frames)
+    starts[:near] = (place + rng.integers(-2, RECALL_LASTS, near)).clip(stays + 1, length - preset.chunk_frames)
     chosen = clips.indices(episode, episodes.actions.device)[:, None]
     return _after_sinks(episodes, preset, options, chosen, index, times, starts, rng, generator)
 
 
 def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, episode: Tensor, index: np.ndarray,
                  times: np.ndarray, starts: np.ndarray | None, rng: np.random.Generator, generator: torch.Generator) -> Batch:
-    """Clips of the frames ``index`` (F,) of episodes (B, 1), with numbers ``times`` in their sessions, see ``after_sinks``."""
-    frame = clips.indices(index, episode.device).expand(len(episode), -1)
+    """Clips of the frames ``index`` (F,) of episodes (B, 1), with numbers ``times`` in their sessions, see ``after_sinks``;
+    keyframes are each episode's own."""
+    sinks, stays = preset.sink_slabs * preset.tile[0], stays_of(preset) * preset.tile[0]
+    until = FrameOrder.committed(preset, times).until
+    until[sinks:stays] = FOR_GOOD
+    index = np.tile(index, (len(episode), 1))
+    if preset.keyframe_slabs:
+        index[:, sinks:stays] = episodes.keyframes(preset, episode[:, 0].tolist(), int(index[0, stays]) // preset.tile[0])
+    frame = clips.indices(index, episode.device)
     clean, executed = episodes.latents[episode, frame].float(), episodes.actions[episode[:, 0]]
     context = noisy_context(clean, options.context_noise, generator)
-    sinks = preset.sink_slabs * preset.tile[0]
     headings = clips.headings(preset, executed).gather(1, frame)
-    if sinks and times[sinks] != index[sinks]:  # after minutes of odometry it is not known how the robot began
+    if sinks and times[stays] != index[0, stays]:  # after minutes of odometry it is not known how the robot began
         headings[:, :sinks] += 2.0 * torch.pi * torch.rand(len(episode), 1, device=clean.device, generator=generator)
     return noisy_chunks(preset, options, clean, context, executed.gather(1, frame[..., None].expand(-1, -1, preset.actions)),
-                        episode, frame, rng, generator, times, headings, starts)
+                        episode, frame, rng, generator, times, headings, starts, until)
 
 
 def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np.random.Generator,
@@ -173,18 +182,31 @@ def _pieces(episodes: Episodes, preset: Preset, options: TeacherOptions, rng: np
 
 def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generator, moment: int | None = None
                 ) -> tuple[np.ndarray, np.ndarray]:
-    """Frames (F,) of an episode of so many: its first slabs, which are sinks, and then others in a row, among them a chunk that
-    begins at ``moment``, if given, and RECALL_AFTER before it; and their numbers in the session. That may have gone on for any
-    time after the sinks, unless these were seen a moment ago."""
-    size, sinks = preset.tile[0], preset.sink_slabs * preset.tile[0]
+    """Frames (F,) of an episode of so many: its first slabs, which are sinks, as many as are keyframes, and then others in a
+    row, among them a chunk that begins at ``moment``, if given, and RECALL_AFTER before it; and their numbers in the session.
+    That may have gone on for any time after the sinks, unless these were seen a moment ago; keyframes were seen at any time
+    between."""
+    size, sinks = preset.tile[0], stays_of(preset) * preset.tile[0]
     least, most = 0, (total - frames) // size
     if moment is not None:
         least = max(0, -(-(moment + preset.chunk_frames - frames) // size))
         most = min(most, (moment - sinks - RECALL_AFTER) // size)
+        if preset.keyframe_slabs:  # nothing between these and the window, which no session would have forgotten
+            least = max(least, min(most, (moment - sinks - preset.window_frames) // size))
     skipped = size * int(rng.integers(least, most + 1)) if least or rng.random() >= WHOLE_SHARE else 0
     later = size * int(rng.integers(skipped // size, LONGEST // size)) if skipped >= FAR and rng.random() < 0.5 else skipped
     behind = np.where(np.arange(frames) < sinks, 0, 1)
-    return np.arange(frames) + skipped * behind, np.arange(frames) + later * behind
+    times = np.arange(frames) + later * behind
+    if preset.keyframe_slabs:
+        first = preset.sink_slabs
+        slabs = first + np.sort(rng.choice((sinks + later) // size - first, preset.keyframe_slabs, replace=False))
+        times[first * size:sinks] = (slabs[:, None] * size + np.arange(size)).ravel()
+    return np.arange(frames) + skipped * behind, times
+
+
+def stays_of(preset: Preset) -> int:
+    """How many slabs stay in a session's cache behind its window."""
+    return preset.sink_slabs + preset.keyframe_slabs
 
 
 def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Tensor:
@@ -199,21 +221,23 @@ def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Ten
 
 def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context: Tensor, actions: Tensor,
                  episode: Tensor, frame: Tensor, rng: np.random.Generator, generator: torch.Generator,
-                 times: np.ndarray | None = None, headings: Tensor | None = None, starts: np.ndarray | None = None) -> Batch:
-    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times`` and ``headings``: of frames
-    that do not follow one another in the session, where it leaves out what is between its sinks and the rest. ``starts``: of
-    the chunks, drawn here if not given."""
+                 times: np.ndarray | None = None, headings: Tensor | None = None, starts: np.ndarray | None = None,
+                 until: np.ndarray | None = None) -> Batch:
+    """Draw chunks over clips whose context is observed; their step rows are the flow's. ``times``, ``until`` and
+    ``headings``: of frames that do not follow one another in the session, where it leaves out what is between those that stay
+    and the rest. ``starts``: of the chunks, drawn here if not given."""
     b, f = clean.shape[:2]
-    sinks = 0 if times is None else preset.sink_slabs * preset.tile[0]
+    sinks = 0 if times is None else stays_of(preset) * preset.tile[0]
     if starts is None:
         starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
     observed[:, :sinks] = False  # the commands after these are not those of the next frames
-    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings)
+    return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings, until)
 
 
 def _noisy(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, episode: Tensor, frame: Tensor, starts: np.ndarray,
-           observed: Tensor, generator: torch.Generator, times: np.ndarray | None, headings: Tensor | None) -> Batch:
+           observed: Tensor, generator: torch.Generator, times: np.ndarray | None, headings: Tensor | None,
+           until: np.ndarray | None = None) -> Batch:
     b, f = clean.shape[:2]
     index = clips.indices(clips.chunk_frames(preset, starts), clean.device)
     target = clean[:, index]
@@ -222,7 +246,7 @@ def _noisy(preset: Preset, clean: Tensor, context: Tensor, actions: Tensor, epis
     return Batch(context, actions, starts, noise, actions[:, index], clean, episode, frame, target, tau,
                  torch.full_like(tau, FLOW, dtype=torch.long), torch.zeros_like(tau, dtype=torch.bool),
                  torch.ones_like(tau), torch.ones_like(tau), observed, draw_policy(preset, b, f, clean.device, generator),
-                 times=times, headings=headings)
+                 times=times, headings=headings, until=until)
 
 
 def per_chunk(preset: Preset, values: Tensor) -> Tensor:

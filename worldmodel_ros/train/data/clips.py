@@ -25,11 +25,11 @@ def draw_starts(preset: Preset, frames: int, chunks: int, rng: np.random.Generat
                 ) -> np.ndarray:
     """First frames of the noisy chunks, at least ``first`` frames before each; a share of them has a full window before it,
     where the clip is long enough."""
-    last = frames - preset.chunk_frames
+    last, filled = frames - preset.chunk_frames, first - 1 + preset.window_frames
     starts = rng.integers(first, last + 1, chunks)
-    if last >= preset.window_frames:
+    if last >= filled:
         full = round(full_windows * chunks)
-        starts[:full] = rng.integers(preset.window_frames, last + 1, full)
+        starts[:full] = rng.integers(filled, last + 1, full)
     return starts
 
 
@@ -57,38 +57,41 @@ def sequence_bias(preset: Preset, frames: int, starts: np.ndarray, blind: bool =
     return np.concatenate([clean, noisy])
 
 
-def committed_mask(preset: Preset, times: np.ndarray, device: torch.device) -> Mask:
-    """The mask of clean frames at ``times``, each committed after those before it."""
+def committed_mask(preset: Preset, times: np.ndarray, device: torch.device, until: np.ndarray | None = None) -> Mask:
+    """The mask of clean frames at ``times``, each committed after those before it; ``until``: see ``FrameOrder``."""
     if preset.tile is None:
         return on_device(frame_mask(preset, 0, len(times), committed=True), device)
-    order = FrameOrder.committed(preset, times)
+    order = FrameOrder.committed(preset, times, until)
     return _of_layers(preset, device, lambda slabs: commit_frames(preset, order, slabs))
 
 
-def noisy_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False) -> Mask:
+def noisy_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False,
+               until: np.ndarray | None = None) -> Mask:
     """The mask of ``noisy_bias``, after clean frames at ``times``."""
     if preset.tile is None:
         return on_device(noisy_bias(preset, len(times), starts, blind), device)
-    return _of_layers(preset, device, lambda slabs: _noisy_frames(preset, times, starts, slabs, blind))
+    return _of_layers(preset, device, lambda slabs: _noisy_frames(preset, times, starts, slabs, blind, until))
 
 
-def sequence_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False) -> Mask:
+def sequence_mask(preset: Preset, times: np.ndarray, starts: np.ndarray, device: torch.device, blind: bool = False,
+                  until: np.ndarray | None = None) -> Mask:
     """The mask of ``sequence_bias``, of clean frames at ``times`` and the chunks after them."""
     if preset.tile is None:
         return on_device(sequence_bias(preset, len(times), starts, blind), device)
-    order, f = FrameOrder.committed(preset, times), len(times)
+    order, f = FrameOrder.committed(preset, times, until), len(times)
 
     def frames(slabs: int) -> np.ndarray:
-        noisy = _noisy_frames(preset, times, starts, slabs, blind)
+        noisy = _noisy_frames(preset, times, starts, slabs, blind, until)
         clean = np.concatenate([commit_frames(preset, order, slabs), np.zeros((f, len(noisy)), bool)], 1)
         return np.concatenate([clean, noisy])
 
     return _of_layers(preset, device, frames)
 
 
-def _noisy_frames(preset: Preset, times: np.ndarray, starts: np.ndarray, slabs: int, blind: bool) -> np.ndarray:
+def _noisy_frames(preset: Preset, times: np.ndarray, starts: np.ndarray, slabs: int, blind: bool, until: np.ndarray | None
+                  ) -> np.ndarray:
     """What ``noisy_bias`` lets through, for a neighbourhood of so many slabs: bool (chunks * K, F + chunks * K)."""
-    k, f, before = preset.chunk_frames, len(times), FrameOrder.committed(preset, times)
+    k, f, before = preset.chunk_frames, len(times), FrameOrder.committed(preset, times, until)
     seen = np.zeros((k * len(starts), f + k * len(starts)), bool)
     for number, start in enumerate(starts):
         rows = slice(number * k, (number + 1) * k)

@@ -1,7 +1,7 @@
 """Episodes on the training device, and random clips of them."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.vae import VAE
-from .recall import recall_moments
+from .recall import keyframes_of, moments_of
 
 ARRAYS = ('frames', 'actions', 'expert', 'search', 'collided', 'goal_distance', 'visible', 'poses', 'lengths')
 # Executed and expert action agree when they differ by less than this share of the action's range: then the next
@@ -43,6 +43,7 @@ class Episodes:
     latents: Tensor | None = None
     lengths: Tensor | None = None
     _recalls: np.ndarray | None = field(default=None, init=False, repr=False)
+    _keyframes: dict[int, list[list[int]]] = field(default_factory=dict, init=False, repr=False)  # by episode
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], device: str = 'cpu') -> Episodes:
@@ -79,11 +80,20 @@ class Episodes:
                                   for start in range(0, e, batch)])
 
     def recalls(self, preset: Preset) -> np.ndarray:
-        """``recall.recall_moments`` of all episodes, (E, T)."""
+        """``recall.moments_of`` all episodes, (E, T)."""
         if self._recalls is None:
-            turned = preset.step_period * self.actions[..., preset.turn].cpu().numpy().astype(np.float64)
-            self._recalls = np.stack([recall_moments(each.cumsum(), preset.chunk_frames) for each in turned])
+            self._recalls = np.stack([moments_of(preset, each) for each in self.actions.cpu().numpy()])
         return self._recalls
+
+    def keyframes(self, preset: Preset, episodes: Iterable[int], slab: int) -> np.ndarray:
+        """Frames int64 (B, F) of the slabs that sessions in these episodes keep when all before ``slab`` have left their
+        window, which must be as many as are kept."""
+        size, kept = preset.tile[0], []
+        for episode in episodes:
+            if episode not in self._keyframes:
+                self._keyframes[episode] = keyframes_of(preset, self.actions[episode].cpu().numpy())
+            kept.append(self._keyframes[episode][slab])
+        return (np.array(kept)[..., None] * size + np.arange(size)).reshape(len(kept), -1)
 
     def clips(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Indices (count, 1) of episodes and (count, length) of consecutive frames, each such clip equally likely.

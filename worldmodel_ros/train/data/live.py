@@ -20,7 +20,7 @@ from torch import Tensor
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.vae import VAE
 from .episodes import ARRAYS, Episodes
-from .recall import recall_moments
+from .recall import keyframes_of, moments_of
 
 CHUNK = 8  # episodes that are handed over at a time
 SAID_EVERY = 10.0  # s
@@ -68,8 +68,10 @@ class LiveEpisodes(Episodes):
             if isinstance(held, Tensor) and field.name != 'latents':
                 held[place] = torch.from_numpy(np.stack([each[field.name] for each in episodes])).to(held.device)
         for number, each in enumerate(episodes):
-            turned = self._preset.step_period * each['actions'][:, self._preset.turn].astype(np.float64)
-            self._recalls[(self.added + number) % capacity] = recall_moments(turned.cumsum(), self._preset.chunk_frames)
+            at = (self.added + number) % capacity
+            self._recalls[at] = moments_of(self._preset, each['actions'])
+            if self._preset.keyframe_slabs:
+                self._keyframes[at] = keyframes_of(self._preset, each['actions'])
         if self._vae is not None:
             self._encode(place)
         if self.frames.is_cuda:

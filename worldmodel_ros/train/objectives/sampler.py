@@ -22,8 +22,8 @@ class ChunkSampler:
         ones = torch.ones(batch.context.shape[:2], device=device)
         _, _, self.k, self.v = model.dit(
             batch.context, ones, ones.long() * FLOW, batch.actions, committed,
-            clips.committed_mask(preset, times, device))
-        self.mask = clips.noisy_mask(preset, times, batch.starts, device)
+            clips.committed_mask(preset, times, device, batch.until))
+        self.mask = clips.noisy_mask(preset, times, batch.starts, device, until=batch.until)
 
     def predict(self, z: Tensor, tau: Tensor, step: Tensor) -> Tensor:
         return self.model.dit(z, tau, step, self.batch.noisy_actions, self.rotary, self.mask, self.k, self.v)[0].float()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk
+from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk, stays_of
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import TeacherOptions
 from .objective import Objective
@@ -34,7 +34,11 @@ class WorldObjective(Objective):
             raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
                              f'chunk ({self.preset.chunk_frames} frames)')
         preset, tile = self.preset, self.preset.tile
-        least = tile and RECALL_AFTER + preset.chunk_frames + tile[0] * (preset.sink_slabs + 1)
+        stays = tile[0] * stays_of(preset) if tile else 0
+        if options.clip_frames <= stays + preset.chunk_frames:
+            raise ValueError(f'clip_frames is {options.clip_frames}, and a clip of preset {preset.name!r} begins with {stays} '
+                             f'frames of sinks and keyframes: it must be longer than these and a chunk')
+        least = tile and RECALL_AFTER + preset.chunk_frames + stays + tile[0]
         if options.recall_share and (least is None or options.clip_frames < least):
             raise ValueError(f'recall_share is for presets with tiles, and clips of {least or "more"} frames or more; not for '
                              f'preset {preset.name!r} and {options.clip_frames} frames: set it to 0')
@@ -91,7 +95,7 @@ class WorldObjective(Objective):
             torch.cat([batch.context, z], 1), torch.cat([ones, tau], 1), torch.cat([ones.long() * FLOW, step], 1),
             torch.cat([batch.actions, batch.noisy_actions], 1),
             torch.cat(batch.rotary(self.preset), -3),
-            clips.sequence_mask(self.preset, times, batch.starts, z.device, blind))
+            clips.sequence_mask(self.preset, times, batch.starts, z.device, blind, batch.until))
         return x[:, frames:].float(), features[:, frames:], features[:, :frames]
 
     def flow_weight(self, tau: Tensor) -> Tensor:

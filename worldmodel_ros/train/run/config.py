@@ -121,11 +121,12 @@ class EvaluationConfig:
 @dataclass(frozen=True)
 class Memory:
     """What the cache layers of a preset with tiles see, where it is not what the preset says: frames of the window, slabs of
-    sinks; ``temporal``: whether some layers see their own place in the whole window, which only few slabs are without;
+    sinks and keyframes; ``temporal``: whether some layers see their own place in all slabs, and not only in a few around;
     ``heading``: whether attention knows how far the robot has turned."""
 
     window_frames: int | None = None
     sink_slabs: int | None = None
+    keyframe_slabs: int | None = None
     temporal: bool = True
     heading: bool = True
 
@@ -133,15 +134,15 @@ class Memory:
         """The preset with this memory. Raises ValueError for one without tiles, or a memory that it cannot have."""
         if preset.tile is None:
             raise ValueError(f'memory is for presets with tiles, and {preset.name!r} has none: leave it null')
-        changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs')
+        changed: dict[str, Any] = {name: getattr(self, name) for name in ('window_frames', 'sink_slabs', 'keyframe_slabs')
                                    if getattr(self, name) is not None}
         if not self.heading:
             changed['heading_pairs'] = 0
         if not self.temporal:
             changed['patterns'] = tuple(pattern for pattern in preset.patterns if pattern[0])
-        if changed.get('window_frames', 1) < 1 or changed.get('sink_slabs', 0) < 0:
+        if changed.get('window_frames', 1) < 1 or min(changed.get('sink_slabs', 0), changed.get('keyframe_slabs', 0)) < 0:
             raise ValueError(f'memory.window_frames ({self.window_frames}) must be above zero, and memory.sink_slabs '
-                             f'({self.sink_slabs}) not below')
+                             f'({self.sink_slabs}) and memory.keyframe_slabs ({self.keyframe_slabs}) not below')
         return replace(preset, **changed)
 
 
