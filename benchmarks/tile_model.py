@@ -49,9 +49,11 @@ from worldmodel_ros.kernels.pages import Precision
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
 from worldmodel_ros.model.sampling import HALF, TWO_STEP, Steps
+from worldmodel_ros.model.tile_mask import FOR_GOOD
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks
+from worldmodel_ros.train.data.recall import stay_until
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 
 FIRST_SEED = 6_000_000
@@ -252,13 +254,16 @@ class Watched(TiledImagination):
         return latents, after
 
     def report(self) -> dict:
-        """What is held after a tenth of the way and at the end, and whether only whole slabs left, the oldest but for sinks."""
+        """What is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and besides the
+        window as many keyframes as there may be."""
         preset, late = self.spec, self.held[len(self.held) // 10:]
-        whole = all((slabs[preset.sink_slabs:] == np.arange(slabs[preset.sink_slabs], newest // preset.tile[0] + 1)).all()
-                    and (slabs[:preset.sink_slabs] == np.arange(preset.sink_slabs)).all() for newest, slabs, *_ in late)
+        sinks, stays = preset.sink_slabs, preset.sink_slabs + preset.keyframe_slabs
+        whole = all((slabs[stays:] == np.arange(slabs[stays], newest // preset.tile[0] + 1)).all()
+                    and (slabs[stays] + 1) * preset.tile[0] > newest + 1 - preset.window_frames
+                    and (slabs[:sinks] == np.arange(sinks)).all() for newest, slabs, *_ in late)
         return {'pages_first_and_last': [late[0][2], late[-1][2]], 'most_pages': max(row[2] for row in late),
                 'bytes_first_and_last': [late[0][3], late[-1][3]], 'most_slabs': max(len(row[1]) for row in late),
-                'slabs_evicted': int(late[-1][1][preset.sink_slabs]) - preset.sink_slabs,
+                'slabs_evicted': int(late[-1][1][-1]) + 1 - len(late[-1][1]),
                 'only_whole_slabs_evicted': bool(whole)}
 
 
@@ -380,7 +385,9 @@ def agreement(engine: Engine, frames: np.ndarray, actions: np.ndarray, chunks: i
     starts = np.array(starts)
     index = torch.from_numpy((starts[:, None] + np.arange(k)).ravel()).to(device)
     with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
-        sampler = ChunkSampler(model, Chunks(context, executed[:, :context.shape[1]], starts, noise, executed[:, index]))
+        until = stay_until(engine.spec, actions[:context.shape[1]])
+        sampler = ChunkSampler(model, Chunks(context, executed[:, :context.shape[1]], starts, noise, executed[:, index],
+                                             until=until))
         ours = sampler.euler(noise, torch.zeros(noise.shape[:2], device=device), 1.0, HALF, 2)[0]
     ours, pages = ours.unflatten(0, (-1, k)).float().cpu().numpy(), np.stack(found)
     errors = np.sqrt(((ours - pages) ** 2).mean((1, 2, 3, 4)) / (pages ** 2).mean())
@@ -435,7 +442,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
     network = checkpoint.load(model, str(device)).dit.bfloat16()
     network.conditioning.float()
     preset = network.preset
-    k, f = preset.chunk_frames, preset.window_frames + preset.sink_slabs * preset.tile[0]
+    k, f = preset.chunk_frames, preset.context_frames + preset.sink_slabs * preset.tile[0]
     if device.type == 'cuda':
         for block in network.blocks:
             block.compile(dynamic=False)
@@ -448,7 +455,7 @@ def _cloned(model: Path, graph: bool, repeats: int) -> list[float]:
                        dtype=torch.bfloat16)
     new = keys[..., -k * preset.tokens:, :].clone()
     sinks = preset.sink_slabs * preset.tile[0] * preset.tokens
-    mask = clips.noisy_mask(preset, times, starts, device)
+    mask = clips.noisy_mask(preset, times, starts, device, until=np.full(f, FOR_GOOD))
     rotary = clips.rotary(preset, f + np.arange(k), torch.zeros(1, k, device=device))
     tau = [torch.full((1, k), level, device=device) for level in (0.0, 0.5)]
     row = torch.full((1, k), HALF, dtype=torch.long, device=device)

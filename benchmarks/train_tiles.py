@@ -6,6 +6,7 @@
 
 * train: ``config/train/small_tiles.yaml``; on a second GPU at the same time, or after it where time is left, what it is
   compared with (``small_minutes.yaml``, a window of 1.6 s), for the same seconds. By default that is what ``--seconds`` leaves.
+  With ``--together`` all GPUs train it instead, each on other clips, and nothing is compared with it.
 * judge: ``tile_model.py`` and its parts, each a program of its own, the most wanted first; with two GPUs, two at a time.
 * ablations: short runs that differ in what cache layers see (``small_tiles_ablations.yaml``), each judged when it is trained.
 
@@ -50,7 +51,7 @@ ABLATION = 54.0  # s of the schedule of each
 FIRST_ROOM, ROOMS_A_SECOND = 100_000, 20.0  # the first seed of the configurations, and more rooms than a second draws
 # Instead of the configurations' values, with --smoke: the models and next to no work.
 SMOKE = ('compile=false', 'workers=1', 'data.episodes=2', 'data.live=2', 'data.begin=2', 'data.frames=48', 'teacher.steps=2',
-         'teacher.objective.batch=1', 'teacher.objective.clip_frames=28', 'teacher.objective.chunks=2')
+         'teacher.objective.batch=1', 'teacher.objective.clip_frames=36', 'teacher.objective.chunks=2')
 SMOKE_OF = {TILES: ('preset=smoke_tiles', 'teacher.objective.pieces=2', 'teacher.objective.recall_share=0'),
             COMPARED: ('preset=tiny',)}
 SMOKE_SIZES = ('--rooms', '1', '--frames', '40', '--first', '20', '--sights', '1', '--hidden', '1.5', '--long-rooms', '1',
@@ -144,9 +145,11 @@ class Schedule:
 class Plan:
     """What the stages' programs are, for one folder."""
 
-    def __init__(self, folder: Path, smoke: bool, training_s: float | None, gpus: int, workers: int | None = None):
+    def __init__(self, folder: Path, smoke: bool, training_s: float | None, gpus: int, workers: int | None = None,
+                 together: bool = False):
         self.folder, self._smoke, self._training_s, self._gpus = folder, smoke, training_s, gpus
-        self._workers = workers or max(2, (os.cpu_count() or 2) // max(1, gpus))
+        self._together = together and gpus > 1
+        self._workers = workers or max(2, (os.cpu_count() or 2) // (1 if self._together else max(1, gpus)))
         self.results = folder / 'results'
 
     def weights(self, run: str) -> Path:
@@ -189,6 +192,8 @@ class Plan:
 
     def train(self, left: float) -> list[Job]:
         seconds = self.training_s(TILES, left)
+        if self._together:
+            return [self._training(TILES, TILES, seconds, together=True)]
         begun = (self.folder / COMPARED / 'config.yaml').is_file()
         return [self._training(TILES, TILES, seconds),
                 self._training(COMPARED, COMPARED, self.training_s(COMPARED, left) if begun else seconds)]
@@ -229,7 +234,7 @@ class Plan:
     def _episodes(self) -> Path:
         return self.folder / 'seen.npz'
 
-    def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}) -> Job:
+    def _training(self, config: str, run: str, seconds: float, changes: Mapping[str, Any] = {}, together: bool = False) -> Job:
         out = self.folder / run
         values = [f'teacher.max_minutes={seconds / 60.0:.4f}', 'checkpoint_minutes=1.5',
                   f'workers={self._workers}', *self._kept(run),
@@ -238,7 +243,8 @@ class Plan:
         least = 0.0 if self._smoke else min(seconds, 60.0) if self.begun(run) else seconds + 0.6 * OVERHEAD
         return Job(f'train_{run.replace("/", "_")}', least, (
             '-m', 'worldmodel_ros.cli', 'train', '--config', str(CONFIGS / f'{config}.yaml'), '--out', str(out),
-            *(part for value in values for part in ('--set', value))), gives=out / 'final' / 'model.json', saves=True)
+            *(part for value in values for part in ('--set', value)), *(('--gpus', str(self._gpus)) if together else ())),
+            gives=out / 'final' / 'model.json', saves=True, all_gpus=together)
 
     def _judging(self, parts: str, least: float, model: Path, *more: str, results: Path | None = None,
                  needs: tuple[Path, ...] = (), all_gpus: bool = False) -> Job:
@@ -329,13 +335,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--gpus', type=int, help='(default: all there are)')
     parser.add_argument('--workers', type=int,
                         help='processes of each run that simulate (default: one a core, shared among GPUs)')
+    parser.add_argument('--together', action='store_true', help='all GPUs train small_tiles, and nothing is compared with it')
     parser.add_argument('--smoke', action='store_true', help='next to nothing to do: tries the code, measures nothing')
     options, start = parser.parse_args(arguments), time.monotonic()
 
     import torch
     there = torch.cuda.device_count()
-    gpus = min(2, there) if options.gpus is None else options.gpus
-    plan = Plan(options.folder.resolve(), options.smoke, options.training_seconds, gpus, options.workers)
+    gpus = there if options.together else min(2, there)
+    gpus = gpus if options.gpus is None else options.gpus
+    plan = Plan(options.folder.resolve(), options.smoke, options.training_seconds, gpus, options.workers, options.together)
     if wrong := _refused(options, plan, gpus, there):
         parser.error(wrong)
     logs = plan.folder / 'logs'

@@ -19,7 +19,7 @@ from worldmodel_ros.model.rotary import poses_along
 from worldmodel_ros.model.sampling import HALF
 from worldmodel_ros.model.tile_mask import FOR_GOOD
 from worldmodel_ros.train.data.batches import Chunks, after_sinks
-from worldmodel_ros.train.data.recall import keyframes_of, moments_of
+from worldmodel_ros.train.data.recall import keyframes_of, moments_of, stay_until
 from worldmodel_ros.train.objectives.sampler import ChunkSampler
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.run.options import TeacherOptions
@@ -77,16 +77,6 @@ def test_a_session_keeps_what_its_poses_tell_and_never_more():
     assert len(held(session)) == KEPT and len(changed) > 10
 
 
-def until(actions):
-    """By frame, the number of the first one that no longer finds it in a session of the actions (T, A)."""
-    kept, found = keyframes_of(KEYFRAMED, actions), np.full(len(actions), FOR_GOOD)
-    for slab in range(KEYFRAMED.sink_slabs, len(actions) // SIZE):
-        gone = [out for out in range(slab + 1, len(kept)) if slab not in kept[out]]
-        if gone:
-            found[slab * SIZE:][:SIZE] = gone[0] * SIZE + KEYFRAMED.window_frames
-    return found
-
-
 @pytest.mark.parametrize('precision, most', [(Precision.FP32, 1e-4), (Precision.BF16, 0.012)])
 def test_a_pass_of_training_gives_what_a_session_on_pages_gives_over_twenty_chunks(precision, most):
     images, actions = episode(65)
@@ -104,7 +94,7 @@ def test_a_pass_of_training_gives_what_a_session_on_pages_gives_over_twenty_chun
 
     def error(found):
         return np.sqrt(((found - chunks) ** 2).mean((1, 2, 3, 4)) / (chunks ** 2).mean())
-    assert len(chunks) == 20 and error(passed(until(actions))).max() < most
+    assert len(chunks) == 20 and error(passed(stay_until(KEYFRAMED, actions))).max() < most
     assert error(passed(None))[4:].min() > 0.015  # keyframes are seen, from the first one on
 
 

@@ -39,6 +39,11 @@ class SequencePreset:
     chunk_frames: int
     window_frames: int
 
+    @property
+    def context_frames(self) -> int:
+        """Frames that a chunk sees of a session which has gone on for long, but for sinks."""
+        return self.window_frames
+
 
 @dataclass(frozen=True, kw_only=True)
 class VideoPreset(SequencePreset):
@@ -109,6 +114,10 @@ class VideoPreset(SequencePreset):
         if not self.patterns or any(len(pattern) != 3 or min(pattern) < 0 for pattern in self.patterns):
             raise ValueError(f'preset {self.name}: patterns are (slabs, rows, columns) of tiles, at least one, 0 being '
                              f'without bounds; not {self.patterns}')
+
+    @property
+    def context_frames(self) -> int:
+        return self.window_frames + (self.keyframe_slabs * self.tile[0] if self.tile else 0)
 
     @cached_property
     def latent_size(self) -> tuple[int, int]:

@@ -34,8 +34,8 @@ def steps_of(horizon: float, period: float) -> int:
 
 
 def context_of(spec: SequencePreset) -> int:
-    """CONTEXT for a model's own window."""
-    return spec.window_frames + CONTEXT - 16
+    """CONTEXT for what a model sees."""
+    return spec.context_frames + CONTEXT - 16
 
 
 def starts(drive: Drive, ahead: int, context: int = CONTEXT) -> range:

@@ -48,7 +48,7 @@ class _Calibration:
         Young windows, whose attention is masked, come before full ones, which so decide the typical time; but the high
         quantile knows both. The first run of each case is not recorded: whatever prepares itself does so in it.
         """
-        open_session, window = self._networks.engine.open_session, self._networks.engine.spec.window_frames
+        open_session, window = self._networks.engine.open_session, self._networks.engine.spec.context_frames
         session = open_session()
         branches = [session] * self._size
         self._run([session], self._observe)

@@ -183,7 +183,7 @@ class Client:
         # Newest request of a kind of which only the newest is of use, and since when one has waited [s]
         self.latest: dict[str, tuple[Hashable, float]] = {}
         # The best model may miss frames as long as its window reaches over them; another sees whole runs, or nothing.
-        self.models = [ModelSession(engine, seed, 1 if index else engine.spec.window_frames)
+        self.models = [ModelSession(engine, seed, 1 if index else engine.spec.context_frames)
                        for index, engine in enumerate(engines)]
 
     def event(self, event: Event) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from worldmodel_ros.cache.keyframes import keyframes
 from worldmodel_ros.model.presets import Preset
 from worldmodel_ros.model.rotary import poses_along
+from worldmodel_ros.model.tile_mask import FOR_GOOD, FrameOrder
 
 RECENT = 16  # frames before a moment in which what comes into view must not have been seen
 LONGEST_AGO = 60  # frames before it in which it must have been, where it does not stay as a keyframe
@@ -34,6 +35,19 @@ def moments_of(preset: Preset, actions: np.ndarray) -> np.ndarray:
     longest = len(actions) if preset.keyframe_slabs else LONGEST_AGO
     turned = preset.step_period * actions[:, preset.turn].astype(np.float64)
     return recall_moments(turned.cumsum(), preset.chunk_frames, longest)
+
+
+def stay_until(preset: Preset, actions: np.ndarray) -> np.ndarray:
+    """By frame of an episode whose actions (T, A) are given, the number of the first one that no longer finds it in a session's
+    cache, see ``tile_mask.FrameOrder``: int64 (T,)."""
+    size, frames = preset.tile[0], len(actions)
+    found = FrameOrder.committed(preset, np.arange(frames)).until
+    if preset.keyframe_slabs:
+        kept = keyframes_of(preset, actions)
+        for slab in range(preset.sink_slabs, len(kept) - 1):
+            gone = [out for out in range(slab + 1, len(kept)) if slab not in kept[out]]
+            found[slab * size:][:size] = gone[0] * size + preset.window_frames if gone else FOR_GOOD
+    return found
 
 
 def keyframes_of(preset: Preset, actions: np.ndarray) -> list[list[int]]:

@@ -153,6 +153,8 @@ class Run:
         data, ranks = self.config.data, self.ranks
         if self._simulation is None:
             seeds = range(data.first_seed + ranks.rank, data.first_seed + data.episodes + data.held_back, ranks.count)
+            if ranks.count > 1 and os.environ.get('MUJOCO_GL') == 'egl':  # or all would draw on the first GPU
+                os.environ.setdefault('MUJOCO_EGL_DEVICE_ID', str(ranks.rank))
             # One core is for the training itself.
             workers = max(1, (self.config.workers or os.cpu_count() or 1) // ranks.count - 1)
             self._simulation = Simulation(seeds, data.held_back if ranks.main else 0, data.live, data.frames, self.preset,
