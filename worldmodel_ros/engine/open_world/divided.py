@@ -136,6 +136,7 @@ class LeadingWorld(OpenWorld):
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
+            self._samplers.clear()  # graphs hold messages, which must end before what carries them
             self._processes.stop()
             Link.leave().result()
 

@@ -161,9 +161,10 @@ class OpenWorld:
         if isinstance(self._network, Experts):
             return ExpertSampler(self._network, schedule)
         sampler = Sampler(self._network, schedule)
-        # Divided, such a graph has been tried with the 14B alone, which gains nothing by it (docs/open_models.md).
-        hosted = self.device.type == 'cuda' and self._network.config.width <= _HOST_BOUND and not self._share
-        return GraphedSampler(sampler) if hosted else sampler
+        # Two GPUs gain nothing with the 14B, and four more than half of the time (docs/open_models.md).
+        share = self._share
+        hosted = share.group.count > 2 and share.kind != 'tensor' if share else self._network.config.width <= _HOST_BOUND
+        return GraphedSampler(sampler) if hosted and self.device.type == 'cuda' else sampler
 
     @classmethod
     def load(cls, folder: str | Path, backend: str = 'auto', threads: int = 1, sessions: int = 1, **options: Any) -> OpenWorld:
