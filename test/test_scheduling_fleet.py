@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fleet_sim.__main__ import POLICIES, RESULTS, main
-from benchmarks.fleet_sim.availability import Assumptions, Measured, Month
+from benchmarks.fleet_sim.availability import Assumptions, Measured, Month, capacity_of
 from benchmarks.fleet_sim.device import Device
 from benchmarks.fleet_sim.durations import PLACEHOLDER, Durations, read_tables
 from benchmarks.fleet_sim.scenarios import DETECTION, Scenario, histories
@@ -144,3 +144,14 @@ def test_without_the_store_sessions_begin_anew():
     again = month(200, **{**NEVER, 'process_fails': 40_000.0, 'store_fails': 1.0, 'store_back': 1e9})
     shares = again.run()
     assert again.counts['begun again'] > 50 and shares['server, with the session as it was'] < shares[SERVER]
+
+
+def test_a_fleets_capacity_is_what_all_draws_of_a_measurement_bore():
+    rows = [{'way': 'offers', 'robots': robots, 'two_steps': share, 'in_time': in_time, 'busy': busy}
+            for robots, share, in_time, busy in ((7, 1.0, 1.0, 0.84), (7, 0.995, 1.0, 0.83), (8, 0.96, 1.0, 0.88),
+                                                 (8, 0.98, 1.0, 0.9), (9, 1.0, 0.99, 0.95), (10, 0.94, 1.0, 0.97))]
+    result = {'rate_hz': 10.0, 'rows': [*rows, {'way': 'fifo', 'robots': 12, 'two_steps': 1.0, 'in_time': 1.0, 'busy': 0.9}]}
+    assert capacity_of(result) == {'cost': pytest.approx(0.012), 'full': 0.85}
+    assert capacity_of(result, 0.95) == {'cost': pytest.approx(0.9 / 80), 'full': 0.9}
+    with pytest.raises(ValueError, match='no number of robots had 100% of their ticks in two steps there, and all others in time'):
+        capacity_of({**result, 'rows': rows[1:]}, 1.0)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.result_file import provenance, write_result
-from worldmodel_ros.serving.fleet.router import Demand, NoRoom, Router, fallback
+from worldmodel_ros.serving.fleet.router import Demand, NoRoom, Router, RouterSettings, fallback
 
 from .scenarios import COST, DETECTION, PERIOD, RACK
 
@@ -54,13 +54,15 @@ class Assumptions:
 @dataclass(frozen=True)
 class Measured:
     """s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``: to
-    commit a window again, in real time; ``cost``: of a GPU's time, that the ticks of a robot keep it busy."""
+    commit a window again, in real time; ``cost``: of a GPU's time, that the ticks of a robot keep it busy, and ``full`` the share
+    of it beyond which no robot is placed."""
 
     resume: float
     takeover: float
     anew: float = 16 * PERIOD
     plan: float = 3 * PERIOD  # that the last plan bridges
     cost: float = COST
+    full: float = RouterSettings().full
 
 
 class Month:
@@ -70,7 +72,7 @@ class Month:
         self._robots, self._gpus, self._assumed, self._measured = robots, gpus, assumed, measured
         self._end = days * DAY
         self._rng = random.Random(seed)
-        self._router = Router([1.0] * gpus, [gpu // RACK for gpu in range(gpus)])
+        self._router = Router([1.0] * gpus, [gpu // RACK for gpu in range(gpus)], RouterSettings(full=measured.full))
         self._down = [0] * gpus            # failures of each GPU that are not repaired: of itself, its host, its rack
         self._router_down = self._store_down = False
         self._events: list[tuple[float, int, str, int]] = []
@@ -194,16 +196,19 @@ class Month:
         heapq.heappush(self._events, (when, self._order, kind, which))
 
 
-def cost_of(capacity: dict) -> float:
+def capacity_of(result: dict, two_steps: float = 0.99) -> dict[str, float]:
     """
-    s of a GPU that a tick takes in ``benchmarks/capacity.py``'s result, with all that is done next to it: of the most robots
-    that had 99 % of their ticks in two steps.
+    ``cost`` and ``full`` by a result of ``benchmarks/capacity.py``: of the most robots that had the share ``two_steps`` of their
+    ticks in two steps, and all others in time, in each of its draws.
     """
-    full = [row for row in capacity['rows'] if row['way'] == 'offers' and row['two_steps'] >= 0.99]
-    if not full:
-        raise ValueError('no number of robots had 99 % of their ticks in two steps there: a fleet has no capacity by it')
-    most = max(full, key=lambda row: row['robots'])
-    return most['busy'] / most['robots'] / capacity['rate_hz']
+    rows = [row for row in result['rows'] if row['way'] == 'offers']
+    kept = [robots for robots in {row['robots'] for row in rows} if all(
+        row['two_steps'] >= two_steps and row['in_time'] == 1.0 for row in rows if row['robots'] == robots)]
+    if not kept:
+        raise ValueError(f'no number of robots had {two_steps:.0%} of their ticks in two steps there, and all others in time: a '
+                         'fleet has no capacity by it')
+    busy = max(row['busy'] for row in rows if row['robots'] == max(kept))
+    return {'cost': busy / max(kept) / result['rate_hz'], 'full': max(busy, RouterSettings().full)}
 
 
 def without_a_fleet(robots: int, assumed: Assumptions, days: float) -> float:
@@ -223,12 +228,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--resume', type=Path, required=True, help='result of benchmarks/resume.py')
     parser.add_argument('--server-loss', type=Path, default=RESULTS / 'server_loss_epyc_2_cores.json')
     parser.add_argument('--capacity', type=Path, default=RESULTS / 'capacity_base_h200.json')
+    parser.add_argument('--two-steps', type=float, default=0.99, help='share of ticks in two steps that counts as capacity')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)
     resume = json.loads(options.resume.read_text())['tiers']['nvme']['resume_and_first_chunk_ms']['p99'] / 1e3
     takeover = max(json.loads(options.server_loss.read_text())['pauses_ms']) / 1e3
     assumed = Assumptions()
-    measured = Measured(resume, takeover, cost=cost_of(json.loads(options.capacity.read_text())))
+    measured = Measured(resume, takeover, **capacity_of(json.loads(options.capacity.read_text()), options.two_steps))
     rows = []
     for robots in options.robots:
         for seed in range(options.seeds):
