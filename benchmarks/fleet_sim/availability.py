@@ -54,8 +54,8 @@ class Assumptions:
 @dataclass(frozen=True)
 class Measured:
     """s. ``resume``: reading a session and its first chunk; ``takeover``: until the robot's own model drives; ``anew``: to
-    commit a window again, in real time; ``cost``: of a GPU's time, that the ticks of a robot keep it busy, and ``full`` the share
-    of it beyond which no robot is placed."""
+    commit a window again, in real time; ``cost``: of a GPU's time, that a robot's ticks take; ``full``: the share of
+    it beyond which no robot is placed."""
 
     resume: float
     takeover: float
@@ -198,15 +198,15 @@ class Month:
 
 def capacity_of(result: dict, two_steps: float = 0.99) -> dict[str, float]:
     """
-    ``cost`` and ``full`` by a result of ``benchmarks/capacity.py``: of the most robots that had the share ``two_steps`` of their
-    ticks in two steps, and all others in time, in each of its draws.
+    ``cost`` and ``full`` by a result of ``benchmarks/capacity.py``: of the most robots that had the share ``two_steps`` of
+    their ticks in two steps, and all others in time, in each of its draws.
     """
     rows = [row for row in result['rows'] if row['way'] == 'offers']
     kept = [robots for robots in {row['robots'] for row in rows} if all(
         row['two_steps'] >= two_steps and row['in_time'] == 1.0 for row in rows if row['robots'] == robots)]
     if not kept:
-        raise ValueError(f'no number of robots had {two_steps:.0%} of their ticks in two steps there, and all others in time: a '
-                         'fleet has no capacity by it')
+        raise ValueError(f'no number of robots had {two_steps:.0%} of their ticks in two steps there, and all others in '
+                         'time: a fleet has no capacity by it')
     busy = max(row['busy'] for row in rows if row['robots'] == max(kept))
     return {'cost': busy / max(kept) / result['rate_hz'], 'full': max(busy, RouterSettings().full)}
 
