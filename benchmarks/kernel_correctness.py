@@ -25,11 +25,11 @@ from kernel_inputs import random_lists, random_pool, random_tensor, relative_err
 from result_file import command, write_result
 
 from worldmodel_ros.kernels import reference
-from worldmodel_ros.kernels.attention import paged_attention
+from worldmodel_ros.kernels.attention import paged_attention, split_attention
 from worldmodel_ros.kernels.attention_triton import paged_attention_triton
 from worldmodel_ros.kernels.page_write import write_qkv
 from worldmodel_ros.kernels.page_write_triton import write_qkv_triton
-from worldmodel_ros.kernels.pages import Pool, Precision
+from worldmodel_ros.kernels.pages import Pool, Precision, TileLists
 from worldmodel_ros.kernels.quantise import read_pages
 from worldmodel_ros.kernels.requantise import requantise
 from worldmodel_ros.kernels.requantise_triton import requantise_triton
@@ -134,6 +134,25 @@ def by_frame(generator: torch.Generator, rng: np.random.Generator) -> Iterator[C
                     milliseconds(call))
 
 
+def in_parts(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    """Few queries over pages in bf16, whose lists are split; at the shapes of ``base``, of a chunk, of one frame, and of
+    frames that are committed together while the window fills."""
+    heads = 8
+    pool = random_pool(generator, Precision.BF16, PAGES, heads, TOKENS, DIM)
+    for name, queries, counts, parts in (('a chunk', 4 * TOKENS, [20], 2), ('a frame', TOKENS, [17], 6),
+                                         ('frames', TOKENS, [3, 4, 5, 6], 5)):
+        rows = [[(int(page), TOKENS) for page in rng.choice(PAGES, count, replace=False)] for count in counts]
+        lists = TileLists.from_rows([row[part::parts] for part in range(parts) for row in rows], TOKENS, 'cuda')
+        whole = TileLists.from_rows(rows, TOKENS, 'cuda')
+        q = random_tensor(generator, queries * len(counts), heads, DIM, dtype=torch.bfloat16)
+        expected = reference.paged_attention(q, [pool], [whole], dtype=torch.float64)
+
+        def call():
+            return split_attention(q, pool, lists, parts)
+        yield Check('split_attention', f'{name} in {parts} parts', relative_error(fresh(call), expected), BF16_LIMIT,
+                    milliseconds(call))
+
+
 def _angles(rotary: torch.Tensor) -> torch.Tensor:
     return torch.stack(rotary.chunk(2, 1))
 
@@ -217,7 +236,7 @@ def requantising(generator: torch.Generator, rng: np.random.Generator) -> Iterat
                         EQUALLY_GOOD * (new == 'fp4'), ms)
 
 
-PARTS = {part.__name__: part for part in (attention, by_frame, page_writing, temporal, requantising)}
+PARTS = {part.__name__: part for part in (attention, by_frame, in_parts, page_writing, temporal, requantising)}
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from small_model import SMALL, small_checkpoint, small_model
 from tiled_model import tiled_model
 
 from worldmodel_ros.control.worker import BackgroundWork
+from worldmodel_ros.engine.backends.frame_passes import listed, parts_for
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.backends.torch import TorchBackend, compile_layers, not_compiled
 from worldmodel_ros.engine.engine import Engine
@@ -36,8 +37,8 @@ class Mark:
 class QueuedBackend(TorchBackend):
     """A CPU that is treated as if it worked asynchronously; counts who waits for it."""
 
-    def __init__(self, model):
-        super().__init__(model)
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
         self.asynchronous = True
         self.waited = []
         self.marks = 0
@@ -91,6 +92,41 @@ def test_a_queued_tick_gives_the_numbers_of_one_that_is_waited_for(folder, steps
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize('preset', [SMALL, WITH_SINKS], ids=['window', 'sinks'])
+def test_pages_read_in_place_give_the_numbers_of_gathered_ones(preset):
+    """While the window fills and when it rolls; of ticks, and of questions, which commit chunks and sinks."""
+    answers = []
+    for in_place in (False, True):
+        backend = QueuedBackend(small_model(preset=preset), in_place=in_place)
+        session = engine_of(backend, None).open_session(seed=3)
+        answers.append([])
+        for tick, frame in enumerate(frames(preset.window_frames + 3, preset)):
+            session.observe(frame, ACTION)
+            ahead = session.look_ahead('green', 1 + tick % 2)
+            future = ahead.future()
+            answers[-1] += [ahead.plan(), np.asarray(future.latents), future.collision_risk]
+            if tick in (0, preset.window_frames + 1):
+                units = session.what_if(np.tile(ACTION, (2 * preset.window_frames - 3, 1)))
+                with contextlib.suppress(StopIteration):
+                    while True:
+                        next(units)
+                answers[-1].append(np.asarray(session.decode(future), np.float32))
+    for ours, theirs in zip(*answers):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_lists_of_pages_are_split_into_parts_of_which_some_may_be_empty():
+    starts, pages, lengths, counts = listed([np.array([7, 8, 9]), np.array([4])], parts=2, most=6, tokens=16)
+    assert starts.tolist() == [0, 2, 3, 4, 4] and pages.tolist() == [7, 9, 4, 8, 0, 0]
+    assert counts.tolist() == [2, 1, 1, 0] and set(lengths.tolist()) == {16}
+
+
+def test_pages_are_split_as_far_as_processors_are_idle():
+    assert parts_for(items=64, pages=20) == 2    # a chunk of base, on 132 processors
+    assert parts_for(items=16, pages=17) == 6    # a frame of it: three pages a part, as with seven and eight
+    assert parts_for(items=8 * 132, pages=20) == 1
+
+
 def test_nobody_waits_for_the_device_between_frame_and_command(folder):
     backend = QueuedBackend(checkpoint.load(folder))
     session = engine_of(backend, folder).open_session()
@@ -138,10 +174,13 @@ def test_injected_faults_strike_queued_work_too(folder):
         session.look_ahead('red')
 
 
-@pytest.mark.parametrize('make', [small_model, functools.partial(small_model, preset=WITH_SINKS), tiled_model],
-                         ids=['window', 'sinks', 'tiles'])
+@pytest.mark.parametrize('make', [
+    small_model, functools.partial(small_model, preset=WITH_SINKS), tiled_model,
+    functools.partial(QueuedBackend, small_model(preset=WITH_SINKS), in_place=True)],
+    ids=['window', 'sinks', 'tiles', 'in place'])
 def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
-    backend = QueuedBackend(make())
+    made = make()
+    backend = made if isinstance(made, QueuedBackend) else QueuedBackend(made)
     spec, shapes, launch = backend.preset, set(), backend._launch
 
     def noted(key, function, columns):

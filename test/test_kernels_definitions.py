@@ -8,6 +8,7 @@ from kernel_inputs import random_lists, random_pool, random_tensor, relative_err
 from torch.nn import functional as F
 
 from worldmodel_ros.kernels import reference
+from worldmodel_ros.kernels.attention import paged_attention, split_attention
 from worldmodel_ros.kernels.page_write import write_qkv
 from worldmodel_ros.kernels.pages import Pool, Precision, TileLists
 from worldmodel_ros.kernels.quantise import read_pages
@@ -39,6 +40,21 @@ def test_paged_attention_is_attention_to_the_listed_tokens():
         expected = F.scaled_dot_product_attention(q.unflatten(0, (3, tokens))[tile].transpose(0, 1), torch.cat(keys, 1),
                                                   torch.cat(values, 1), scale=0.3)
         torch.testing.assert_close(result[tile], expected.transpose(0, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_in_parts_is_that_to_all_pages():
+    """Two query tiles in three parts, one of which has nothing for the second tile."""
+    tokens, heads, dim = 32, 2, 16
+    pool = random_pool(generator(1), Precision.BF16, 6, heads, tokens, dim)
+    q = random_tensor(generator(2), 2 * tokens, heads, dim)
+    pages = [[0, 3, 5, 2], [4, 1]]
+    parts = TileLists.from_rows([[(page, tokens) for page in row[part::3]] for part in range(3) for row in pages], tokens)
+    whole = TileLists.from_rows([[(page, tokens) for page in row] for row in pages], tokens)
+    expected = paged_attention(q, [pool], [whole])
+    torch.testing.assert_close(split_attention(q, pool, parts, 3), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(split_attention(q, pool, whole, 1), expected, rtol=0.0, atol=0.0)
+    with pytest.raises(ValueError, match='6 lists are no 4 parts'):
+        split_attention(q, pool, parts, 4)
 
 
 @pytest.mark.parametrize('causal', [False, True])

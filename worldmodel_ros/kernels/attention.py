@@ -1,10 +1,12 @@
 """Paged attention, and what comes before it, by the fastest kernel that takes what it is given."""
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import page_write, qk_norm, reference, requantise as definitions
 from .pages import Pool, TileLists
+from .splits import merge
 
 
 def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale: float | None = None,
@@ -30,6 +32,31 @@ def paged_attention(q: Tensor, pools: list[Pool], lists: list[TileLists], scale:
     frames, tiles = by_frame
     run = len(q) // lists[0].query_tiles // frames
     return out.unflatten(0, (-1, tiles, frames, run)).transpose(1, 2).reshape(q.shape)
+
+
+def split_attention(q: Tensor, pool: Pool, lists: TileLists, splits: int) -> Tensor:
+    """``paged_attention`` to one pool, where the lists of each query tile are split into so many parts, whose results are
+    merged: few queries keep all processors busy then.
+
+    ``lists``: of all tiles' first parts, then of all second ones, and so on. A part may be empty, a tile's parts not all.
+    """
+    if lists.query_tiles % splits:
+        raise ValueError(f'{lists.query_tiles} lists are no {splits} parts of as many tiles each')
+    if splits == 1:
+        return paged_attention(q, [pool], [lists])
+    rows = splits * len(q)
+    lse = torch.empty((pool.heads, rows), dtype=torch.float32, device=q.device)
+    if not q.is_cuda:
+        parts = reference.paged_attention(q.repeat(splits, 1, 1), [pool], [lists], lse=lse)
+        return merge(parts, lse, splits, len(q)).view(q.shape)
+    from .attention_hopper import paged_attention_hopper, supports
+    from .splits_triton import merge_triton
+    if supports(q, [pool], lists.query_tiles // splits):
+        parts = paged_attention_hopper(q, [pool], [lists], repeats=splits, lse=lse)
+    else:
+        from .attention_triton import paged_attention_triton
+        parts = paged_attention_triton(q.repeat(splits, 1, 1), [pool], [lists], lse=lse)
+    return merge_triton(parts, lse, splits, len(q)).view(q.shape)
 
 
 def write_qkv(pool: Pool, pages: Tensor, counts: Tensor, qkv: Tensor, rotary: Tensor, q_weight: Tensor,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..kernels.attention import paged_attention, write_qkv
+from ..kernels.attention import paged_attention, split_attention, write_qkv
 from ..kernels.pages import Pool, TileLists
 
 if TYPE_CHECKING:
@@ -79,6 +79,29 @@ class PagedTiles:
         out = paged_attention(q.view(-1, heads, dim), pools, lists).view(groups, tiles, -1, heads * dim)
         out = out[:, :, :frames * run].unflatten(2, (frames, run)).transpose(1, 2)
         return out.reshape(*qkv.shape[:3], heads * dim)
+
+
+@dataclass(frozen=True)
+class PagedFrames:
+    """The attention of one session's pass (B = 1) of a preset without tiles, whose pages are frames, on any device.
+
+    own: where the pass writes its keys and values, a page a frame; pools by cache layer; lists as ``split_attention`` takes
+    them, in ``splits`` parts, either of each frame's queries or of all together. rotary as of ``PagedTiles``.
+    """
+
+    rotary: Tensor
+    own: OwnPages
+    pools: list[Pool]
+    lists: TileLists
+    splits: int
+
+    def within_frames(self, qkv: Tensor) -> Tensor:
+        return attend_within_frames(qkv)
+
+    def over_tiles(self, layer: int, block: Block, qkv: Tensor) -> Tensor:
+        q = write_qkv(self.pools[layer], self.own.pages, self.own.counts, qkv.view(-1, *qkv.shape[3:]), self.rotary,
+                      block.q_norm.weight, block.k_norm.weight)
+        return split_attention(q, self.pools[layer], self.lists, self.splits).view(*qkv.shape[:3], -1)
 
 
 def attend_within_frames(qkv: Tensor) -> Tensor:

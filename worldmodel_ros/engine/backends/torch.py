@@ -24,8 +24,10 @@ from worldmodel_ros.model.rotary import space_rotation, time_rotation
 from worldmodel_ros.model.sampling import FLOW
 from worldmodel_ros.model.vae import to_frames
 from worldmodel_ros.model.world_model import WorldModel
+from . import frame_passes
 from .background_stream import TICKS, BackgroundStream
 from .cuda_graphs import BUCKETS, Eager, Graphs
+from .frame_passes import FramePasses
 from .pinned_inputs import Fetched
 from .protocol import Backend
 from .tile_passes import TilePasses
@@ -40,12 +42,13 @@ class TorchBackend(Backend):
     keep float32. FP8, for presets with tiles, puts all pages but the newest in FP8, and the layers in bfloat16, too; FP4,
     those older than a quarter of the window in FP4 besides.
     ``graphs`` False runs eagerly on a GPU, too. ``compiled``: layers are compiled for calls of one session, whose small
-    kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one."""
+    kernels torch.compile fuses; batches of several sessions run as they are. ``device``: a GPU, where there is one.
+    ``in_place``: passes of one session read its pages where they lie (``frame_passes``), where that is faster unless given."""
 
     storage_type = TorchStorage
 
     def __init__(self, model: WorldModel, threads: int = 1, precision: Precision = Precision.FP32, graphs: bool = True,
-                 compiled: bool = False, device: torch.device | str | None = None):
+                 compiled: bool = False, device: torch.device | str | None = None, in_place: bool | None = None):
         self.device = torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
         on_gpu = self.device.type == 'cuda'
         self.name = f'torch-{self.device}' + ('' if precision is Precision.FP32 else f'-{precision.value}')
@@ -71,6 +74,8 @@ class TorchBackend(Backend):
         # A chunk of tiles is denoised in scratch pages, of which there is one set.
         self._background = BackgroundStream(self.device) if on_gpu and graphs and not self.preset.tile else None
         self._tiles = TilePasses(model.dit, self.device, self._launch) if self.preset.tile else None
+        in_place = graphs and frame_passes.serve(self.preset, precision, self.device) if in_place is None else in_place
+        self._frames = FramePasses(model.dit, self.device) if in_place and self.preset.tile is None else None
         self._space = torch.tensor(space_rotation(self.preset), device=self.device)
         # In the place of a past frame's features, where a stream begins.
         self._no_state = torch.zeros(1, 4 * self.preset.vae_width, *self.preset.latent_size, device=self.device)
@@ -91,6 +96,8 @@ class TorchBackend(Backend):
         of_chunk = Precision.FP8 if self.precision.quantised else self.precision
         if preset.tile and precision is of_chunk:  # where a chunk's keys and values lie while it is denoised
             scratch = preset.chunk_frames // layout.frames * layout.tiles
+        elif self._frames:  # one set for what goes on in the background
+            scratch = 2 * preset.chunk_frames
         try:
             return self.storage_type(layout, len(preset.cache_layers), self.heads, preset.head_dim, pages, precision,
                                      self.device, scratch=scratch)
@@ -198,6 +205,8 @@ class TorchBackend(Backend):
     def _commit(self, columns: list[tuple]) -> list:
         if self._tiles:
             return [self._tiles.commit(*inputs) for inputs in zip(*columns)]
+        if self._frames and len(columns[0]) == 1:
+            return [self._frames.commit(self._launch, *(column[0] for column in columns))]
         latents, actions, windows, places = columns
         storage = windows[0].storage
         targets, offsets = zip(*(storage.tokens(*place) for place in places))
@@ -216,6 +225,9 @@ class TorchBackend(Backend):
     def _denoise(self, columns: list[tuple]) -> list:
         if self._tiles:
             return [self._tiles.denoise(*inputs) for inputs in zip(*columns)]
+        if self._frames and len(columns[0]) == 1:
+            inputs = [column[0] for column in columns]
+            return [self._frames.denoise(self._launch, self._scratch(inputs[-1].storage), *inputs)]
         z, tau, rate, row, actions, windows = columns
         storage = windows[0].storage
 
@@ -230,6 +242,12 @@ class TorchBackend(Backend):
         moved, features = self._launch(('denoise', storage), denoise, [
             z, *levels, [np.int64(each) for each in row], actions, *self._window(windows)])
         return list(zip(moved, features))
+
+    def _scratch(self, storage: TorchStorage) -> np.ndarray:
+        """A page for each frame of a chunk, which no other pass in flight has."""
+        half = self.preset.chunk_frames
+        behind = self._background is not None and self._launch is self._background.launch
+        return storage.scratch[half:] if behind else storage.scratch[:half]
 
     def _window(self, windows: Sequence[Window]) -> list[list[np.ndarray]]:
         """What ``_block`` makes rotations, index and mask of, for each session; nothing for a mask that masks nothing."""
