@@ -115,6 +115,36 @@ def test_pages_read_in_place_give_the_numbers_of_gathered_ones(preset):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
+class FakeStream:
+    """A stream of CUDA that does all work at once, and notes who waits for what."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait_stream(self, stream):
+        self.waits.append(stream)
+
+    def wait_event(self, event):
+        self.waits.append(event)
+
+    def record_event(self):
+        return object()
+
+
+def test_modulations_next_to_the_layers_are_those_in_them(monkeypatch):
+    layers, beside, answers = FakeStream(), FakeStream(), []
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device=None: layers)
+    monkeypatch.setattr(torch.cuda, 'stream', lambda stream: contextlib.nullcontext())
+    for stream in (None, beside):
+        backend = TorchBackend(small_model(), in_place=True)
+        backend._launch.beside = stream
+        session = engine_of(backend, None).open_session()
+        session.observe(frames(1)[0], ACTION)
+        answers.append(session.imagine(np.tile(ACTION, (SMALL.chunk_frames, 1))).latents)
+    np.testing.assert_array_equal(*answers)
+    assert beside.waits == [layers] * 3 and len(layers.waits) == 3 * SMALL.depth  # the commit and two steps
+
+
 def test_lists_of_pages_are_split_into_parts_of_which_some_may_be_empty():
     starts, pages, lengths, counts = listed([np.array([7, 8, 9]), np.array([4])], parts=2, most=6, tokens=16)
     assert starts.tolist() == [0, 2, 3, 4, 4] and pages.tolist() == [7, 9, 4, 8, 0, 0]
@@ -186,6 +216,7 @@ def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
     def noted(key, function, columns):
         shapes.add((key, tuple(np.shape(column[0]) for column in columns)))
         return launch(key, function, columns)
+    noted.beside = None
     backend._launch = noted
     if backend._tiles:
         backend._tiles._launch = noted

@@ -11,9 +11,10 @@ the frame, which most layers attend within.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,11 +115,14 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
+    def enter(self, x: Tensor, cond: Tensor, rotary: Tensor | None = None, modulation: Tensor | None = None
+              ) -> tuple[Tensor, State]:
         """x (B, T, P, D) and cond (B, T, D) to queries, keys and values (B, T, P, 3, H, d), normalised and rotated where
         rotary (2, B * T * P, d / 2) is given, and what ``leave`` needs of the modulation. With ``ExchangedProducts``, to those
-        of all processes for own heads, (count, B, T, P, 3, H / count, d)."""
-        shift1, scale1, *state = self.modulation(cond)[:, :, None].chunk(6, -1)
+        of all processes for own heads, (count, B, T, P, 3, H / count, d). ``modulation``: what that layer gives of cond, where
+        it has been computed."""
+        modulation = self.modulation(cond) if modulation is None else modulation
+        shift1, scale1, *state = modulation[:, :, None].chunk(6, -1)
         qkv = self.qkv(modulate(self.norm1(x), shift1, scale1)).unflatten(-1, (3, -1, self.head_dim))
         if rotary is not None:
             rotate_qk(qkv.view(-1, *qkv.shape[3:]), rotary, self.q_norm.weight, self.k_norm.weight)
@@ -223,24 +227,39 @@ class DiT(nn.Module):
                    for layer in index.unbind())
         return self._layers(latents, tau, step, action, rotary, repeat(bias), windows)
 
-    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention
-                   ) -> tuple[Tensor, Tensor]:
+    def over_tiles(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor, attention: TileAttention,
+                   stream: Any = None) -> tuple[Tensor, Tensor]:
         """The pass of a preset with tiles: arguments as in ``forward``, while ``attention`` knows times, window and
-        pages. Returns predicted clean latents and features, these in the layers' type."""
+        pages. Returns predicted clean latents and features, these in the layers' type. ``stream``: of CUDA, that
+        modulations are computed on."""
         cond, x = self.enter(latents, tau, step, action)
-        return self.finish(self.layers_over_tiles(x, cond, attention), cond)
+        modulations = self._modulations(cond, stream) if stream else None
+        return self.finish(self.layers_over_tiles(x, cond, attention, modulations), cond)
 
-    def layers_over_tiles(self, x: Tensor, cond: Tensor | Sequence[Tensor], attention: TileAttention) -> Tensor:
+    def layers_over_tiles(self, x: Tensor, cond: Tensor | Sequence[Tensor], attention: TileAttention,
+                          modulations: Iterable[Tensor] | None = None) -> Tensor:
         """x (B, T, P, D) after all layers, whose condition is cond (B, T, D), or of each layer one."""
         cache_layers = iter(range(len(self.blocks)))
-        for block, is_cache, told in zip(self.blocks, self.kinds, repeat(cond) if isinstance(cond, Tensor) else cond):
-            qkv, state = block.enter(x, told, None if is_cache else attention.rotary)
+        conditions = repeat(cond) if isinstance(cond, Tensor) else cond
+        for block, is_cache, told, modulation in zip(self.blocks, self.kinds, conditions, modulations or repeat(None)):
+            qkv, state = block.enter(x, told, None if is_cache else attention.rotary, modulation)
             if is_cache:
                 attended = attention.over_tiles(next(cache_layers), block, qkv)
             else:
                 attended = attention.within_frames(qkv)
             x = block.leave(x, attended, state)
         return x
+
+    def _modulations(self, cond: Tensor, stream: Any) -> Iterator[Tensor]:
+        """Of each layer what it makes of cond, by the time that it is asked for: next to the layers, which these products of
+        few rows, whose time is that of reading their weights, would hold up."""
+        layers = torch.cuda.current_stream(cond.device)
+        stream.wait_stream(layers)
+        with torch.cuda.stream(stream):
+            queued = [(block.modulation(cond), stream.record_event()) for block in self.blocks]
+        for modulation, done in queued:
+            layers.wait_event(done)
+            yield modulation
 
     def enter(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """What the layers take: condition (B, T, D) and tokens (B, T, P, D)."""

@@ -105,9 +105,11 @@ class Fp8Block(Block):
         self.fused = fused and isinstance(layers['mlp.0'], Fp8Linear) and _rounding(layers['mlp.2'])[0]
         self.rotating = fused and isinstance(self.qkv, Fp8Linear)
 
-    def enter(self, x: Tensor | Unsummed, cond: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, State]:
+    def enter(self, x: Tensor | Unsummed, cond: Tensor, rotary: Tensor | None = None, modulation: Tensor | None = None
+              ) -> tuple[Tensor, State]:
         x, added = (x.x, (x.y, x.gate)) if isinstance(x, Unsummed) else (x, None)
-        shift1, scale1, *others = self.modulation(cond).flatten(0, 1).chunk(6, -1)
+        modulation = self.modulation(cond) if modulation is None else modulation
+        shift1, scale1, *others = modulation.flatten(0, 1).chunk(6, -1)
         rows, modulated, _ = row_kernels(x).modulate_rows(x.reshape(-1, x.shape[-1]), shift1, scale1, added,
                                                           *_rounding(self.qkv), self.eps[0])
         rotation = None if rotary is None else (rotary, self.q_norm.weight, self.k_norm.weight)

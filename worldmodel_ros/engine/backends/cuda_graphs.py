@@ -23,6 +23,8 @@ Function = Callable[..., 'tuple[Tensor, ...]']
 class Eager:
     """Stacks and calls."""
 
+    beside: torch.cuda.Stream | None = None
+
     def __init__(self, device: torch.device):
         self._device = device
 
@@ -56,6 +58,7 @@ class Graphs:
         self._memory = torch.cuda.graph_pool_handle()  # one for all: no two run at once, and results are copied out
         # Memory that is free again is so for the stream that had it: with streams of its own, each graph would take more.
         self._streams = torch.cuda.Stream(), torch.cuda.Stream(priority=priority)
+        self.beside = torch.cuda.Stream(priority=priority)  # for what a function does next to its other work
         self.capture_seconds = 0.0
 
     @property
