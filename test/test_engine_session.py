@@ -4,7 +4,7 @@ import pytest
 from small_model import SMALL, small_checkpoint
 
 from worldmodel_ros.engine import load
-from worldmodel_ros.engine.network_calls import StepTimes
+from worldmodel_ros.engine.network_calls import HISTORY, QUANTILE, Recent, StepTimes
 from worldmodel_ros.model.checkpoint_description import ModelError
 
 
@@ -193,6 +193,16 @@ def test_a_prediction_is_the_typical_tick_and_one_tail():
         times.record_tick(0.017 + (0.020 if tick < 2 else 0.0), steps=2)
     assert times.predict(2) == pytest.approx(0.037, abs=1e-6)
     assert times.predict(1) == pytest.approx(0.032, abs=1e-6)
+
+
+def test_quantiles_of_the_last_values_are_those_of_numpy():
+    recent, values = Recent(), np.random.default_rng(0).choice(50, 3 * HISTORY) / 1e3  # some of them equal
+    assert recent.quantile(0.5) == 0.0
+    for count, value in enumerate(values, 1):
+        recent.append(float(value))
+        for level in (0.5, QUANTILE):
+            expected = np.quantile(values[max(0, count - HISTORY):count], level)
+            assert recent.quantile(level) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize('decode, rate', [(0.005, 10.0), (0.090, 8.0), (0.190, 4.4444)])

@@ -9,13 +9,12 @@ the background; those of many sessions in batches.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from .backends.protocol import Backend, Mark
 
@@ -190,6 +189,30 @@ def of_world_model(steps: int) -> Mapping[str, int]:
     return {**dict.fromkeys(BEFORE_DENOISING, 1), 'denoise': steps}
 
 
+class Recent:
+    """The last HISTORY values, in order too: a tick asks for quantiles between image and command, each of which takes numpy
+    forty microseconds."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def append(self, value: float) -> None:
+        if len(self._values) == HISTORY:
+            del self._ordered[bisect_left(self._ordered, self._values.popleft())]
+        self._values.append(value)
+        insort(self._ordered, value)
+
+    def quantile(self, level: float) -> float:
+        """As numpy's, between two values in proportion; 0.0 without any."""
+        ordered = self._ordered
+        if not ordered:
+            return 0.0
+        at = level * (len(ordered) - 1)
+        low = int(at)
+        return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+
 class StepTimes:
     """Last durations (s) of each part (encode, commit, policy, denoise for one step, decode) and of whole ticks.
 
@@ -202,32 +225,27 @@ class StepTimes:
         """``parts``: gives the parts of a tick with such ``steps``, and how often each comes. What tells ticks apart need not
         be a number."""
         self._parts = parts
-        self._times: dict[str, deque[float]] = {}
-        self._excess: deque[float] = deque(maxlen=HISTORY)
-        # Every tick asks, few answers change: quantiles are computed when they are asked for after a change.
-        self._cached: dict[tuple[str, float], float] = {}
+        self._times: dict[str, Recent] = {}
+        self._excess = Recent()
 
     def record(self, part: str, seconds: float) -> None:
-        self._times.setdefault(part, deque(maxlen=HISTORY)).append(seconds)
-        self._cached.pop((part, 0.5), None)
-        self._cached.pop((part, QUANTILE), None)
+        self._times.setdefault(part, Recent()).append(float(seconds))
 
     def record_tick(self, seconds: float, steps: Any) -> None:
         """Take the whole time of a tick with such ``steps``."""
-        self._excess.append(seconds - self.typical_tick(steps))
-        self._cached.pop(('excess', QUANTILE), None)
+        self._excess.append(float(seconds) - self.typical_tick(steps))
 
     def quantile(self, part: str) -> float:
         """High quantile (s) of a part; 0.0 when it was never measured."""
-        return self._quantile(part, QUANTILE, self._times.get(part, ()))
+        return self._quantile(part, QUANTILE)
 
     def predict(self, steps: Any) -> float:
         """Time (s) from a frame at hand to its plan, in such ``steps``."""
-        return self.typical_tick(steps) + max(0.0, self._quantile('excess', QUANTILE, self._excess))
+        return self.typical_tick(steps) + max(0.0, self._excess.quantile(QUANTILE))
 
     def prediction_rate(self, step_period: float) -> float:
         """Highest rate (Hz) of one-step futures, imagined and decoded, where a frame comes every ``step_period`` s."""
-        work = self.typical_tick(1) + self._quantile('decode', 0.5, self._times.get('decode', ()))
+        work = self.typical_tick(1) + self.typical('decode')
         return 1.0 / max(step_period, work)
 
     def unit(self) -> float:
@@ -240,16 +258,14 @@ class StepTimes:
 
     def typical(self, part: str) -> float:
         """Median (s) of a part; 0.0 when it was never measured."""
-        return self._quantile(part, 0.5, self._times.get(part, ()))
+        return self._quantile(part, 0.5)
 
     def typical_tick(self, steps: Any) -> float:
         """Return the sum (s) of the medians of a tick's parts."""
         return sum(count * self.typical(part) for part, count in self._parts(steps).items())
 
-    def _quantile(self, name: str, level: float, values) -> float:
-        if (name, level) not in self._cached:
-            self._cached[name, level] = float(np.quantile(values, level)) if len(values) else 0.0
-        return self._cached[name, level]
+    def _quantile(self, part: str, level: float) -> float:
+        return self._times[part].quantile(level) if part in self._times else 0.0
 
 
 class PartTimes:

@@ -46,6 +46,8 @@ class Sampler:
                 z, features = yield Call('denoise', (z, tau, rate, row, actions, window))
                 if step + 1 == steps:
                     outcomes = yield Call('outcomes', (features,))
+        if self._backend.asynchronous:  # all is queued: the host has time for the next tick's
+            self._noise.draw_ahead(newest + 2)
         return z, outcomes
 
     def decode(self, latents: np.ndarray, before: np.ndarray) -> Calls[np.ndarray]:
@@ -66,9 +68,8 @@ class Sampler:
 
     def _draw_noise(self, moment: int) -> np.ndarray:
         """Noise for a chunk that begins with frame ``moment``."""
-        if self._backend.asynchronous:  # the host has time while the device computes: for the next tick's, too
+        if self._backend.asynchronous:
             self._noise.draw_ahead(moment)
-            self._noise.draw_ahead(moment + 1)
         return self._noise.draw(moment)
 
 
