@@ -13,7 +13,7 @@ from tiled_model import tiled_model
 from worldmodel_ros.control.worker import BackgroundWork
 from worldmodel_ros.engine.backends.frame_passes import listed, parts_for
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
-from worldmodel_ros.engine.backends.torch import TorchBackend, compile_layers, not_compiled
+from worldmodel_ros.engine.backends.torch import TorchBackend, compile_heads, compile_layers, not_compiled
 from worldmodel_ros.engine.engine import Engine
 from worldmodel_ros.engine.faults import FaultyBackend, Faults
 from worldmodel_ros.engine.what_if import Branch, Question
@@ -355,7 +355,8 @@ def test_an_argument_may_come_from_the_host_now_and_from_the_device_later():
     assert inputs.tensors[0].tolist() == [[2.0] * 3] and inputs.tensors[1].tolist() == [0.25]
 
 
-def test_layers_trace_whole_and_share_what_is_compiled(folder, monkeypatch):
+@pytest.mark.parametrize('in_place, most', [(False, 4), (True, 4)], ids=['gathered', 'in place'])
+def test_layers_and_heads_trace_whole_and_share_what_is_compiled(folder, monkeypatch, in_place, most):
     compiled = []
 
     def counting(graph, inputs):
@@ -363,8 +364,9 @@ def test_layers_trace_whole_and_share_what_is_compiled(folder, monkeypatch):
         return graph.forward
     monkeypatch.setattr(torch, 'compile', functools.partial(torch.compile, backend=counting, fullgraph=True))
     torch._dynamo.reset()
-    plain, fused = (engine_of(TorchBackend(checkpoint.load(folder)), folder) for _ in range(2))
+    plain, fused = (engine_of(TorchBackend(checkpoint.load(folder), in_place=in_place), folder) for _ in range(2))
     compile_layers(fused.backend.model.dit)
+    compile_heads(fused.backend.model)
     plans = []
     for engine in (plain, fused):
         session = engine.open_session()
@@ -372,8 +374,9 @@ def test_layers_trace_whole_and_share_what_is_compiled(folder, monkeypatch):
             session.observe(frame, ACTION)
         plans.append(session.look_ahead('red').plan())
     np.testing.assert_allclose(*plans, atol=1e-5)
-    # A window that is not full is a shape of its own; layers are not.
-    assert 1 <= len(compiled) <= 2
+    # What frames are told, the policy, and of layers two: where pages are gathered, a window that is not full is a shape of its
+    # own; where they are read in place, what comes before the attention and what after it.
+    assert most - 1 <= len(compiled) <= most
 
 
 def test_batches_of_several_sessions_run_as_they_are():

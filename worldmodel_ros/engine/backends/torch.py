@@ -56,6 +56,8 @@ class TorchBackend(Backend):
             torch.set_num_threads(threads)
         torch.backends.cudnn.benchmark = on_gpu  # shapes never change: the fastest convolutions are worth a search
         self.model = model.to(self.device).eval().requires_grad_(False)
+        if on_gpu:  # as tensor cores take images, which cuDNN would convert before each convolution, and back
+            self.model.vae.to(memory_format=torch.channels_last)
         self.preset = model.preset
         self.heads = self.preset.heads  # whose pages are here
         self.precision = precision
@@ -68,6 +70,7 @@ class TorchBackend(Backend):
         self._compiled = compiled
         if compiled:
             compile_layers(model.dit)
+            compile_heads(model)
         self.sizes = BUCKETS if on_gpu and not self.preset.tile else (1,)
         self.asynchronous = on_gpu
         self._launch = Graphs(self.device, TICKS) if on_gpu and graphs else Eager(self.device)
@@ -193,14 +196,16 @@ class TorchBackend(Backend):
         frames, states = columns
 
         def encode(frames: Tensor, previous: Tensor, started: Tensor) -> tuple[Tensor, ...]:
-            return self.model.vae.encode_next(self._images(frames), previous[:, 0], started)
+            latents, features = self.model.vae.encode_next(self._images(frames), previous[:, 0], started)
+            return latents, features.contiguous()
         started = [np.bool_(state is not None) for state in states]
         states = [self._no_state if state is None else state for state in states]
         latents, features = self._launch('encode', encode, [frames, states, started])
         return [(latent, features[index:index + 1]) for index, latent in enumerate(latents)]
 
     def _images(self, frames: Tensor) -> Tensor:
-        return frames.permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1.0
+        images = frames.permute(0, 3, 1, 2)
+        return (images if images.is_cuda else images.contiguous()).float() / 127.5 - 1.0
 
     def _commit(self, columns: list[tuple]) -> list:
         if self._tiles:
@@ -307,6 +312,12 @@ def compile_layers(dit: DiT) -> None:
     for block in dit.blocks:
         for part in LAYER_PARTS:
             setattr(block, part, torch.compile(getattr(block, part), dynamic=False))
+
+
+def compile_heads(model: WorldModel) -> None:
+    """Has what is many small operations on few numbers compiled, too: what frames are told, and the policy."""
+    for module, part in ((model.dit, 'condition'), (model.action_head, 'forward')):
+        setattr(module, part, torch.compile(getattr(module, part), dynamic=False))
 
 
 def not_compiled() -> AbstractContextManager:
