@@ -80,7 +80,7 @@ def system(options: argparse.Namespace):
     gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 2,
             'command_timeout_s': max(0.13, 1.5 / options.rate)}
     nodes = description.resolve('robot', parameters={'world_model_node': model, 'command_gate': gate})
-    engine = {'preset': options.preset, 'rate_hz': options.rate}
+    engine = {'preset': options.preset, 'rate_hz': options.rate, 'gathered': options.gathered}
     nodes = [replace(node, executable=str(HERE / 'ros_tick_node.py'), respawn=False,
                      environment={ENGINE: json.dumps(engine)}) if node.name == 'world_model_node' else node
              for node in nodes]
@@ -136,6 +136,7 @@ def row(options: argparse.Namespace, share: float, seconds: float, camera) -> di
                                      for name, q in (('p50', 0.5), ('p99', 0.99), ('max', 1.0))},
             'late_commands_published': int((ms > options.deadline * 1e3).sum()),
             'received_to_command_ms_p50': round(float(np.median(model)), 3) if model else None,
+            'received_to_command_ms_p99': round(float(np.quantile(model, 0.99)), 3) if model else None,
             'tiers': dict(tiers), 'verdicts': dict(verdicts)}
 
 
@@ -169,6 +170,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--preset', default='base')
     parser.add_argument('--backend', default='torch-compiled')
+    parser.add_argument('--gathered', action='store_true', help='pages are gathered for each layer, not read in place')
     parser.add_argument('--gpus', type=int, default=1)
     parser.add_argument('--parallel', default='sequence-fp8', help='how several GPUs share the model')
     parser.add_argument('--rate', type=float, default=60.0, help='pictures per second, each of which is a tick')

@@ -12,7 +12,7 @@ from typing import Any
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
-ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset and rate_hz
+ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset, rate_hz and gathered
 
 
 def load_engine(model: str, **chosen: Any) -> Any:
@@ -23,7 +23,10 @@ def load_engine(model: str, **chosen: Any) -> Any:
     name = wanted['preset']
     # A model's step is the camera's: what it would learn from data of that rate.
     PRESETS[name] = replace(PRESETS[name], step_period=1.0 / wanted['rate_hz'])
-    return load_random(name, sessions=1, **chosen)
+    engine = load_random(name, sessions=1, **chosen)
+    if wanted['gathered']:
+        engine.backend._frames = None
+    return engine
 
 
 if __name__ == '__main__':
