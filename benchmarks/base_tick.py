@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from profile_tick import kind_of, profiled
 from result_file import provenance, write_result
-from tick_measure import measure, summary
+from tick_measure import gathering_engine, measure, summary
 import torch
 
 from worldmodel_ros.engine.engine import Engine
@@ -37,10 +37,7 @@ WAY = 45.0  # s, that one takes with all that is compiled for it
 
 def engine_of(preset: str, way: str) -> Engine:
     backend, in_place = WAYS[way]
-    engine = load_random(preset, backend, sessions=2)
-    if not in_place:
-        engine.backend._frames = None
-    return engine
+    return (load_random if in_place else gathering_engine)(preset, backend, sessions=2)
 
 
 def futures(engine: Engine) -> np.ndarray:
@@ -125,17 +122,14 @@ def run(way: str, options: argparse.Namespace, results: Results, first: list[np.
     """All rows of a way; ``first`` is given the futures of the first one."""
     begun = time.perf_counter()
     engine = engine_of(options.preset, way)
-    try:
-        engine.warm_up(ticks=4)
-        results.found['start_s'][way] = round(time.perf_counter() - begun, 1)
-        for period in (0.0, PERIOD):
-            results.take(way, ticks, engine, options.seconds, period)
-        results.take(way, difference, engine, first)
-        results.take(way, kernels, engine)
-        for count in options.candidates if way == options.ways[0] else ():
-            results.take(way, chunk_of, engine, count)
-    finally:
-        engine.backend._launch.reset()
+    engine.warm_up(ticks=4)
+    results.found['start_s'][way] = round(time.perf_counter() - begun, 1)
+    for period in (0.0, PERIOD):
+        results.take(way, ticks, engine, options.seconds, period)
+    results.take(way, difference, engine, first)
+    results.take(way, kernels, engine)
+    for count in options.candidates if way == options.ways[0] else ():
+        results.take(way, chunk_of, engine, count)
 
 
 def ticks(engine: Engine, seconds: float, period: float) -> dict:

@@ -128,6 +128,7 @@ def row(options: argparse.Namespace, share: float, seconds: float, camera) -> di
     tiers = Counter(NAMES.get(status.tier, str(status.tier)) for status in statuses)
     verdicts = Counter(VERDICTS[status.verdict] for status in statuses)
     model = [status.latency * 1e3 for status in statuses if status.tier in (1, 2)]
+    published = [status.observation_age * 1e3 for status in statuses if status.tier in (1, 2)]  # when DDS had the command
     return {'preset': options.preset, 'backend': options.backend, 'gpus': options.gpus if about_gpus() else 0,
             'parallel': options.parallel if options.gpus > 1 else 'single', 'load_share': share, 'rate_hz': options.rate,
             'seconds': seconds, 'deadline_ms': round(options.deadline * 1e3, 2), 'images': images,
@@ -137,6 +138,7 @@ def row(options: argparse.Namespace, share: float, seconds: float, camera) -> di
             'late_commands_published': int((ms > options.deadline * 1e3).sum()),
             'received_to_command_ms_p50': round(float(np.median(model)), 3) if model else None,
             'received_to_command_ms_p99': round(float(np.quantile(model, 0.99)), 3) if model else None,
+            'camera_to_published_ms_p50': round(float(np.median(published)), 3) if published else None,
             'tiers': dict(tiers), 'verdicts': dict(verdicts)}
 
 

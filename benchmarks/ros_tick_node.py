@@ -23,10 +23,10 @@ def load_engine(model: str, **chosen: Any) -> Any:
     name = wanted['preset']
     # A model's step is the camera's: what it would learn from data of that rate.
     PRESETS[name] = replace(PRESETS[name], step_period=1.0 / wanted['rate_hz'])
-    engine = load_random(name, sessions=1, **chosen)
     if wanted['gathered']:
-        engine.backend._frames = None
-    return engine
+        from tick_measure import gathering_engine
+        return gathering_engine(name, chosen['backend'])
+    return load_random(name, sessions=1, **chosen)
 
 
 if __name__ == '__main__':

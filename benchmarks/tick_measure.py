@@ -4,15 +4,27 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from worldmodel_ros.engine.backends.networks import Source
+from worldmodel_ros.engine.backends.torch import TorchBackend
 from worldmodel_ros.engine.engine import Engine
 
 FRAMES = 16  # different ones, so that no cache of the host makes them cheap
 WARM = 5
+
+
+def gathering_engine(preset: str, backend: str, sessions: int = 1) -> Engine:
+    """As ``load_random`` on one GPU, but that passes of one session gather their pages."""
+    source = Source(preset, 0, backend)
+    networks = source.read()
+    made = TorchBackend(networks, precision=source.precision, compiled=backend == 'torch-compiled', in_place=False)
+    source.finish(networks)
+    return Engine(made, Path(preset), sessions)
 
 
 class Timed:
