@@ -128,7 +128,7 @@ def run(way: str, options: argparse.Namespace, results: Results, first: list[np.
         results.take(way, ticks, engine, options.seconds, period)
     results.take(way, difference, engine, first)
     results.take(way, kernels, engine)
-    for count in options.candidates if way == options.ways[0] else ():
+    for count in options.candidates:
         results.take(way, chunk_of, engine, count)
 
 
@@ -147,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--preset', default='base')
     parser.add_argument('--ways', nargs='*', default=['in place', 'gathered'], choices=WAYS)
-    parser.add_argument('--candidates', type=int, nargs='*', default=[], help='of the first way')
+    parser.add_argument('--candidates', type=int, nargs='*', default=[], help='plans that are imagined in one batch')
     parser.add_argument('--seconds', type=float, default=4.0, help='of each series of ticks')
     parser.add_argument('--budget', type=float, default=120.0, help='s, of all')
     parser.add_argument('--json', type=Path)
