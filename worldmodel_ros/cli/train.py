@@ -108,7 +108,7 @@ def _train(chosen: argparse.Namespace) -> int:
         import torch._dynamo  # as the first optimiser would, later
 
         from worldmodel_ros.model.checkpoint_description import ModelError
-        from worldmodel_ros.train.data.lerobot import DatasetError
+        from worldmodel_ros.train.data.episodes import DatasetError
         from worldmodel_ros.train.run.config import read_config
         from worldmodel_ros.train.run.ranks import Ranks
         from worldmodel_ros.train.run.reading import ConfigError

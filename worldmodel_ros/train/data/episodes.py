@@ -18,6 +18,10 @@ ARRAYS = ('frames', 'actions', 'expert', 'search', 'collided', 'goal_distance', 
 SAME_ACTION = 0.06
 
 
+class DatasetError(ValueError):
+    """A dataset that cannot be trained on: says which, why, and what to do."""
+
+
 @dataclass
 class Episodes:
     """E episodes of T frames on one device.

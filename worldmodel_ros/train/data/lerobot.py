@@ -18,7 +18,7 @@ import torch
 from worldmodel_ros.datasets.layout import ACTION, STATE
 from worldmodel_ros.inputs.images import fit
 from worldmodel_ros.model.presets import Preset
-from .episodes import Episodes
+from .episodes import DatasetError, Episodes
 from .simulate import CONTACT, DISTANCE, EXPERT, POSE, SEARCH, VISIBLE
 
 # Longer episodes are cut, so that one long episode does not make all others as long with padding. The pieces overlap:
@@ -28,10 +28,6 @@ MOST_THREADS = 16  # about a tenth of the time to read a small image holds Pytho
 # Feature of the dataset by name of the array in Episodes.
 LABELS = {'expert': EXPERT, 'search': SEARCH, 'collided': CONTACT, 'goal_distance': DISTANCE, 'visible': VISIBLE,
           'poses': POSE}
-
-
-class DatasetError(ValueError):
-    """A dataset that cannot be trained on: says which, why, and what to do."""
 
 
 @dataclass(frozen=True)

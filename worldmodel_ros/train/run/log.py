@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 
-_DRAWN = ('vae', 'teacher', 'student', 'self_forcing')  # stages
+_DRAWN = ('vae', 'teacher', 'student', 'self_forcing', 'decoder')  # stages
 _NOT_DRAWN = ('step', 'seconds', 'steps_per_s', 'loss', 'host_ms', 'starved')
 
 
@@ -104,7 +104,11 @@ def draw_curves(folder: Path, file: Path) -> None:
     stages = {stage: lines for stage, lines in stages.items() if lines}
     if not stages:
         return
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        print(f'no matplotlib here ("pip install matplotlib"): no {file}', flush=True)
+        return
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
