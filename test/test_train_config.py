@@ -19,7 +19,7 @@ SMOKE = FOLDER / 'smoke.yaml'
                          ids=lambda path: path.stem)
 def test_a_shipped_configuration_can_be_read(path):
     config = read_config(path)
-    assert config.preset in path.read_text() and (config.teacher or config.imitation).steps > 0
+    assert config.preset in path.read_text() and (config.teacher or config.imitation or config.decoder).steps > 0
     assert config.data.frames >= config.clip_frames
 
 
@@ -71,7 +71,7 @@ def test_values_given_on_the_command_line_win():
     ('teacher.objective.pieces=5', 'teacher.objective.pieces is 5: it must divide clip_frames'),
     ('teacher.objective.served_share=2', 'teacher.objective.served_share is 2.0'),
     ('preset=enormous', "preset 'enormous' is unknown: choose from tiny"),
-    ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing and imitation do not go"),
+    ('preset=robot_3b', "preset 'robot_3b' has tiles, over which the stages self_forcing, imitation and decoder do not"),
     ('data.measured=0.5', 'data.measured is 0.5: give a share of 0 to 1, of episodes that are simulated while the model'),
     ('data.live=4', 'data.live holds 4 of 8 episodes that are simulated, and training begins with 128'),
     ('vae=null', 'give the stage, or a model to take the autoencoder from'),

@@ -29,6 +29,7 @@ CONFIG = {
     'student': {'steps': 3, 'rate': 1e-3, 'objective': CLIP},
     'self_forcing': {'steps': 3, 'rate': 1e-3, 'objective': {**CLIP, 'crop_frames': 10}},
     'imitation': {'steps': 3, 'rate': 1e-3, 'objective': {'batch': 2}},
+    'decoder': {'steps': 3, 'rate': 1e-3, 'objective': {'batch': 4, 'streams': 2, 'ahead': 4, 'adversary_width': 8}},
     'calibration': {'batches': 2, 'batch': 8},
     'evaluation': {'episodes': 1, 'batches': 1, 'batch': 2}}
 
@@ -61,9 +62,10 @@ def run(tmp_path_factory):
 
 def test_a_run_leaves_the_shipped_model_with_where_it_comes_from(run):
     assert checkpoint.load(run / 'final').preset == SMALL
+    assert {path.name for path in run.glob('*.safetensors')} == {'points.safetensors'}
     provenance = read_description(run / 'final').provenance
     assert {name: stage.get('steps') for name, stage in provenance['stages'].items()} == {
-        'data': None, 'vae': 3, 'teacher': 3, 'student': 3, 'self_forcing': 3, 'imitation': 3}
+        'data': None, 'vae': 3, 'teacher': 3, 'student': 3, 'self_forcing': 3, 'imitation': 3, 'decoder': 3}
     assert provenance['stages']['data']['seeds'] == '13:16' and provenance['seed'] == 0
     assert provenance['stages']['teacher']['device'] and provenance['stages']['teacher']['seconds'] > 0
     assert provenance['contact_calibration']['frames'] > 0
@@ -77,14 +79,14 @@ def test_a_run_leaves_curves_and_metrics(run):
 
 
 def test_each_stage_goes_on_from_the_one_before(run):
-    learning = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
+    learning = ('vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder')
     weights = {stage: checkpoint.load(run / stage).state_dict() for stage in learning}
-    for before, after in zip(learning[:3], learning[1:]):
+    for before, after in zip(learning[:3], learning[1:4]):
         assert torch.equal(weights[before]['vae.decoder.inp.weight'], weights[after]['vae.decoder.inp.weight'])
         assert not torch.equal(weights[before]['dit.embed.weight'], weights[after]['dit.embed.weight'])
-    last = weights['self_forcing'], weights['imitation']
-    moved = {name.split('.')[0] for name in last[0] if not torch.equal(last[0][name], last[1][name])}
-    assert moved == {'action_head'}
+    for before, after, part in (('self_forcing', 'imitation', 'action_head.'), ('imitation', 'decoder', 'vae.decoder.')):
+        moved = [name for name, value in weights[before].items() if not torch.equal(value, weights[after][name])]
+        assert moved and all(name.startswith(part) for name in moved)
 
 
 def test_stages_record_what_they_did_to_near_predictions(run):
@@ -109,7 +111,7 @@ def test_a_run_begins_with_a_student_from_elsewhere(run, tmp_path, capsys):
     (tmp_path / 'run.yaml').write_text(json.dumps(CONFIG))
     out, command = tmp_path / 'out', ['train', '--config', str(tmp_path / 'run.yaml'), '--device', 'cpu']
     cli.main([*command, '--out', str(out), '--init', str(run / 'student'), '--take-from', str(run),
-              '--stages', 'data,self_forcing,imitation,calibration'])
+              '--stages', 'data,self_forcing,imitation,decoder,calibration'])
     assert '[data] taken from' in capsys.readouterr().out
     assert not (out / 'teacher').exists() and not (out / 'student').exists()
     near = [json.loads((folder / 'self_forcing' / 'stage.json').read_text())['short_horizon']['before']
@@ -120,14 +122,14 @@ def test_a_run_begins_with_a_student_from_elsewhere(run, tmp_path, capsys):
 
 def test_the_newest_weights_of_a_run_are_those_of_its_last_stage_or_of_its_last_progress(run, tmp_path, capsys):
     assert newest.main([str(run), str(tmp_path / 'saved')]) == 0
-    done = checkpoint.load(run / 'imitation').state_dict()
+    done = checkpoint.load(run / 'decoder').state_dict()
     saved = checkpoint.load(tmp_path / 'saved').state_dict()
     torch.testing.assert_close(saved['dit.embed.weight'], done['dit.embed.weight'], rtol=1e-2, atol=1e-2)  # bfloat16
     going = tmp_path / 'going'
     going.mkdir()
     (going / 'config.yaml').write_text((run / 'config.yaml').read_text())
     assert newest.main([str(going), str(tmp_path / 'none')]) == 1
-    assert 'has no weights of imitation, self_forcing, student, teacher yet' in capsys.readouterr().err
+    assert 'has no weights of decoder, imitation, self_forcing, student, teacher yet' in capsys.readouterr().err
     averaged = {f'averaged.{name}': tensor for name, tensor in done.items()}
     progress.save(going / 'student' / 'progress', progress.Progress(7, 1.0, averaged, {}), Ranks(torch.device('cpu')))
     model, provenance = newest.newest(going)
@@ -140,7 +142,7 @@ def test_finished_stages_are_taken(run, capsys):
     train(run)
     assert all(path.stat().st_mtime_ns == time for path, time in before.items()) and before
     said = capsys.readouterr().out
-    for stage in ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'calibration', 'evaluation'):
+    for stage in ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder', 'calibration', 'evaluation'):
         assert f'[{stage}] taken from {run / stage}' in said
 
 
@@ -177,7 +179,7 @@ def test_recorded_drives_without_labels_go_on_from_a_model_whose_heads_and_autoe
     info = drives / 'meta' / 'info.json'
     info.write_text(info.read_text().replace('"label.', '"other.'))
     train(tmp_path / 'run', f'data.folders=[{drives}]', f'init={run / "final"}', 'vae=null', 'imitation=null',
-          'evaluation=null')
+          'decoder=null', 'evaluation=null')
     first, second = (checkpoint.load(folder / 'final').state_dict() for folder in (run, tmp_path / 'run'))
     moved = {name.split('.')[0] for name in first if not torch.equal(first[name], second[name])}
     assert moved == {'dit'}

@@ -37,6 +37,9 @@ class Objective:
     def after_update(self, step: int) -> None:
         """Called after the optimiser's step, without gradients."""
 
+    def finish(self) -> None:
+        """Called when the schedule is over and the model has its averaged weights."""
+
     def state(self) -> dict[str, Tensor]:
         """What a resumed training needs in addition to the model: tensors by name."""
         return {}

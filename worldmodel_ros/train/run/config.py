@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel_ros.model.presets import PRESETS, Preset
-from .options import ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
+from .options import DecoderOptions, ImitationOptions, SelfForcingOptions, StudentOptions, TeacherOptions
 from .reading import build, parse_override, read_yaml, with_values
 
-STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'calibration', 'evaluation')  # in their order
+STAGES = ('data', 'vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder', 'calibration', 'evaluation')  # in order
 TRAINING_SEEDS = range(1_000_000)  # those of sim.rollout, which this module does not import: it needs OpenGL
 
 
@@ -96,6 +96,11 @@ class ImitationStage(Schedule):
 
 
 @dataclass(frozen=True)
+class DecoderStage(Schedule):
+    objective: DecoderOptions = DecoderOptions()
+
+
+@dataclass(frozen=True)
 class CalibrationConfig:
     """Batches of clips of the held-back episodes that the contact probability is calibrated on."""
 
@@ -169,15 +174,16 @@ class TrainConfig:
     student: StudentStage | None = None
     self_forcing: SelfForcingStage | None = None
     imitation: ImitationStage | None = None
+    decoder: DecoderStage | None = None
     calibration: CalibrationConfig = CalibrationConfig()
     evaluation: EvaluationConfig | None = None
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f'preset {self.preset!r} is unknown: choose from {", ".join(PRESETS)}')
-        if self.model_preset.tile and (self.self_forcing or self.imitation):  # raises for an unknown policy
-            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing and imitation do not go: '
-                             'set them to null')
+        if self.model_preset.tile and (self.self_forcing or self.imitation or self.decoder):  # raises for an unknown policy
+            raise ValueError(f'preset {self.preset!r} has tiles, over which the stages self_forcing, imitation and decoder do '
+                             'not go: set them to null')
         if self.weight_bits not in (8, 16):
             raise ValueError(f'weight_bits is {self.weight_bits}: choose 8 or 16')
         if self.vae is None and self.init is None and self.autoencoder is None:
@@ -211,7 +217,8 @@ class TrainConfig:
     def clip_frames(self) -> int:
         """Frames of the longest clip that any stage draws."""
         stages = [stage for stage in (self.teacher, self.student, self.self_forcing, self.imitation) if stage]
-        return max([3, *(stage.objective.clip_frames for stage in stages)])
+        decoder = [self.model_preset.window_frames + max(self.decoder.objective.ahead, 12)] if self.decoder else []
+        return max([3, *decoder, *(stage.objective.clip_frames for stage in stages)])
 
     def of_stage(self, name: str) -> dict[str, Any]:
         """What the result of a stage depends on, ready for JSON: with another one, it is another result."""

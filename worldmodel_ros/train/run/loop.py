@@ -84,6 +84,7 @@ def optimise(module: nn.Module, make: Callable[[nn.Module], Objective], schedule
                           'from there')
     saved.carry(step, clock.seconds)
     module.load_state_dict(averaged.state_dict())
+    objective.finish()
     return {'steps': step, 'seconds': round(clock.seconds, 1)}
 
 

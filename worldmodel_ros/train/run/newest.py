@@ -18,7 +18,7 @@ from worldmodel_ros.model.world_model import WorldModel
 from .config import read_config
 
 # Those that leave a model which predicts, the last one first.
-STAGES = ('imitation', 'self_forcing', 'student', 'teacher')
+STAGES = ('decoder', 'imitation', 'self_forcing', 'student', 'teacher')
 
 
 def newest(run: Path) -> tuple[WorldModel, dict]:

@@ -141,3 +141,46 @@ class SelfForcingOptions(StudentOptions):
         super().__post_init__()
         if self.contact_share:
             raise ValueError('contact_share is for the stages teacher and student: roll-outs begin anywhere; set it to 0')
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """Stage ``decoder``: images of imagined latents, by the autoencoder's decoder alone.
+
+    batch: images per step. streams: of frames that are imagined at a time, ``ahead`` each (whole chunks), after a window of
+    observed ones; reuse: steps that draw from these. one_step_share: of the times, in one step per chunk instead of two.
+    encoded_share: of the images, which are drawn from the encoded true frames instead.
+    aim, encoded_aim: energy of details that is asked for, over that of the true images, of imagined and of encoded ones, and
+    energy_weight: of what is missing of it or too much.
+    adversary_weight: of its gradient by the images, over that of their error; adversary_rate: its learning rate;
+    adversary_width: channels of its first layer; camera_noise: largest deviation of the camera's noise, of 255.
+    judge_s: seconds between two looks at held-back episodes, of which the best is what the stage leaves.
+    """
+
+    batch: int = 256
+    streams: int = 512
+    ahead: int = 20
+    reuse: int = 40
+    one_step_share: float = 0.25
+    encoded_share: float = 0.3
+    aim: float = 0.88
+    encoded_aim: float = 1.02
+    energy_weight: float = 0.03
+    adversary_weight: float = 0.5
+    adversary_rate: float = 4e-4
+    adversary_width: int = 32
+    camera_noise: float = 3.0
+    judge_s: float = 20.0
+
+    def __post_init__(self):
+        if min(self.batch, self.streams, self.ahead, self.reuse, self.adversary_width) < 1:
+            raise ValueError(f'batch ({self.batch}), streams ({self.streams}), ahead ({self.ahead}), reuse ({self.reuse}) and '
+                             f'adversary_width ({self.adversary_width}) must be above zero')
+        if min(self.adversary_weight, self.energy_weight, self.camera_noise, self.judge_s) < 0.0:
+            raise ValueError(f'adversary_weight ({self.adversary_weight}), energy_weight ({self.energy_weight}), camera_noise '
+                             f'({self.camera_noise}) and judge_s ({self.judge_s}) must not be below zero')
+        if not 0.0 <= self.one_step_share <= 1.0 or not 0.0 <= self.encoded_share <= 1.0:
+            raise ValueError(f'one_step_share ({self.one_step_share}) and encoded_share ({self.encoded_share}) must be from 0 '
+                             'to 1')
+        if min(self.aim, self.encoded_aim) <= 0.0:
+            raise ValueError(f'aim ({self.aim}) and encoded_aim ({self.encoded_aim}) must be above zero')

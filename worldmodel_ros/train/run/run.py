@@ -15,8 +15,8 @@ import yaml
 from worldmodel_ros.engine.loading import model_folder
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.presets import Preset
+from worldmodel_ros.model.vae import VAE
 from worldmodel_ros.model.world_model import WorldModel
-from worldmodel_ros.train.data import lerobot
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.data.live import Simulation
 from .config import TrainConfig
@@ -24,7 +24,7 @@ from .ranks import Ranks
 from .reading import ConfigError
 
 # Stages that leave a checkpoint of all networks, in order.
-NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation')
+NETWORKS = ('vae', 'teacher', 'student', 'self_forcing', 'imitation', 'decoder')
 
 
 class Run:
@@ -131,6 +131,7 @@ class Run:
         if self.config.data.live:
             return self.simulation().episodes
         if self._episodes is None:
+            from worldmodel_ros.train.data import lerobot  # takes OpenCV and Arrow, which live episodes do without
             folders = [Path(folder) for folder in self.config.data.folders] or [self.found('data') / 'train']
             episodes = lerobot.load(folders, str(self.ranks.device), self.preset, self.config.clip_frames,
                                     (self.ranks.rank, self.ranks.count))
@@ -145,8 +146,16 @@ class Run:
         """The episodes that are not trained on, on this process's device; None where there are none."""
         if self.config.data.live:
             return self.simulation().held
+        from worldmodel_ros.train.data import lerobot
         folder = self.found('data') / 'held_back'
         return lerobot.load([folder], str(self.ranks.device), self.preset) if lerobot.is_dataset(folder) else None
+
+    def judged(self, vae: VAE) -> Episodes:
+        """Held-back episodes, or where there are none, those that are trained on; encoded."""
+        episodes = self.held_back() or self.episodes()
+        if episodes.latents is None:
+            episodes.encode(vae)
+        return episodes
 
     def simulation(self) -> Simulation:
         """What simulates this process's share of live episodes, begun at the first call."""

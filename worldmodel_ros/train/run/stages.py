@@ -22,8 +22,7 @@ from torch import nn
 
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import read_description
-from worldmodel_ros.train.data import lerobot
-from worldmodel_ros.train.data.simulate import Drives, simulate
+from worldmodel_ros.train.objectives.decoder import DecoderObjective
 from worldmodel_ros.train.objectives.imitation import ImitationObjective
 from worldmodel_ros.train.objectives.objective import Objective
 from worldmodel_ros.train.objectives.self_forcing import SelfForcingObjective
@@ -31,16 +30,17 @@ from worldmodel_ros.train.objectives.short_horizon import SAMPLERS, ShortHorizon
 from worldmodel_ros.train.objectives.student import StudentObjective
 from worldmodel_ros.train.objectives.teacher import TeacherObjective
 from worldmodel_ros.train.objectives.vae import VaeObjective, normalise
-from . import metrics, portable, progress
+from . import portable, progress
 from .calibrate import calibrate
 from .config import STAGES
 from .log import draw_curves
 from .loop import averaged_copy, optimise
+from .points import Points
 from .reading import ConfigError
-from .run import Run
+from .run import NETWORKS, Run
 
 OBJECTIVES = {'vae': VaeObjective, 'teacher': TeacherObjective, 'student': StudentObjective,
-              'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective}
+              'self_forcing': SelfForcingObjective, 'imitation': ImitationObjective, 'decoder': DecoderObjective}
 DISTILLED = ('student', 'self_forcing')  # their objectives see the averaged weights and the frozen teacher, too
 # Kinds of near predictions that a stage must not cost. A new student cannot step at all; only what it takes over can be lost.
 KEPT = {'teacher': ('flow',), 'student': ('flow',), 'self_forcing': tuple(SAMPLERS)}
@@ -90,13 +90,15 @@ def learn(run: Run, name: str) -> dict[str, Any]:
     model, episodes = run.networks(run.before(name)), run.episodes()
     learner = model.vae if name == 'vae' else model
     others = (run.teacher(),) if name in DISTILLED else ()
+    points = Points(run.out if run.ranks.main else None) if name == 'decoder' else None
     if learner is model and episodes.latents is None:
         episodes.encode(model.vae)
 
     def objective(averaged: nn.Module) -> Objective:
-        networks = (model, averaged, *others) if others else (learner,)
+        networks = (model, averaged, *others) if others or points else (learner,)
         try:
-            return OBJECTIVES[name](*networks, episodes, stage.objective)
+            judged = (run.judged(model.vae), points) if points else ()
+            return OBJECTIVES[name](*networks, episodes, stage.objective, *judged)
         except ValueError as error:
             raise ConfigError(f'{name}.objective: {error}') from error
 
@@ -109,6 +111,8 @@ def learn(run: Run, name: str) -> dict[str, Any]:
     recorded = {'steps': result['steps'], 'training_seconds': result['seconds'], **run.live_episodes()}
     if near:
         recorded['short_horizon'] = _compare(name, before, near.errors(averaged_copy(model)), run)  # a copy is not compiled
+    if points:
+        recorded |= {'before': points.before, 'judged': points.chosen[0]}
     if name == 'vae':
         normalise(model.vae, episodes, torch.Generator(run.ranks.device).manual_seed(config.seed))
     if run.ranks.main:
@@ -135,6 +139,9 @@ def simulate_data(run: Run, name: str) -> dict[str, Any]:
         return {'live': data.live}
     if data.folders:
         return {'folders': list(data.folders)}
+    # Datasets take OpenCV and Arrow, which are not on each machine that trains on live episodes.
+    from worldmodel_ros.train.data import lerobot
+    from worldmodel_ros.train.data.simulate import Drives, simulate
     first_held_back = data.first_seed + data.episodes
     for part, first, episodes in (('train', data.first_seed, data.episodes),
                                   ('held_back', first_held_back, data.held_back)):
@@ -157,7 +164,8 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
     provenance = {'preset': config.preset, 'seed': config.seed, 'stages': {stage: run.results(stage) for stage in done},
                   'continues': [read_description(run.init).provenance] if run.init else []}
     result: dict[str, Any] = {}
-    if episodes := run.held_back():
+    frozen = [stage for stage in NETWORKS if run.has(stage)] == ['decoder']  # what contacts are told by
+    if not frozen and (episodes := run.held_back()):
         episodes.encode(model.vae)
         try:
             result['contact_calibration'] = calibrate(model, episodes, **asdict(config.calibration))
@@ -171,6 +179,9 @@ def calibrate_contacts(run: Run, name: str) -> dict[str, Any]:
 
 def evaluate(run: Run, name: str) -> dict[str, Any]:
     """What is shipped, read back: short predictions on episodes of other seeds, and ``worldmodel evaluate quality``."""
+    from worldmodel_ros.train.data import lerobot
+    from worldmodel_ros.train.data.simulate import Drives, simulate
+    from . import metrics
     config, device, folder = run.config.evaluation, str(run.ranks.device), run.out / name
     run.release()
     drives = folder / 'drives'
