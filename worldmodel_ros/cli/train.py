@@ -118,12 +118,13 @@ def _train(chosen: argparse.Namespace) -> int:
     config = read_config(chosen.config, _overrides(chosen))
     torch.set_float32_matmul_precision('high')
     ranks = Ranks.join(chosen.device)
+    run = Run(config, chosen.out, ranks, chosen.take_from)
     try:
-        run_stages(Run(config, chosen.out, ranks, chosen.take_from),
-                   [name for name in chosen.stages.split(',') if name])
+        run_stages(run, [name for name in chosen.stages.split(',') if name])
     except (DatasetError, ModelError) as error:
         raise ConfigError(str(error)) from error
     finally:
+        run.release()  # processes that simulate
         ranks.leave()
     return 0
 

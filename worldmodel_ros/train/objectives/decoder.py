@@ -49,7 +49,8 @@ class Adversary(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         details = images - F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode='replicate'), 3, 1)
-        return self.layers(torch.cat([images, _RAISED * details], 1))
+        # Channels last, as tensor cores take them; the weights stay as they are, for what is saved of them.
+        return self.layers(torch.cat([images, _RAISED * details], 1).contiguous(memory_format=torch.channels_last))
 
 
 @dataclass
@@ -81,8 +82,6 @@ class DecoderObjective(Objective):
         self.adversary = Adversary(options.adversary_width).to(device)
         if device.type == 'cuda':
             torch.backends.cudnn.benchmark = True  # shapes never change
-            for network in (self.adversary, model.vae.decoder, averaged.vae.decoder):
-                network.to(memory_format=torch.channels_last)
         self.optimiser = torch.optim.AdamW(self.adversary.parameters(), options.adversary_rate, betas=(0.5, 0.99),
                                            fused=device.type == 'cuda')
         self.left = 0  # steps until others are imagined

@@ -163,8 +163,8 @@ class DecoderOptions:
     reuse: int = 40
     one_step_share: float = 0.25
     encoded_share: float = 0.3
-    aim: float = 0.88
-    encoded_aim: float = 1.02
+    aim: float = 0.92
+    encoded_aim: float = 1.06
     energy_weight: float = 0.03
     adversary_weight: float = 0.5
     adversary_rate: float = 4e-4
