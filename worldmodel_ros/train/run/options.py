@@ -165,7 +165,7 @@ class DecoderOptions:
     encoded_share: float = 0.3
     aim: float = 0.92
     encoded_aim: float = 1.06
-    energy_weight: float = 0.03
+    energy_weight: float = 0.05
     adversary_weight: float = 0.5
     adversary_rate: float = 4e-4
     adversary_width: int = 32
