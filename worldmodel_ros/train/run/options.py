@@ -166,7 +166,7 @@ class DecoderOptions:
     aim: float = 0.92
     encoded_aim: float = 1.06
     energy_weight: float = 0.05
-    adversary_weight: float = 0.5
+    adversary_weight: float = 2.0
     adversary_rate: float = 4e-4
     adversary_width: int = 32
     camera_noise: float = 3.0
