@@ -164,7 +164,7 @@ class DecoderOptions:
     one_step_share: float = 0.25
     encoded_share: float = 0.3
     aim: float = 0.92
-    encoded_aim: float = 1.06
+    encoded_aim: float = 1.03
     energy_weight: float = 0.05
     adversary_weight: float = 2.0
     adversary_rate: float = 4e-4

@@ -27,8 +27,8 @@ from worldmodel_ros.model.checkpoint_description import ModelError, read_descrip
 
 FILE = 'points.safetensors'
 MOST = 6  # that are kept: of the shipped size, 10 MB
-# What is asked for: sharpness over that of the true image, of images 1 s ahead and of encoded ones, and the most PSNR that
-# images 1 s ahead may lose, in dB.
+# What is asked for: sharpness over that of the true image, of images 1 s ahead (mean and median) and of encoded ones (median),
+# and the most PSNR that images 1 s ahead may lose, in dB.
 AIM, ENCODED_AIM, MOST_LOSS_DB = 0.78, 0.95, 0.9
 
 Row = dict[str, Any]  # step, and of two_step, one_step and encoded: psnr_db, sharpness, median_sharpness
@@ -67,7 +67,7 @@ class Points:
         row = point[0]
         imagined, encoded = row['two_step'], row['encoded']
         shares = [min(imagined['sharpness'], imagined['median_sharpness']) / AIM,
-                  min(encoded['sharpness'], encoded['median_sharpness']) / ENCODED_AIM]
+                  encoded['median_sharpness'] / ENCODED_AIM]  # its mean has the camera's noise, which nobody can draw
         lost = self.before['two_step']['psnr_db'] - imagined['psnr_db']
         return round(min(1.0, *shares) - max(0.0, lost - MOST_LOSS_DB), 2), row['step']
 
