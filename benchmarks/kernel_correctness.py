@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import gelu, linear
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'test'))
 
@@ -38,6 +39,7 @@ from worldmodel_ros.kernels.temporal_triton import temporal_attention_triton
 from worldmodel_ros.machine import machine, versions
 
 HEADS, FRAMES, TOKENS, DIM, PAGES = 24, 4, 256, 128, 96
+REPEATS = 50  # of a kernel that is too short to be timed alone
 # What rounding queries and probabilities to the type of the matrix products may cost. e4m3 has an error of 2.6 %; that
 # of the queries counts as often as the logits are wide, here with a standard deviation of about 2.5.
 BF16_LIMIT, FP8_LIMIT = 0.006, 0.07
@@ -153,6 +155,37 @@ def in_parts(generator: torch.Generator, rng: np.random.Generator) -> Iterator[C
                     milliseconds(call))
 
 
+def gelu_in_product(generator: torch.Generator, rng: np.random.Generator) -> Iterator[Check]:
+    """Products that compute GELU, of the chunk of ``base`` and of fewer rows, and the same in two kernels, for their time."""
+    width = 1024
+    weight = random_tensor(generator, 4 * width, width, dtype=torch.bfloat16) / width ** 0.5
+    bias = random_tensor(generator, 4 * width, dtype=torch.bfloat16)
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return gelu(linear(x, weight, bias), approximate='tanh')
+    for rows in (256, 512, 1024):
+        x = random_tensor(generator, rows, width, dtype=torch.bfloat16)
+        expected = gelu(linear(x.double(), weight.double(), bias.double()), approximate='tanh')
+        for name, call in (('in one kernel', fused), ('in two', apart)):
+            graph = captured(lambda: call(x))
+            yield Check('gelu_in_product', f'{rows} rows {name}', relative_error(call(x), expected), BF16_LIMIT,
+                        milliseconds(graph.replay) / REPEATS)
+
+
+def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """REPEATS calls, so that their time is the device's."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            call()
+    return graph
+
+
 def _angles(rotary: torch.Tensor) -> torch.Tensor:
     return torch.stack(rotary.chunk(2, 1))
 
@@ -236,7 +269,8 @@ def requantising(generator: torch.Generator, rng: np.random.Generator) -> Iterat
                         EQUALLY_GOOD * (new == 'fp4'), ms)
 
 
-PARTS = {part.__name__: part for part in (attention, by_frame, in_parts, page_writing, temporal, requantising)}
+PARTS = {part.__name__: part for part in (attention, by_frame, in_parts, gelu_in_product, page_writing, temporal,
+                                          requantising)}
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from worldmodel_ros.engine.session import Session
 from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
+from worldmodel_ros.model.dit import GELU_ROWS
 from worldmodel_ros.model.presets import TINY, Preset
 from worldmodel_ros.model.rotary import rotary_angles
 from worldmodel_ros.model.sampling import FLOW, HALF
@@ -98,6 +99,25 @@ def test_committing_frame_by_frame_and_denoising_equal_one_training_pass(cache_e
         with cache.stage() as staged:
             staged.write(frame, k[:, 0, :, None], v[:, 0, :, None])
         memory.roll(cache, frame)
+
+
+def test_gelu_in_the_product_gives_the_layer_that_its_modules_define(model, monkeypatch):
+    """Of many rows alone; by a stand-in, since the CPU's own computes another GELU."""
+    calls = []
+
+    def fused(bias, x, weight, use_gelu):
+        calls.append(x.shape)
+        return torch.nn.functional.gelu(torch.addmm(bias, x, weight), approximate='tanh')
+    monkeypatch.setattr(torch, '_addmm_activation', fused)
+    block, width = small_model().dit.blocks[0], SMALL.width
+    for tokens in (GELU_ROWS // 2, GELU_ROWS // 2 - 1):
+        x, attended, state = (torch.randn(1, 2, rows, width) for rows in (tokens, tokens, 4))
+        state = state[:, :, :, None].unbind(2)
+        block.gelu_in_product = False
+        expected = block.leave(x, attended, state)
+        block.gelu_in_product = True
+        torch.testing.assert_close(block.leave(x, attended, state), expected)
+    assert calls == [(GELU_ROWS, width)]
 
 
 def test_a_session_of_a_day_sees_what_a_young_one_sees(tmp_path):

@@ -31,7 +31,8 @@ def full_float32(monkeypatch):
         monkeypatch.setattr(backend, 'allow_tf32', False)
 
 
-@pytest.mark.parametrize('part', ['attention', 'by_frame', 'in_parts', 'page_writing', 'temporal', 'requantising'])
+@pytest.mark.parametrize('part', [
+    'attention', 'by_frame', 'in_parts', 'gelu_in_product', 'page_writing', 'temporal', 'requantising'])
 def test_every_kernel_keeps_the_limit_of_its_definition(program, part):
     module = program('kernel_correctness')
     with torch.inference_mode():

@@ -29,6 +29,8 @@ from .tile_mask import TileMask
 
 State = tuple[Tensor, ...]  # what ``Block.leave`` needs of ``Block.enter``
 
+GELU_ROWS = 512  # from how many on the product computes GELU: cuBLASLt has fewer such kernels, and of few rows GELU is quick
+
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Rotate x (B, H, N, head_dim) by rotary (2, N, head_dim / 2); halves, not neighbours, form the pairs."""
@@ -100,6 +102,8 @@ class Block(nn.Module):
     a faster one (FP8, a part of the weights) replaces these, and ``forward`` stays the definition.
     """
 
+    gelu_in_product = False  # whether the library that multiplies computes GELU as well, which has no gradient
+
     def __init__(self, preset: Preset):
         super().__init__()
         d = preset.width
@@ -132,7 +136,14 @@ class Block(nn.Module):
         """x after the layer; attended (B, T, P, H * d)."""
         gate1, shift2, scale2, gate2 = state
         x = x + gate1 * self.proj(attended)
-        return x + gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
+        return x + gate2 * self._mlp(modulate(self.norm2(x), shift2, scale2))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if not self.gelu_in_product or x.shape[:-1].numel() < GELU_ROWS:
+            return self.mlp(x)
+        first, second = self.mlp[0], self.mlp[2]
+        hidden = torch._addmm_activation(first.bias, x.flatten(0, -2), first.weight.t(), use_gelu=True)  # tanh, on a GPU
+        return second(hidden.unflatten(0, x.shape[:-1]))
 
     def forward(self, x: Tensor, cond: Tensor, rotary: Tensor, bias: Tensor | TileMask | None,
                 window: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:

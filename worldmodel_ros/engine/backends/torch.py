@@ -64,6 +64,9 @@ class TorchBackend(Backend):
         if precision is not Precision.FP32:
             for part in (model.dit.embed, model.dit.blocks, model.dit.modulation, model.dit.out):
                 part.to(torch.bfloat16)
+            if on_gpu and torch.cuda.get_device_capability(self.device) == (9, 0):
+                for block in model.dit.blocks:
+                    block.gelu_in_product = True
         if precision.quantised and self.preset.tile is None:
             raise ValueError(f'preset {self.preset.name!r} commits frame by frame to pages of one frame, and has them in '
                              f'fp32 or bf16, not in {precision.value}')
