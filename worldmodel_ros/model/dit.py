@@ -138,6 +138,13 @@ class Block(nn.Module):
         x = x + gate1 * self.proj(attended)
         return x + gate2 * self._mlp(modulate(self.norm2(x), shift2, scale2))
 
+    def leave_and_enter(self, x: Tensor, attended: Tensor, state: State, following: Block, cond: Tensor,
+                        rotary: Tensor | None = None, modulation: Tensor | None = None) -> tuple[Tensor, Tensor, State]:
+        """``leave``, and what the ``following`` layer makes of it in ``enter``; x, queries, keys and values, state. Compiled
+        together, the last sum of one is the first that the other's norm reads."""
+        x = self.leave(x, attended, state)
+        return x, *following.enter(x, cond, rotary, modulation)
+
     def _mlp(self, x: Tensor) -> Tensor:
         if not self.gelu_in_product or x.shape[:-1].numel() < GELU_ROWS:
             return self.mlp(x)
@@ -252,14 +259,16 @@ class DiT(nn.Module):
         """x (B, T, P, D) after all layers, whose condition is cond (B, T, D), or of each layer one."""
         cache_layers = iter(range(len(self.blocks)))
         conditions = repeat(cond) if isinstance(cond, Tensor) else cond
+        left, qkv, state, attended = None, None, (), None
         for block, is_cache, told, modulation in zip(self.blocks, self.kinds, conditions, modulations or repeat(None)):
-            qkv, state = block.enter(x, told, None if is_cache else attention.rotary, modulation)
-            if is_cache:
-                attended = attention.over_tiles(next(cache_layers), block, qkv)
+            told = told, None if is_cache else attention.rotary, modulation
+            if left is None:
+                qkv, state = block.enter(x, *told)
             else:
-                attended = attention.within_frames(qkv)
-            x = block.leave(x, attended, state)
-        return x
+                x, qkv, state = left.leave_and_enter(x, attended, state, block, *told)
+            attended = attention.over_tiles(next(cache_layers), block, qkv) if is_cache else attention.within_frames(qkv)
+            left = block
+        return left.leave(x, attended, state)
 
     def _modulations(self, cond: Tensor, stream: Any) -> Iterator[Tensor]:
         """Of each layer what it makes of cond, by the time that it is asked for: next to the layers, which these products of

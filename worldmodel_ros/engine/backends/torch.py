@@ -33,7 +33,7 @@ from .protocol import Backend
 from .tile_passes import TilePasses
 
 
-LAYER_PARTS = ('forward', 'enter', 'leave')  # of a layer, which are compiled
+LAYER_PARTS = ('forward', 'enter', 'leave', 'leave_and_enter')  # of a layer, which are compiled
 MAX_SHAPES = 64  # that one of them may be compiled for; beyond, torch.compile gives up and runs it as it is
 
 
