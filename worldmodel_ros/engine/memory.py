@@ -130,7 +130,14 @@ class Window:
 
     def seen(self) -> np.ndarray:
         """Which tokens of the pages each frame sees, bool, a row for each of ``oldest``."""
-        return (self.key_times >= self.oldest[:, None]) & (self.key_times < self.times[0])
+        return self._seen(self.key_times)
+
+    def seen_pages(self) -> np.ndarray:
+        """Which of the pages, where each is a frame."""
+        return self._seen(self.key_times[::self.tokens])
+
+    def _seen(self, key_times: np.ndarray) -> np.ndarray:
+        return (key_times >= self.oldest[:, None]) & (key_times < self.times[0])
 
 
 @lru_cache(maxsize=64)

@@ -89,8 +89,12 @@ def _split(preset: VideoPreset) -> tuple[int, int]:
     return pairs - 2 * (pairs // 3) - preset.heading_pairs, pairs // 3
 
 
-def _rotation(position: np.ndarray, count: int, wavelength: float) -> np.ndarray:
+@lru_cache(maxsize=8)
+def _waves(count: int, wavelength: float) -> np.ndarray:
     # Wavelengths from 4 positions up, so that neighbours never alias.
-    wave = 4.0 * (wavelength / 4.0) ** (np.arange(count) / max(count - 1, 1))
-    phase = np.remainder(position[..., None] / wave, 1.0) * (2.0 * math.pi)
+    return 4.0 * (wavelength / 4.0) ** (np.arange(count) / max(count - 1, 1))
+
+
+def _rotation(position: np.ndarray, count: int, wavelength: float) -> np.ndarray:
+    phase = np.remainder(position[..., None] / _waves(count, wavelength), 1.0) * (2.0 * math.pi)
     return np.stack([np.cos(phase), np.sin(phase)]).astype(np.float32)

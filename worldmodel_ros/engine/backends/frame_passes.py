@@ -79,9 +79,8 @@ class FramePasses:
         count = len(window.times)
         together = count == 1 or not window.causal  # all queries see the same
         parts = parts_for(-(-count * self.preset.tokens // QUERY_BLOCK) * self.preset.heads, self._window + count)
-        seen = window.seen()[:, ::window.tokens]
         entries = [np.concatenate([window.pages[row], own[:count if together else frame + 1]])
-                   for frame, row in enumerate(seen)]
+                   for frame, row in enumerate(window.seen_pages())]
         arrays = time_rotation(self.preset, window.times), own.astype(np.int32), *listed(
             entries, parts, len(entries) * (self._window + count), window.tokens)
         outputs = launch((network, 'frames', window.storage), partial(run, window.storage, parts, launch.beside),

@@ -46,14 +46,20 @@ class Inputs:
                 staged = stage.arrays.get(index)
                 if staged is None:
                     staged = stage.arrays[index] = self._view(stage.block, index).numpy()
-                np.stack(column, out=staged[:size])
-                staged[size:] = staged[:1]
+                if size == 1:  # of a robot's own session, for which stacking takes longer than copying
+                    staged[:] = column[0]
+                else:
+                    np.stack(column, out=staged[:size])
+                    staged[size:] = staged[:1]
                 if runs and runs[-1][1] == self._begins[index]:
                     runs[-1][1] = self._begins[index + 1]
                 else:
                     runs.append([self._begins[index], self._begins[index + 1]])
                 continue
-            torch.stack([torch.as_tensor(part, device=self._device) for part in column], out=static[:size])
+            if size == 1:
+                static[0].copy_(column[0])
+            else:
+                torch.stack([torch.as_tensor(part, device=self._device) for part in column], out=static[:size])
             if size < len(static):
                 static[size:] = static[:1]
         for begin, end in runs:
