@@ -355,7 +355,7 @@ def test_an_argument_may_come_from_the_host_now_and_from_the_device_later():
     assert inputs.tensors[0].tolist() == [[2.0] * 3] and inputs.tensors[1].tolist() == [0.25]
 
 
-@pytest.mark.parametrize('in_place, most', [(False, 6), (True, 7)], ids=['gathered', 'in place'])
+@pytest.mark.parametrize('in_place, most', [(False, 7), (True, 8)], ids=['gathered', 'in place'])
 def test_layers_and_heads_trace_whole_and_share_what_is_compiled(folder, monkeypatch, in_place, most):
     compiled = []
 
@@ -374,9 +374,9 @@ def test_layers_and_heads_trace_whole_and_share_what_is_compiled(folder, monkeyp
             session.observe(frame, ACTION)
         plans.append(session.look_ahead('red').plan())
     np.testing.assert_allclose(*plans, atol=1e-5)
-    # What frames are told, tokens, features, the policy, and of layers two or three: where pages are gathered, a window that is
-    # not full is a shape of its own; where they are read in place, what comes before the first attention, between two, and
-    # after the last.
+    # The encoder, what frames are told, tokens, features, the policy, and of layers two or three: where pages are gathered, a
+    # window that is not full is a shape of its own; where they are read in place, what comes before the first attention,
+    # between two, and after the last.
     assert most - 1 <= len(compiled) <= most
 
 

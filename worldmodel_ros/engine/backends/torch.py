@@ -318,9 +318,10 @@ def compile_layers(dit: DiT) -> None:
 
 
 def compile_heads(model: WorldModel) -> None:
-    """Has what is many small operations on few numbers compiled, too: what frames are told, their tokens, what comes after the
-    last layer, and the policy."""
-    parts = *((model.dit, part) for part in ('condition', 'tokens', 'finish')), (model.action_head, 'forward')
+    """Has what is many small operations on few numbers compiled, too: the encoder around its convolutions, what frames are
+    told, their tokens, what comes after the last layer, and the policy."""
+    parts = ((model.vae, 'encode_next'), *((model.dit, part) for part in ('condition', 'tokens', 'finish')),
+             (model.action_head, 'forward'))
     for module, part in parts:
         setattr(module, part, torch.compile(getattr(module, part), dynamic=False))
 
