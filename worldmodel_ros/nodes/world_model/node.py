@@ -95,6 +95,7 @@ class WorldModelNode(LifecycleNode):
     def __init__(self, load_engine: Callable[..., Any] | None = None, load_forecast: Callable[..., Any] | None = None,
                  **options: Any) -> None:
         super().__init__('world_model_node', **options)
+        realtime.keep_freed_memory()  # for images
         self.refusals = diagnostics.Refusals()
         self._load_engine, self._load_forecast = load_engine or _load, load_forecast or _load_forecast
         self._engine: Any = None
@@ -507,9 +508,10 @@ class Activation:
             return
         self.missing_input = observation.stale
         self.statistics.image(observation, self.intake.delay)
-        self.statistics.dropped += self.worker.submit(observation)
         if observation.wants_answer:
             self._answer_timer.arm(observation.due - self.responder.settings.reserve - time.monotonic())
+        # Last: from here on the engine's thread wants the interpreter.
+        self.statistics.dropped += self.worker.submit(observation)
 
     @property
     def _drives(self) -> bool:
