@@ -249,9 +249,12 @@ class DiT(nn.Module):
                    stream: Any = None) -> tuple[Tensor, Tensor]:
         """The pass of a preset with tiles: arguments as in ``forward``, while ``attention`` knows times, window and
         pages. Returns predicted clean latents and features, these in the layers' type. ``stream``: of CUDA, that
-        modulations are computed on."""
-        cond, x = self.enter(latents, tau, step, action)
-        modulations = self._modulations(cond, stream) if stream else None
+        condition and modulations are computed on."""
+        if stream:
+            cond, modulations = self._next_to_layers(stream, tau, step, action)
+            x = self.tokens(latents)
+        else:
+            (cond, x), modulations = self.enter(latents, tau, step, action), None
         return self.finish(self.layers_over_tiles(x, cond, attention, modulations), cond)
 
     def layers_over_tiles(self, x: Tensor, cond: Tensor | Sequence[Tensor], attention: TileAttention,
@@ -270,16 +273,21 @@ class DiT(nn.Module):
             left = block
         return left.leave(x, attended, state)
 
-    def _modulations(self, cond: Tensor, stream: Any) -> Iterator[Tensor]:
-        """Of each layer what it makes of cond, by the time that it is asked for: next to the layers, which these products of
-        few rows, whose time is that of reading their weights, would hold up."""
-        layers = torch.cuda.current_stream(cond.device)
+    def _next_to_layers(self, stream: Any, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Iterator[Tensor]]:
+        """The condition, and of each layer what it makes of it, by the time that it is asked for: these products of few rows,
+        whose time is that of reading their weights, would hold up tokens and layers. The condition may be read once a layer
+        has its own."""
+        layers = torch.cuda.current_stream(tau.device)
         stream.wait_stream(layers)
         with torch.cuda.stream(stream):
+            cond = self.condition(tau, step, action)
             queued = [(block.modulation(cond), stream.record_event()) for block in self.blocks]
-        for modulation, done in queued:
-            layers.wait_event(done)
-            yield modulation
+
+        def waited_for() -> Iterator[Tensor]:
+            for modulation, done in queued:
+                layers.wait_event(done)
+                yield modulation
+        return cond, waited_for()
 
     def enter(self, latents: Tensor, tau: Tensor, step: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """What the layers take: condition (B, T, D) and tokens (B, T, P, D)."""
