@@ -3,8 +3,8 @@
     MUJOCO_GL=egl python benchmarks/control_judged.py --seconds 540 --workers 14 --episodes e.jsonl --json control_judged.json
 
 1,000 rooms of ``intercept``, 500 of the street and of static rooms, 100 of ``recall``, then the run-time tasks, the ablations
-and the variants, and what is left of ``recall``; weights and code as they are. The result is written as episodes come, and has
-the rooms in which all controllers of a part have driven.
+and the variants, and what is left of ``recall``, or some of these (``--parts``); weights and code as they are. The result is
+written as episodes come, and has the rooms in which all controllers of a part have driven.
 
 The first seed is told. With it as ``--first``, and the same ``--episodes``, a later run goes on; with ``--seconds 0`` it only
 writes the result. With the same ``--json`` that has the machines of all of them: its own, and ``earlier_runs``.
@@ -89,7 +89,7 @@ def main() -> int:
     print(f'first seed {first}', file=sys.stderr, flush=True)
     question = Question(range(first, first + most_rooms(PARTS)), tuple(TASKS), (*BOUNDS, *RUNGS), backend=chosen.backend,
                         forecast=chosen.forecast)
-    jobs = list(dict.fromkeys(job for part in PARTS for job in part.jobs(first)))
+    jobs = list(dict.fromkeys(job for part in PARTS if part.name in chosen.parts for job in part.jobs(first)))
     about = {**provenance(PACKAGES), 'first_seed': first, 'product_of_384x384_float32_ms': round(product_ms(), 3),
              'load_before': round(os.getloadavg()[0], 1), 'rendered_by': os.environ.get('MUJOCO_GL', 'osmesa'),
              'workers': chosen.workers, 'forecast': chosen.forecast, 'backend': chosen.backend,
@@ -179,6 +179,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--workers', type=int, default=len(os.sched_getaffinity(0)), help='processes')
     parser.add_argument('--forecast', default='tiny')
     parser.add_argument('--backend', default='onnx-int8', help='what runs the networks; default: as on the robot')
+    names = list(dict.fromkeys(part.name for part in PARTS))
+    parser.add_argument('--parts', nargs='+', choices=names, default=names, help='what to judge (default: all)')
     parser.add_argument('--first', type=int, help='seed of the first room, of a run that goes on; default: drawn at random')
     parser.add_argument('--episodes', type=Path, help='JSON lines, one for each episode; those in it are not driven again')
     parser.add_argument('--json', type=Path)
