@@ -254,10 +254,10 @@ class Watched(TiledImagination):
         return latents, after
 
     def report(self) -> dict:
-        """What is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and besides the
-        window as many keyframes as there may be."""
+        """What is held after a tenth of the way and at the end, and whether only whole slabs left: sinks stay, and as many
+        keyframes as there may be."""
         preset, late = self.spec, self.held[len(self.held) // 10:]
-        sinks, stays = preset.sink_slabs, preset.sink_slabs + preset.keyframe_slabs
+        sinks, stays = preset.sink_slabs, preset.staying_slabs
         whole = all((slabs[stays:] == np.arange(slabs[stays], newest // preset.tile[0] + 1)).all()
                     and (slabs[stays] + 1) * preset.tile[0] > newest + 1 - preset.window_frames
                     and (slabs[:sinks] == np.arange(sinks)).all() for newest, slabs, *_ in late)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .keyframes import least_needed
+from .keyframes import keyframes
 from .layout import TileLayout
 from .pool import Lease, OutOfPages, PagePool
 
@@ -78,7 +78,7 @@ class SequenceCache:
     New slabs are written to the first of ``pools``. ``guaranteed_slabs``: so many slabs of each pool, or of the first
     one, can always be held, staged ones included; 0 for a branch, which takes what is left and may lose it, unless it
     is ``firm``. ``sinks``: the first slabs, which eviction spares; ``keyframes``: so many of the others stay, see
-    ``keyframes.least_needed``. Not safe for use from two threads at once; different sequences of the same pools are.
+    ``cache.keyframes``. Not safe for use from two threads at once; different sequences of the same pools are.
     """
 
     def __init__(self, layout: TileLayout, pools: Sequence[PagePool], guaranteed_slabs: int | Sequence[int] = 0,
@@ -136,13 +136,10 @@ class SequenceCache:
         behind = np.flatnonzero(~kept)
         kept[:self.sinks] = True
         if self.keyframes:
-            held = behind[behind >= self.sinks]
-            poses = np.array([self.poses[slab] for slab in table.slabs[held].tolist()])
-            while len(held) > self.keyframes:
-                # One at a time, as they have left the window.
-                gone = least_needed(poses[:self.keyframes + 1], (table.observed == table.valid)[held[:self.keyframes + 1]])
-                held, poses = np.delete(held, gone), np.delete(poses, gone, 0)
-            kept[held] = True
+            others = behind[behind >= self.sinks]
+            poses = np.array([self.poses[slab] for slab in table.slabs[others].tolist()])
+            observed = (table.observed == table.valid)[others]
+            kept[others[keyframes(poses, observed, self.keyframes)[-1]]] = True
         return kept
 
     def drop_predicted(self) -> None:

@@ -49,8 +49,8 @@ class Memory:
         self.before_writing = before_writing
         self._preset, self._frames = preset, preset.window_frames
         self._slabs = slabs_of(preset.window_frames, self.layout)
-        chunk, stays = slabs_of(preset.chunk_frames, self.layout), preset.sink_slabs + preset.keyframe_slabs
-        slabs = [(self._slabs + stays + 1, 2 * self._slabs + preset.keyframe_slabs + chunk)]
+        chunk = slabs_of(preset.chunk_frames, self.layout)
+        slabs = [(self._slabs + preset.staying_slabs + 1, 2 * self._slabs + preset.keyframe_slabs + chunk)]
         if older is not None:
             recent = NOT_YET_OLDER + preset.sink_slabs + 1
             slabs.insert(0, (recent, recent + chunk))

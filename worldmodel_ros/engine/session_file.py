@@ -220,7 +220,7 @@ def _allocate(header: dict[str, Any], begin: int, size: int) -> dict[str, np.nda
 
 def most_slabs(spec: Preset, memory: Memory) -> int:
     """How many slabs a session has at most."""
-    return slabs_of(spec.window_frames, memory.layout) + spec.sink_slabs + spec.keyframe_slabs
+    return slabs_of(spec.window_frames, memory.layout) + spec.staying_slabs
 
 
 def _state_forms(spec: Preset, memory: Memory) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -116,6 +116,11 @@ class VideoPreset(SequencePreset):
                              f'without bounds; not {self.patterns}')
 
     @property
+    def staying_slabs(self) -> int:
+        """How many slabs stay in a session's cache behind its window."""
+        return self.sink_slabs + self.keyframe_slabs
+
+    @property
     def context_frames(self) -> int:
         return self.window_frames + (self.keyframe_slabs * self.tile[0] if self.tile else 0)
 

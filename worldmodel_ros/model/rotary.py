@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..cache.layout import TileLayout
+from ..motion import along_arc
 from .presets import Preset, VideoPreset
 
 # Longest wavelengths, in frames and in tokens: a few times what one window and one image span.
@@ -53,10 +54,12 @@ def heading_after(preset: Preset, heading: float, actions: np.ndarray) -> float:
 
 def poses_along(preset: Preset, actions: np.ndarray, start: Sequence[float] = (0.0, 0.0, 0.0)) -> np.ndarray:
     """x, y [m] and heading [rad] after each of the actions (T, A) of a robot at ``start``: float64 (T, 3)."""
-    turned = preset.step_period * actions[:, preset.turn].astype(np.float64)
-    way, heading = preset.step_period * actions[:, preset.forward].astype(np.float64), start[2] + turned.cumsum()
-    middle = heading - 0.5 * turned
-    return np.stack([start[0] + (way * np.cos(middle)).cumsum(), start[1] + (way * np.sin(middle)).cumsum(), heading], 1)
+    twists = actions[:, [preset.forward, preset.turn]].astype(np.float64)
+    heading = start[2] + preset.step_period * twists[:, 1].cumsum()
+    begun = np.zeros((len(twists), 3))
+    begun[:, 2] = np.concatenate([[start[2]], heading[:-1]])
+    steps = along_arc(begun, twists, preset.step_period)
+    return np.concatenate([np.asarray(start[:2]) + steps[:, :2].cumsum(0), heading[:, None]], 1)
 
 
 def shift_in_time(preset: VideoPreset, frames: int) -> np.ndarray:

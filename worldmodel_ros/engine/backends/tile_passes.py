@@ -101,8 +101,7 @@ class TilePasses:
             rotation = np.concatenate([rotation, before.repeat(len(pages.times), 1)], -1)
         arrays = [rotation, pages.own,
                   np.full(len(pages.own), pages.offset * run, np.int32)]
-        stays = self.preset.sink_slabs + self.preset.keyframe_slabs
-        most_slabs = slabs_of(self.preset.window_frames, self._layout) + stays + pages.groups
+        most_slabs = slabs_of(self.preset.window_frames, self._layout) + self.preset.staying_slabs + pages.groups
         for pattern, tiers in zip(patterns_of(self.preset), pages.lists):
             plane = np.minimum(pattern.plane, self._layout.plane)
             most = pages.groups * tiles * (pattern.slabs or most_slabs) * int(np.prod(plane))

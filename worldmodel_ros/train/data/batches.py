@@ -123,7 +123,7 @@ def _recalling(episodes: Episodes, preset: Preset, options: TeacherOptions, rng:
                generator: torch.Generator) -> Batch | None:
     """Clips in which all robots turn back, at the same frame, to what left their view; None where too few episodes do."""
     recalls, size, length = episodes.recalls(preset), preset.tile[0], options.clip_frames
-    stays = stays_of(preset) * size
+    stays = preset.staying_slabs * size
     first = stays + RECALL_AFTER
     count = recalls.sum(0) * (np.arange(recalls.shape[1]) >= first)
     count[length - preset.chunk_frames + size * ((recalls.shape[1] - length) // size) + 1:] = 0
@@ -145,7 +145,7 @@ def _after_sinks(episodes: Episodes, preset: Preset, options: TeacherOptions, ep
                  times: np.ndarray, starts: np.ndarray | None, rng: np.random.Generator, generator: torch.Generator) -> Batch:
     """Clips of the frames ``index`` (F,) of episodes (B, 1), with numbers ``times`` in their sessions, see ``after_sinks``;
     keyframes are each episode's own."""
-    sinks, stays = preset.sink_slabs * preset.tile[0], stays_of(preset) * preset.tile[0]
+    sinks, stays = preset.sink_slabs * preset.tile[0], preset.staying_slabs * preset.tile[0]
     until = FrameOrder.committed(preset, times).until
     until[sinks:stays] = FOR_GOOD
     index = np.tile(index, (len(episode), 1))
@@ -186,27 +186,22 @@ def after_sinks(preset: Preset, frames: int, total: int, rng: np.random.Generato
     row, among them a chunk that begins at ``moment``, if given, and RECALL_AFTER before it; and their numbers in the session.
     That may have gone on for any time after the sinks, unless these were seen a moment ago; keyframes were seen at any time
     between."""
-    size, sinks = preset.tile[0], stays_of(preset) * preset.tile[0]
+    size, stays = preset.tile[0], preset.staying_slabs * preset.tile[0]
     least, most = 0, (total - frames) // size
     if moment is not None:
         least = max(0, -(-(moment + preset.chunk_frames - frames) // size))
-        most = min(most, (moment - sinks - RECALL_AFTER) // size)
+        most = min(most, (moment - stays - RECALL_AFTER) // size)
         if preset.keyframe_slabs:  # nothing between these and the window, which no session would have forgotten
-            least = max(least, min(most, (moment - sinks - preset.window_frames) // size))
+            least = max(least, min(most, (moment - stays - preset.window_frames) // size))
     skipped = size * int(rng.integers(least, most + 1)) if least or rng.random() >= WHOLE_SHARE else 0
     later = size * int(rng.integers(skipped // size, LONGEST // size)) if skipped >= FAR and rng.random() < 0.5 else skipped
-    behind = np.where(np.arange(frames) < sinks, 0, 1)
+    behind = np.where(np.arange(frames) < stays, 0, 1)
     times = np.arange(frames) + later * behind
     if preset.keyframe_slabs:
         first = preset.sink_slabs
-        slabs = first + np.sort(rng.choice((sinks + later) // size - first, preset.keyframe_slabs, replace=False))
-        times[first * size:sinks] = (slabs[:, None] * size + np.arange(size)).ravel()
+        slabs = first + np.sort(rng.choice((stays + later) // size - first, preset.keyframe_slabs, replace=False))
+        times[first * size:stays] = (slabs[:, None] * size + np.arange(size)).ravel()
     return np.arange(frames) + skipped * behind, times
-
-
-def stays_of(preset: Preset) -> int:
-    """How many slabs stay in a session's cache behind its window."""
-    return preset.sink_slabs + preset.keyframe_slabs
 
 
 def noisy_context(clean: Tensor, most: float, generator: torch.Generator) -> Tensor:
@@ -227,11 +222,11 @@ def noisy_chunks(preset: Preset, options: TeacherOptions, clean: Tensor, context
     ``headings``: of frames that do not follow one another in the session, where it leaves out what is between those that stay
     and the rest. ``starts``: of the chunks, drawn here if not given."""
     b, f = clean.shape[:2]
-    sinks = 0 if times is None else stays_of(preset) * preset.tile[0]
+    stays = 0 if times is None else preset.staying_slabs * preset.tile[0]
     if starts is None:
-        starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, sinks + 1)
+        starts = clips.draw_starts(preset, f, options.chunks, rng, options.full_windows, stays + 1)
     observed = torch.ones(b, f, dtype=torch.bool, device=clean.device)
-    observed[:, :sinks] = False  # the commands after these are not those of the next frames
+    observed[:, :stays] = False  # the commands after these are not those of the next frames
     return _noisy(preset, clean, context, actions, episode, frame, starts, observed, generator, times, headings, until)
 
 

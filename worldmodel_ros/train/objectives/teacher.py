@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.model.world_model import WorldModel
 from worldmodel_ros.train.data import clips
-from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk, stays_of
+from worldmodel_ros.train.data.batches import RECALL_AFTER, Batch, Chunks, draw, expand, mix, per_chunk
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import TeacherOptions
 from .objective import Objective
@@ -34,7 +34,7 @@ class WorldObjective(Objective):
             raise ValueError(f'clip_frames is {options.clip_frames}, in {options.pieces} pieces: each must be longer than a '
                              f'chunk ({self.preset.chunk_frames} frames)')
         preset, tile = self.preset, self.preset.tile
-        stays = tile[0] * stays_of(preset) if tile else 0
+        stays = tile[0] * preset.staying_slabs if tile else 0
         if options.clip_frames <= stays + preset.chunk_frames:
             raise ValueError(f'clip_frames is {options.clip_frames}, and a clip of preset {preset.name!r} begins with {stays} '
                              f'frames of sinks and keyframes: it must be longer than these and a chunk')
