@@ -12,6 +12,10 @@ import numpy as np
 
 PERIOD = 0.1        # s, between two decisions
 MOTOR_LAG = 0.03    # s, time constant with which the robot follows a command
+# With a robot that stands still, copying the last frame is perfect: only a frame that a command beyond one of these
+# led to tells a good prediction from a bad one.
+MOVING_V = 0.05  # [m/s]
+MOVING_W = 0.1   # [rad/s]
 _ACTIONS = {  # linear.x [m/s], angular.z [rad/s]
     'forward': (0.4, 0.0),
     'left': (0.3, 1.0),

@@ -4,11 +4,9 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
+from worldmodel_ros.motion import MOVING_V, MOVING_W
+
 PSNR_CAP_DB = 60.0  # identical images would be infinitely good and spoil every mean
-# With a robot that stands still, copying the last frame is perfect: only a frame that a command beyond one of these
-# led to tells a good prediction from a bad one.
-MOVING_V = 0.05  # [m/s]
-MOVING_W = 0.1   # [rad/s]
 
 # The constants of Wang et al. (2004), which every published SSIM uses.
 _WINDOW, _SIGMA = 11, 1.5

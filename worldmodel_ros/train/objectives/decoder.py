@@ -21,9 +21,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from worldmodel_ros.model.vae import VAE, to_frames
 from worldmodel_ros.model.world_model import WorldModel
+from worldmodel_ros.motion import MOVING_V, MOVING_W
 from worldmodel_ros.train.data.episodes import Episodes
 from worldmodel_ros.train.run.options import DecoderOptions
 from worldmodel_ros.train.run.points import Points
+from worldmodel_ros.train.run.progress import moments_of, restore_moments
 from .detail import energy_error, sharpness
 from .objective import Objective
 from .sampler import roll_out
@@ -32,7 +34,6 @@ _RAISED = 4.0  # details, what differs from the mean of 3 x 3 pixels, are about 
 _BLUR_NOISE = 1.0  # of 255, on all that the adversary sees: true images are in whole numbers, drawn ones are not
 _AHEAD = 1.0  # s, how far ahead images are judged
 _JUDGED = 256  # moments
-_MOVING = (0.05, 0.1)  # m/s, rad/s: below both, copying the last image is nearly perfect
 
 
 class Adversary(nn.Module):
@@ -176,9 +177,8 @@ class DecoderObjective(Objective):
         self._last = time.monotonic()
 
     def state(self) -> dict[str, Tensor]:
-        moments = self.optimiser.state_dict()['state']
         state = {f'adversary.{name}': value for name, value in self.adversary.state_dict().items()}
-        state |= {f'moments.{index}.{name}': value for index, values in moments.items() for name, value in values.items()}
+        state |= {f'moments.{name}': value for name, value in moments_of(self.optimiser).items()}
         streams = {name: getattr(self, name) for name in ('latents', 'episode', 'frame')} if self.left else {}
         return state | streams | {'left': torch.tensor(self.left)}
 
@@ -187,11 +187,7 @@ class DecoderObjective(Objective):
             return {name[len(prefix):]: value for name, value in state.items() if name.startswith(prefix)}
 
         self.adversary.load_state_dict(part('adversary.'))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in part('moments.').items():
-            index, _, key = name.partition('.')
-            moments.setdefault(int(index), {})[key] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), 'state': moments})
+        restore_moments(self.optimiser, part('moments.'))
         self.left = int(state['left'])
         if self.left:
             self.latents, self.episode, self.frame = (state[name] for name in ('latents', 'episode', 'frame'))
@@ -207,7 +203,8 @@ class Judge:
         window, ahead = preset.window_frames, round(_AHEAD / preset.step_period)
         frames, device = window + ahead, episodes.frames.device
         episode, frame = episodes.clips(_JUDGED, frames, torch.Generator(device).manual_seed(0))
-        moving = (episodes.actions[episode, frame[:, window:]].abs() > torch.tensor(_MOVING, device=device)).any(2).float()
+        limits = torch.tensor((MOVING_V, MOVING_W), device=device)
+        moving = (episodes.actions[episode, frame[:, window:]].abs() > limits).any(2).float()
         chosen = moving.mean(1) > 0.5
         episode, frame = (episode[chosen], frame[chosen]) if chosen.any() else (episode, frame)
         clip = episodes.latents[episode, frame].float()

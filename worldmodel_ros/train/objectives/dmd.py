@@ -11,7 +11,6 @@ so that every age is met at all times.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +22,7 @@ from worldmodel_ros.model.sampling import FLOW, HALF, WHOLE
 from worldmodel_ros.train.data import clips
 from worldmodel_ros.train.data.batches import Chunks, expand, mix, per_chunk
 from worldmodel_ros.train.run.options import SelfForcingOptions
+from worldmodel_ros.train.run.progress import moments_of, restore_moments
 from .sampler import ChunkSampler, roll_out
 from .teacher import WorldObjective
 
@@ -133,7 +133,7 @@ class DistributionMatching:
     def state(self) -> dict[str, Tensor]:
         """What ``restore`` needs, by names that begin with ``dmd.``."""
         state = {f'dmd.fake.{name}': tensor for name, tensor in self.fake.state_dict().items()}
-        state |= {f'dmd.optimiser.{i}.{key}': torch.as_tensor(value) for i, key, value in self._moments()}
+        state |= {f'dmd.optimiser.{name}': value for name, value in moments_of(self.optimiser).items()}
         if self.latents is not None:
             state |= {'dmd.latents': self.latents, 'dmd.actions': self.actions, 'dmd.age': self.age,
                       'dmd.left': torch.tensor(self.left)}
@@ -143,17 +143,8 @@ class DistributionMatching:
         device = self.episodes.frames.device
         self.fake.load_state_dict({name.removeprefix('dmd.fake.'): tensor for name, tensor in state.items()
                                    if name.startswith('dmd.fake.')})
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            if name.startswith('dmd.optimiser.'):
-                index, key = name.removeprefix('dmd.optimiser.').split('.')
-                moments.setdefault(int(index), {})[key] = tensor
-        self.optimiser.load_state_dict(self.optimiser.state_dict() | {'state': moments})
+        restore_moments(self.optimiser, {name.removeprefix('dmd.optimiser.'): tensor for name, tensor in state.items()
+                                         if name.startswith('dmd.optimiser.')})
         if 'dmd.latents' in state:
             self.latents, self.actions, self.age = (state[f'dmd.{n}'].to(device) for n in ('latents', 'actions', 'age'))
             self.left = int(state['dmd.left'])
-
-    def _moments(self) -> Iterator[tuple[int, str, Tensor]]:
-        for index, values in self.optimiser.state_dict()['state'].items():
-            for key, value in values.items():
-                yield index, key, value

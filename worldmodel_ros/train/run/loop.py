@@ -154,8 +154,7 @@ class Optimiser:
         tensors = {f'module.{name}': value for name, value in self.module.state_dict().items()}
         tensors |= {f'averaged.{name}': value for name, value in self.averaged.state_dict().items()}
         for kind, optimiser in self.optimisers.items():
-            for index, moments in optimiser.state_dict()['state'].items():
-                tensors |= {f'{kind}.{index}.{name}': value for name, value in moments.items()}
+            tensors |= {f'{kind}.{name}': value for name, value in progress.moments_of(optimiser).items()}
         return tensors | ({'rewarmed': torch.tensor(self._rewarmed)} if self._rewarmed < REWARM_STEPS else {})
 
     def begin_with(self, weights: dict[str, Tensor]) -> None:
@@ -173,11 +172,7 @@ class Optimiser:
         self.averaged.load_state_dict(part('averaged.'))
         self._rewarmed = int(tensors.get('rewarmed', REWARM_STEPS))
         for kind, optimiser in self.optimisers.items():
-            moments: dict[int, dict[str, Tensor]] = {}
-            for name, value in part(f'{kind}.').items():
-                index, _, key = name.partition('.')
-                moments.setdefault(int(index), {})[key] = value
-            optimiser.load_state_dict({**optimiser.state_dict(), 'state': moments})
+            progress.restore_moments(optimiser, part(f'{kind}.'))
 
 
 def layer_matrices(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

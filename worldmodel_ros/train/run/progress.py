@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,21 @@ class Progress:
     seconds: float
     shared: dict[str, Tensor]
     own: dict[str, Tensor]
+
+
+def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers of its parameters, by their numbers and its names for it."""
+    return {f'{index}.{name}': torch.as_tensor(value) for index, moments in optimiser.state_dict()['state'].items()
+            for name, value in moments.items()}
+
+
+def restore_moments(optimiser: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Have an optimiser go on with what ``moments_of`` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in moments.items():
+        index, _, name = key.partition('.')
+        state.setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict({**optimiser.state_dict(), 'state': state})
 
 
 class Randomness:
