@@ -132,17 +132,17 @@ class FakeStream:
 
 
 def test_modulations_next_to_the_layers_are_those_in_them(monkeypatch):
-    layers, beside, answers = FakeStream(), FakeStream(), []
+    layers, side, answers = FakeStream(), FakeStream(), []
     monkeypatch.setattr(torch.cuda, 'current_stream', lambda device=None: layers)
     monkeypatch.setattr(torch.cuda, 'stream', lambda stream: contextlib.nullcontext())
-    for stream in (None, beside):
+    for stream in (None, side):
         backend = TorchBackend(small_model(), in_place=True)
-        backend._launch.beside = stream
+        backend._launch.side_stream = stream
         session = engine_of(backend, None).open_session()
         session.observe(frames(1)[0], ACTION)
         answers.append(session.imagine(np.tile(ACTION, (SMALL.chunk_frames, 1))).latents)
     np.testing.assert_array_equal(*answers)
-    assert beside.waits == [layers] * 3 and len(layers.waits) == 3 * SMALL.depth  # the commit and two steps
+    assert side.waits == [layers] * 3 and len(layers.waits) == 3 * SMALL.depth  # the commit and two steps
 
 
 def test_lists_of_pages_are_split_into_parts_of_which_some_may_be_empty():
@@ -216,7 +216,7 @@ def test_a_warmed_up_engine_has_met_all_that_a_robot_will_ask(make):
     def noted(key, function, columns):
         shapes.add((key, tuple(np.shape(column[0]) for column in columns)))
         return launch(key, function, columns)
-    noted.beside = None
+    noted.side_stream = None
     backend._launch = noted
     if backend._tiles:
         backend._tiles._launch = noted

@@ -23,7 +23,7 @@ Function = Callable[..., 'tuple[Tensor, ...]']
 class Eager:
     """Stacks and calls."""
 
-    beside: torch.cuda.Stream | None = None
+    side_stream: torch.cuda.Stream | None = None
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -58,7 +58,7 @@ class Graphs:
         self._memory = torch.cuda.graph_pool_handle()  # one for all: no two run at once, and results are copied out
         # Memory that is free again is so for the stream that had it: with streams of its own, each graph would take more.
         self._streams = torch.cuda.Stream(), torch.cuda.Stream(priority=priority)
-        self.beside = torch.cuda.Stream(priority=priority)  # for what a function does next to its other work
+        self.side_stream = torch.cuda.Stream(priority=priority)  # for what a function does next to its other work
         self.capture_seconds = 0.0
 
     @property

@@ -59,19 +59,19 @@ class FramePasses:
         """Features (T, P, D)."""
         return self._launched(launch, 'commit', self.commit_pass, window, places[0], latents, actions)[0]
 
-    def denoise_pass(self, storage: TorchStorage, parts: int, beside: torch.cuda.Stream | None, z: Tensor, tau: Tensor,
+    def denoise_pass(self, storage: TorchStorage, parts: int, side_stream: torch.cuda.Stream | None, z: Tensor, tau: Tensor,
                      rate: Tensor, row: Tensor, actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
         shape = z.shape[:2]
         clean, features = self.dit.over_tiles(z, tau[:, None].expand(shape), row[:, None].expand(shape), actions,
-                                              self._attention(storage, parts, *pages), beside)
+                                              self._attention(storage, parts, *pages), side_stream)
         clean, rate = clean.float(), rate[:, None, None, None, None]
         return torch.where(rate == 1.0, clean, z + (clean - z) * rate), features.float()
 
-    def commit_pass(self, storage: TorchStorage, parts: int, beside: torch.cuda.Stream | None, latents: Tensor,
+    def commit_pass(self, storage: TorchStorage, parts: int, side_stream: torch.cuda.Stream | None, latents: Tensor,
                     actions: Tensor, *pages: Tensor) -> tuple[Tensor, ...]:
         tau = latents.new_ones(latents.shape[:2])
         _, features = self.dit.over_tiles(latents, tau, torch.full_like(tau, FLOW, dtype=torch.long), actions,
-                                          self._attention(storage, parts, *pages), beside)
+                                          self._attention(storage, parts, *pages), side_stream)
         return (features.float(),)
 
     def _launched(self, launch: Eager | Graphs, network: str, run: Callable[..., tuple[Tensor, ...]], window: Window,
@@ -83,7 +83,7 @@ class FramePasses:
                    for frame, row in enumerate(window.seen_pages())]
         arrays = time_rotation(self.preset, window.times), own.astype(np.int32), *listed(
             entries, parts, len(entries) * (self._window + count), window.tokens)
-        outputs = launch((network, 'frames', window.storage), partial(run, window.storage, parts, launch.beside),
+        outputs = launch((network, 'frames', window.storage), partial(run, window.storage, parts, launch.side_stream),
                          [[each] for each in (*inputs, *arrays)])
         return tuple(output[0] for output in outputs)
 

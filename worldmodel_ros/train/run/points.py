@@ -67,7 +67,7 @@ class Points:
         row = point[0]
         imagined, encoded = row['two_step'], row['encoded']
         shares = [min(imagined['sharpness'], imagined['median_sharpness']) / AIM,
-                  encoded['median_sharpness'] / ENCODED_AIM]  # its mean has the camera's noise, which nobody can draw
+                  encoded['median_sharpness'] / ENCODED_AIM]  # its mean has the camera's noise, which no decoder can draw
         lost = self.before['two_step']['psnr_db'] - imagined['psnr_db']
         return round(min(1.0, *shares) - max(0.0, lost - MOST_LOSS_DB), 2), row['step']
 
