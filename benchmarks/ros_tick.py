@@ -2,11 +2,15 @@
 
     python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
     python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
+    python benchmarks/ros_tick.py --forecast tiny --candidates 4 --folder ...
 
 This process is the robot: it publishes images, stamped when it does, and takes the gate's commands. A command's time
 is from its image's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
 program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says
 means nothing.
+
+With --forecast, commands are decided on that, with its weights, among at most --candidates, and the preset imagines what was
+decided. The camera then shows a street of the simulator, and the wheels are heard: an empty scene is decided on in no time.
 """
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from result_file import command, short_name, write_result
+from ros_tick_film import film
 from ros_tick_node import ENGINE
 
 from worldmodel_ros.control.ladder import Tier
@@ -37,6 +42,7 @@ VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
 
 def main() -> int:
     options = parsed()
+    options.film = film(preset(options.preset).image_size, options.rate) if options.forecast else None
     result = {'command': command(), 'weights': 'random', 'rows': [],
               'failed': {}, **about()}
     phases = [(0.0, options.seconds), *((share, options.load_seconds) for share in options.load_shares)]
@@ -75,7 +81,8 @@ def system(options: argparse.Namespace):
     from worldmodel_ros.bringup.supervisor import Supervisor
     description = describe()
     model = {'deadline_s': options.deadline, 'reserve_s': options.reserve, 'headroom_s': options.reserve / 4,
-             'goal': 'red', 'frozen_camera_timeout_s': 0.0,
+             'goal': options.film.goal if options.film else 'red', 'forecast': options.forecast,
+             'candidates': options.candidates, 'frozen_camera_timeout_s': 0.0,
              'backend': options.backend, 'gpus': options.gpus, 'parallel': options.parallel}
     gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 2,
             'command_timeout_s': max(0.13, 1.5 / options.rate)}
@@ -98,7 +105,7 @@ def robot(options: argparse.Namespace):
     """The camera and the base, on threads of their own."""
     from ros_tick_robot import Robot
     spec = preset(options.preset)
-    with Robot(spec.image_size, options.rate, options.domain) as camera:
+    with Robot(spec.image_size, options.rate, options.domain, options.film) as camera:
         yield camera
 
 
@@ -139,7 +146,20 @@ def row(options: argparse.Namespace, share: float, seconds: float, camera) -> di
             'received_to_command_ms_p50': round(float(np.median(model)), 3) if model else None,
             'received_to_command_ms_p99': round(float(np.quantile(model, 0.99)), 3) if model else None,
             'camera_to_published_ms_p50': round(float(np.median(published)), 3) if published else None,
-            'tiers': dict(tiers), 'verdicts': dict(verdicts)}
+            'tiers': dict(tiers), 'verdicts': dict(verdicts), **(decided(options, camera) if options.film else {})}
+
+
+def decided(options: argparse.Namespace, camera) -> dict:
+    """What the commands of a phase were decided on."""
+    decisions, predictions = camera.decided()
+    compared = [each for each in decisions if each.candidates]
+    return {'forecast': options.forecast, 'most_candidates': options.candidates, 'decisions': len(decisions),
+            'compared': dict(Counter(len(each.candidates) for each in compared)),  # what is followed is one of them
+            'things_told': round(float(np.mean([len(each.things) for each in decisions])), 2) if decisions else None,
+            'predictions': predictions,
+            **{f'{part}_ms': {name: round(float(np.quantile([1e3 * getattr(each, f'{part}_time') for each in compared], q)), 3)
+                              for name, q in (('p50', 0.5), ('p99', 0.99))} if compared else None
+               for part in ('forecast', 'decision')}}
 
 
 def preset(name: str):
@@ -165,6 +185,8 @@ def save(result: dict, options: argparse.Namespace) -> None:
     count = f'x{options.gpus}' if options.gpus > 1 else ''
     gpu = short_name(result['machine']['gpus'])
     name = f'ros_tick_{gpu}{count}' + ('' if options.preset == 'base' else f'_{options.preset}')
+    if options.forecast:
+        name += f'_{options.candidates}_candidates'
     write_result(result, options.folder and options.folder / f'{name}.json')
 
 
@@ -173,6 +195,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('--preset', default='base')
     parser.add_argument('--backend', default='torch-compiled')
     parser.add_argument('--gathered', action='store_true', help='pages are gathered for each layer, not read in place')
+    parser.add_argument('--forecast', default='', help='scene forecast that commands are decided on; default: none')
+    parser.add_argument('--candidates', type=int, default=16, help='of a decision on it, at most')
     parser.add_argument('--gpus', type=int, default=1)
     parser.add_argument('--parallel', default='sequence-fp8', help='how several GPUs share the model')
     parser.add_argument('--rate', type=float, default=60.0, help='pictures per second, each of which is a tick')

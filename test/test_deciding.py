@@ -160,9 +160,10 @@ class Rig:
             new._deliberation.choose = slowly
             return new
 
-    def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0, rounds=2, shared=None):
+    def __init__(self, costs=(0.004, 0.010, 0.016), warm=True, delay=0.0, rounds=2, shared=None, candidates=16, period=0.1):
         self.clock, self.costs, self.nan = FakeClock(), list(costs), 1.0
         self.engine = FakeEngine(self.clock.sleep, encode=0.002, commit=0.005, denoise=0.006, decode=0.005)
+        self.engine.spec = SimpleNamespace(**{**vars(self.engine.spec), 'step_period': period})
         self.places = {'red': (2.0, 0.0, 0.0, 0.0)}
         self.answers, self.predictions, self.failures, self.decisions, self.streams = [], [], [], [], []
         self.responder = Responder(self, LadderSettings(), 0.1, self.clock)
@@ -176,7 +177,7 @@ class Rig:
                 for effort in (Effort.TWO_ROUNDS, Effort.FARTHER):
                     self.times.record(comparing(count, effort), costs[2] - costs[1])
         self.worker = self.Worker(self, self.engine, self.executed, self.responder, self, self.open, self.times,
-                                     lambda stamp: self.reading, delay, self.clock, rounds, shared)
+                                     lambda stamp: self.reading, delay, self.clock, rounds, shared, candidates)
         self.worker._thread.running = True
         self.sequence = 0
 
@@ -276,6 +277,29 @@ def test_a_contact_after_the_horizon_of_one_step_is_seen_by_two():
                                        [Candidate('ahead', 0.0, (0.5, 0.0), 40)], effort)
         worth.append(float(decision.utilities[0, 0]))
     assert worth[0] == 0.0 and worth[1] < -1.0
+
+
+def test_no_more_candidates_are_compared_than_are_wanted():
+    for candidates in (4, 10, 16):
+        rig = Rig(rounds=1, candidates=candidates)
+        for _ in range(2):
+            rig.tick(task=TOUCH)
+        assert len(rig.decisions[-1][0].choice.scores) == 1 + candidates  # and what is followed
+
+
+def test_a_faster_camera_is_decided_for_at_each_image_and_plans_are_told_at_its_pace():
+    rig = Rig(period=0.05)
+    for _ in range(2):
+        answer = rig.tick(task=TOUCH)
+    commands = rig.decisions[-1][0].choice.commands
+    np.testing.assert_allclose(answer.actions, commands[[0, 0, 1, 1]], atol=1e-6)  # a PERIOD apart
+    assert np.abs(commands[0] - commands[1]).max() > 0.01
+    planner = Deliberation(Settings(period=0.05))
+    view = rig.worker._pilot.known.view(planner.times(0.0))
+    held = Candidate('back', 0.0, (-0.3, 0.0), 4)
+    for _ in range(4):
+        planner.choose(TOUCH.terms, view, [(0.0, np.zeros(2))], np.zeros(2), [held])
+    assert planner._last.steps == 2.5  # of 0.4 s, three ticks are over
 
 
 def test_a_second_round_that_is_not_wanted_is_left_out():

@@ -9,6 +9,7 @@ import torch
 
 from worldmodel_ros.engine.backends.export import export_graph
 from worldmodel_ros.engine.forecast import export
+from worldmodel_ros.engine.forecast.device import DeviceForecast
 from worldmodel_ros.engine.forecast.loading import load_forecast
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
@@ -71,6 +72,34 @@ def test_onnx_gives_what_torch_does(forecasts, backend, tolerance, passes):
             np.testing.assert_allclose(got, wanted, atol=tolerance)
             largest = max(largest, np.abs(wanted).max())
     assert largest > 0.2  # it is not nothing that agrees
+
+
+@pytest.mark.parametrize('passes', [(0,), (1,), (2, 0, 1, 1)])
+def test_passes_of_fixed_shapes_on_a_device_give_what_torch_does(forecasts, folder, passes):
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    for expected, given in zip(drive(forecasts['torch'], passes), drive(DeviceForecast(folder, device), passes), strict=True):
+        for wanted, got in zip(expected, given, strict=True):
+            assert wanted.shape == got.shape
+            np.testing.assert_allclose(got, wanted, atol=2e-5)
+
+
+def test_images_of_a_faster_and_larger_camera_reach_streams_as_they_were_trained(forecasts):
+    fitted, small = forecasts['onnx'].fitted((128, 128), 0.1 / 3), forecasts['onnx']
+    stream, alone = fitted.open(), [small.open() for _ in range(3)]
+    rng = np.random.default_rng(0)
+    for tick in range(3 * FRAMES):
+        image, (executed, measured) = rng.integers(0, 256, (64, 64, 3), np.uint8), rng.uniform(-0.3, 0.5, (2, 2))
+        expected = alone[tick % 3].observe(image, executed, measured, 1)
+        for wanted, got in zip(expected, stream.observe(image.repeat(2, 0).repeat(2, 1), executed, measured, 1), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(stream.features, alone[tick % 3].features)
+    assert stream.times.tolist() == alone[0].times.tolist() and small.fitted((64, 64), 0.1) is small
+
+
+@pytest.mark.parametrize(('size', 'period'), [((64, 96), 0.1), ((64, 64), 0.04), ((64, 64), 0.2)])
+def test_images_of_another_aspect_or_of_a_step_that_is_no_part_are_refused(forecasts, size, period):
+    with pytest.raises(ModelError, match='choose a forecast of that aspect'):
+        forecasts['onnx'].fitted(size, period)
 
 
 def test_the_graph_of_a_second_pass_is_neither_exported_nor_opened_where_none_is_made(folder, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from world_model_rig import TINY, rig, wait_for
 
 from worldmodel_ros.cli import checks
 from worldmodel_ros.cli.checks import Level
+from worldmodel_ros.engine.forecast.loading import Forecasts
 from worldmodel_ros.evaluate.control.cameras import CAMERAS
 from worldmodel_ros.model.presets import SIMULATED
 from worldmodel_ros.nodes.common.messages import time_message
@@ -209,8 +210,7 @@ def test_what_is_heard_on_tf_is_the_message_of_every_distribution(trained):
 
 def test_a_forecast_that_was_trained_with_another_camera_is_refused(trained):
     def narrow(name, backend, threads):
-        return SimpleNamespace(name=name, backend=backend, image_size=(64, 64), step_period=0.1, open=Stream,
-                               camera=replace(SIMULATED, vertical_fov=60.0))
+        return Forecasts(name, backend, (64, 64), 0.1, Stream, replace(SIMULATED, vertical_fov=60.0))
     node = trained(load_forecast=narrow, forecast='narrow')
     assert not node.change('configure')
 

@@ -1,6 +1,5 @@
 """The world model node with a forecast of the scene: tasks, odometry, and what it tells of its decisions."""
 import math
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from world_model_rig import MOTION, active, rig, stamp_of, wait_for
 
 from worldmodel_ros.control.pilot import SLOTS
 from worldmodel_ros.control.task import term_in_words, to_goal
+from worldmodel_ros.engine.forecast.loading import Forecasts
 from worldmodel_ros.msg import Decision, Task, Term
 from worldmodel_ros.nodes.common.messages import time_message
 from worldmodel_ros.nodes.common.qos import LATCHED, ODOMETRY, STATUS
@@ -38,8 +38,7 @@ class Stream:
 
 def forecasts(name, backend, threads):
     assert (name, threads) == ('some forecast', 1)
-    return SimpleNamespace(name='some forecast', backend=backend, image_size=(64, 64), step_period=0.1, camera=None,
-                           open=Stream)
+    return Forecasts('some forecast', backend, (64, 64), 0.1, Stream)
 
 
 @pytest.fixture(scope='module')
@@ -197,8 +196,9 @@ def test_without_a_forecast_tasks_are_refused_with_the_remedy():
         assert not answer.success and 'parameter forecast' in answer.message
 
 
-def test_a_forecast_of_another_size_is_refused():
-    def small(name, backend, threads):
-        return SimpleNamespace(name='small', backend=backend, image_size=(32, 32), step_period=0.1, open=Stream)
-    with rig(load_forecast=small, forecast='small') as subject:
+@pytest.mark.parametrize(('size', 'period'), [((48, 64), 0.1), ((64, 64), 0.25), ((64, 64), 0.05)])
+def test_a_forecast_whose_images_cannot_be_made_of_the_models_is_refused(size, period):
+    def other(name, backend, threads):
+        return Forecasts(name, backend, size, period, Stream)
+    with rig(load_forecast=other, forecast='other') as subject:
         assert not subject.change('configure')

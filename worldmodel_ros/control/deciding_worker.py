@@ -15,9 +15,10 @@ from worldmodel_ros.engine.network_calls import StepTimes
 from worldmodel_ros.engine.session_folder import SessionFolder
 from worldmodel_ros.engine.session_transfer import PATIENCE
 from worldmodel_ros.engine.what_if import Question
+from worldmodel_ros.motion import PERIOD
 from .deliberation import FEWEST, Decision as Choice, Effort
 from .ladder import NS, STEPS, Decision, Tier
-from .pilot import REACTING, Forecast, Known, Pilot, comparing
+from .pilot import COUNTS, REACTING, Forecast, Known, Pilot, comparing
 from .responder import Listener, Observation, Prediction, Responder, require_finite
 from .scene_view import View
 from .task import Task
@@ -113,13 +114,13 @@ class DecidingWorker(Worker):
     def __init__(self, engine: Engine, executed: Executed, responder: Responder, listener: DecidingListener,
                  forecast: Callable[[], Forecast], times: StepTimes, odometry: Callable[[int], Reading | None],
                  command_delay: float = 0.0, clock: Callable[[], float] = time.monotonic, rounds: int = 2,
-                 shared: Imagines | None = None) -> None:
+                 shared: Imagines | None = None, candidates: int = COUNTS[-1]) -> None:
         """``forecast`` opens a stream; ``times``: of decisions, which are measured and kept here; ``odometry`` gives pose and
-        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]; ``rounds``: of candidates,
-        at most."""
+        twist at a stamp [ns], None where they were not measured; ``command_delay``: of the base [s]; ``rounds`` of
+        ``candidates``, at most."""
         super().__init__(engine, executed.mean, responder, listener, clock)
         self._held, self._open, self.times, self._odometry = executed.held, forecast, times, odometry
-        self._base_delay, self._most_rounds, self._shared = command_delay, rounds, shared
+        self._base_delay, self._most_rounds, self._most, self._shared = command_delay, rounds, candidates, shared
         self._newest: int | None = None  # stamp of the newest observation of the episode, ns; the session may not have seen it
         self._known: deque[tuple[int, Known]] = deque(maxlen=_REMEMBERED)
         self.measures_odometry = False  # whether the newest frame had a reading
@@ -172,7 +173,7 @@ class DecidingWorker(Worker):
         self._pilot, self._newest = self._new_pilot(), None
 
     def _new_pilot(self) -> Pilot:
-        return Pilot(self._open(), times=self.times, clock=self._clock)
+        return Pilot(self._open(), times=self.times, clock=self._clock, period=self._engine.spec.step_period)
 
     def _tick(self, observation: Observation) -> None:
         """Answer an observation: choose a tier, forecast, decide; then let the world model see and imagine."""
@@ -237,7 +238,7 @@ class DecidingWorker(Worker):
         decision = self._rung(decision, Effort.of(terms, 2), decision.limit - now)
         # A robot that is kept standing is not asked for more than that plans are in time.
         effort = Effort.of(terms, STEPS.get(decision.tier, 0))
-        candidates = self._pilot.fitting(decision.limit - now, effort) if effort else ()
+        candidates = self._pilot.fitting(decision.limit - now, effort, self._most) if effort else ()
         part = comparing(len(candidates), effort) if effort else REACTING
         delay = now - observation.received + observation.age + self.times.typical(part) + GATE
         # What was commanded up to now takes effect as much later as the new command does.
@@ -301,7 +302,8 @@ class DecidingWorker(Worker):
         spec = self._engine.spec
         if choice is None:
             return np.zeros((spec.chunk_frames, len(spec.action_names)), np.float32)
-        return np.asarray(choice.commands[:spec.chunk_frames], np.float32)
+        steps = (np.arange(spec.chunk_frames) * spec.step_period / PERIOD + 1e-6).astype(int)
+        return np.asarray(choice.commands[steps], np.float32)
 
     def _fail(self, observation: Observation, error: Exception) -> None:
         super()._fail(observation, error)

@@ -5,6 +5,7 @@ stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,13 +20,13 @@ from .terms import Avoid, Outcome, Term, Thing, Touch, utilities
 
 @dataclass(frozen=True)
 class Candidate:
-    """``hold``: command (m/s, rad/s) of the first ``steps`` steps; then the policy drives to where its target will be ``lead``
-    s later."""
+    """``hold``: command (m/s, rad/s) of the first ``steps`` steps, each a PERIOD, the last of them perhaps in part; then the
+    policy drives to where its target will be ``lead`` s later."""
 
     name: str
     lead: float = 0.0
     hold: tuple[float, float] = (0.0, 0.0)
-    steps: int = 0
+    steps: float = 0
 
 
 def _held(name: str, v: float, w: float, steps: int) -> Candidate:
@@ -109,7 +110,7 @@ class Veto:
 class Settings:
     """``horizon``: s of imagined future, and ``far_horizon`` of one that is imagined FARTHER; ``margin``: of score by which
     another candidate must beat what is followed now; ``veto``: what forbids a candidate, None: nothing does; ``limits``: of the
-    base."""
+    base; ``period``: s between two decisions."""
 
     horizon: float = 2.0
     far_horizon: float = 3.0
@@ -117,6 +118,7 @@ class Settings:
     candidates: tuple[Candidate, ...] = CANDIDATES
     veto: Veto | None = None
     limits: Limits = LIMITS
+    period: float = PERIOD
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,8 @@ class Deliberation:
             self._last = None
             return self._look_for_it(pose, view)
         self._search.found()
-        followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - 1))
+        over = self._settings.period / PERIOD
+        followed = self._last and replace(self._last, name='followed', steps=max(0, self._last.steps - over))
         candidates = (*((followed,) if followed else ()), *(candidates or self._settings.candidates))
         question = Question(terms, aim, view, times, pose, twist, previous)
         found = self.compare(question, candidates)
@@ -275,7 +278,7 @@ class Deliberation:
     def _look_for_it(self, pose: np.ndarray, view: View) -> Decision:
         places = np.array([thing.path[-1] for thing in view.things.values()]).reshape(-1, 2)
         radii = np.array([thing.radius for thing in view.things.values()])
-        command = self._search.command(pose, places, radii, view.walls, PERIOD)
+        command = self._search.command(pose, places, radii, view.walls, self._settings.period)
         return Decision(command, 'search', {}, np.tile(command, (self._steps(), 1)))
 
     def _stop(self, previous: np.ndarray) -> np.ndarray:
@@ -293,7 +296,7 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
     leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
     holds = np.array([candidate.hold for candidate in candidates], float)
     held = np.array([candidate.steps for candidate in candidates])
-    longest = int(held.max())
+    longest = math.ceil(held.max())
     path, others, radii = scene_of(aim, view)
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
     targets = policy.as_complex(path)[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]

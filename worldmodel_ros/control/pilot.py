@@ -84,10 +84,12 @@ class Pilot:
     """
 
     def __init__(self, forecast: Forecast, slots: Sequence[Slot | None] = SLOTS, deliberation: Deliberation | None = None,
-                 times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._forecast, self._slots, self._clock = forecast, slots, clock
-        self._deliberation, self._standing = deliberation or Deliberation(DECIDING), StandingThings(slots)
-        self._out_of_view = OutOfView(slots)
+                 times: StepTimes | None = None, clock: Callable[[], float] = time.perf_counter, period: float = PERIOD
+                 ) -> None:
+        """``period``: s between two frames."""
+        self._forecast, self._slots, self._clock, self._period = forecast, slots, clock, period
+        self._deliberation = deliberation or Deliberation(replace(DECIDING, period=period))
+        self._standing, self._out_of_view = StandingThings(slots, period), OutOfView(slots, period)
         self._localiser = Localiser([number for number, slot in enumerate(slots) if slot and not slot.moves])
         self._wall_colours = WallColours()
         self._terms: Sequence[Term] | None = None
@@ -111,7 +113,7 @@ class Pilot:
             self._wall_colours.saw(image, seen.presence, seen.places[0], seen.walls, self._localiser.pose[2] - direction)
         remembered = self._standing.remember(seen, self._localiser.pose, self._localiser.things())
         seen = self._out_of_view.look(remembered, self._localiser.pose)
-        self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist)
+        self.known = Known(seen, self._slots, self._localiser.pose, self.odometry.twist, self._period)
 
     def _begin(self, terms: Sequence[Term]) -> None:
         """Have a task that is new be about the odometry's frame as it is now: what is asked for was told in that, and what it
@@ -143,10 +145,11 @@ class Pilot:
             self.view = self.known.view(np.zeros(1))
             return self._deliberation.react(terms, self.view, previous, steps)
 
-    def fitting(self, seconds: float, effort: Effort) -> tuple[Candidate, ...]:
-        """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least."""
+    def fitting(self, seconds: float, effort: Effort, most: int = COUNTS[-1]) -> tuple[Candidate, ...]:
+        """Return the candidates that can be compared in so many seconds, by measured times: FEWEST at least, ``most`` at
+        most."""
         fit = [count for count in COUNTS[1:] if self._times.quantile(comparing(count, effort)) <= seconds]
-        return candidates_by_worth(fit[-1] if fit else FEWEST)
+        return candidates_by_worth(min(most, fit[-1] if fit else FEWEST))
 
     @contextmanager
     def _measure(self, part: str) -> Iterator[None]:
@@ -158,13 +161,14 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known at one frame: what was seen, by slots, the robot's pose (3,) and twist (2,), and the poses (3,) that were
-    ``found`` to see what is to be seen, by name."""
+    """What is known at one frame: what was seen, by slots, the robot's pose (3,) and twist (2,), the ``period`` between two
+    frames [s], and the poses (3,) that were ``found`` to see what is to be seen, by name."""
 
     seen: Seen
     slots: Sequence[Slot | None]
     pose: np.ndarray
     twist: np.ndarray
+    period: float = PERIOD
     found: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def view(self, times: np.ndarray, still: bool = False) -> View:
@@ -175,12 +179,12 @@ class Known:
         return view
 
     def utilities(self, terms: Sequence[Term], actions: np.ndarray) -> np.ndarray:
-        """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a PERIOD from the frame on."""
+        """Return what each term gives the robot, (K,), for ``actions`` (T, 2), each for a period from the frame on."""
         poses, twists, found = self.pose[None], self.twist[None], [self.pose[None]]
         for action in np.asarray(actions, float):
-            poses, twists = move(poses, twists, action[None], PERIOD)
+            poses, twists = move(poses, twists, action[None], self.period)
             found.append(poses)
-        times = PERIOD * np.arange(len(found))
+        times = self.period * np.arange(len(found))
         view = with_places(self.view(times), terms, len(times))
         return utilities(terms, Outcome(times, np.stack(found, 1), view.things, view.walls))[:, 0]
 

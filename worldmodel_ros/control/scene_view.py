@@ -20,7 +20,7 @@ _EDGE = math.radians(42.0)  # to either side: what is beyond, the camera sees pa
 _NEAR, _FAR = 0.4, 2.0  # m: where a thing that is there is seen for sure, unless something is in front of it
 _SAME = 0.5  # m: how far at most a thing is told from where it was expected
 _LOST = 3.0  # s out of view, after which a thing that is not told any more is not expected either
-_MISSED = 8  # ticks that a remembered thing may be in view, and not be seen, before it is forgotten
+_MISSED = 0.8  # s that a remembered thing may be in view, and not be seen, before it is forgotten
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class StandingThings:
     Not thread-safe.
     """
 
-    def __init__(self, slots: Sequence[Slot | None]) -> None:
+    def __init__(self, slots: Sequence[Slot | None], period: float = PERIOD) -> None:
+        """``period``: s between two ticks."""
+        self._most_missed = round(_MISSED / period)  # ticks
         self._slots = [number for number, slot in enumerate(slots) if slot and not slot.moves]
         self._radii = np.array([slot.radius if slot else 0.0 for slot in slots])
         self._places: dict[int, tuple[np.ndarray, float]] = {}  # by slot: (2,), and the probability of being there
@@ -116,7 +118,7 @@ class StandingThings:
             elif place is not None:
                 here = to_base(place, pose) if looks else here
                 self._missed[slot] += self._would_be_seen(slot, here, places[0], likely)
-                if self._missed[slot] > _MISSED:
+                if self._missed[slot] > self._most_missed:
                     del self._places[slot]
                 else:
                     presence[slot], places[:, slot] = sure, here
@@ -143,7 +145,9 @@ class OutOfView:
     see any more, and is the farther off the longer that lasts. Things that look alike change their slots: each is known
     by where it was expected to be. Not thread-safe."""
 
-    def __init__(self, slots: Sequence[Slot | None]) -> None:
+    def __init__(self, slots: Sequence[Slot | None], period: float = PERIOD) -> None:
+        """``period``: s between two ticks."""
+        self._period = period
         self._alike = [number for number, slot in enumerate(slots) if slot and slot.alike]
         self._seconds = np.zeros(len(slots))
         self._expected: list[tuple[np.ndarray, float]] = []  # of things that look alike: place (2,) by now, and s out of view
@@ -160,11 +164,12 @@ class OutOfView:
             if away < _SAME and number in lost and slot in unknown:
                 _, seconds[slot] = lost.pop(number)
                 unknown.remove(slot)
-        self._seconds = np.where(_looked_at(seen.places[0]), 0.0, seconds + PERIOD)
-        soon = [np.array([np.interp(PERIOD, seen.times, seen.places[:, slot, axis]) for axis in range(2)]) for slot in told]
+        self._seconds = np.where(_looked_at(seen.places[0]), 0.0, seconds + self._period)
+        soon = [np.array([np.interp(self._period, seen.times, seen.places[:, slot, axis]) for axis in range(2)])
+                for slot in told]
         self._expected = [(from_base(place, pose), self._seconds[slot]) for slot, place in zip(told, soon, strict=True)]
         # One that is not told for a tick or a few may be told again.
-        self._expected += [(place, since + PERIOD) for place, since in lost.values() if since < _LOST]
+        self._expected += [(place, since + self._period) for place, since in lost.values() if since < _LOST]
         return replace(seen, unseen=self._seconds)
 
     def move(self, before: np.ndarray, now: np.ndarray) -> None:

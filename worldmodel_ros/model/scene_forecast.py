@@ -36,7 +36,7 @@ HORIZONS = (2, 4, 8, 16, 32)  # frames ahead
 SLOTS = 12  # things: the four goal objects, balls by colour (3), and other movers (5), in any order
 SCALE = 2.0  # m, of the numbers that the heads give
 QUERIES = SLOTS + 1  # tokens of a frame besides the image's: the slots, and one for the walls
-_WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
+WALLS = 6  # cosine and sine of four times the first wall's direction, and metres to each wall
 _UNIT = 2.0  # m, of the points
 _SLOWEST = 96.0  # frames a radian, of the rotation by time
 
@@ -189,9 +189,9 @@ class SceneForecast(nn.Module):
         self.again = nn.Parameter(torch.randn(QUERIES, d) * 0.02)
         self.layers = nn.ModuleList(_Layer(d, preset.heads, preset.depth) for _ in range(preset.depth))
         self.squeeze = nn.Linear(d, preset.head_features or d)
-        self.present = _Head(preset.tokens * self.squeeze.out_features, 5 * SLOTS + _WALLS)
+        self.present = _Head(preset.tokens * self.squeeze.out_features, 5 * SLOTS + WALLS)
         self.slot = _Head(d, 5 + 4 * len(HORIZONS))
-        self.wall = _Head(d, _WALLS)
+        self.wall = _Head(d, WALLS)
         self.believed = nn.Linear(5 + 4 * len(HORIZONS), d)
         self.corrected = _Head(d, 5 + 4 * len(HORIZONS))
 
@@ -239,7 +239,7 @@ class SceneForecast(nn.Module):
 
     def read_present(self, images: Tensor) -> Present:
         """What the features of a frame's image tokens (..., P, D) tell."""
-        walls, things = self.present(self.squeeze(images).flatten(-2)).split([_WALLS, 5 * SLOTS], -1)
+        walls, things = self.present(self.squeeze(images).flatten(-2)).split([WALLS, 5 * SLOTS], -1)
         things = things.unflatten(-1, (SLOTS, 5))
         return Present(things[..., 0], things[..., 1:], walls)
 

@@ -45,6 +45,8 @@ PARAMETERS = (
           'rolled forward by it', low=0.0, high=1.0, while_configured=True),
     Param('candidate_rounds', 2, 'with forecast: steps of comparing candidates at most; 1 leaves out the two-step rung (a '
           'second round, or a longer future), 0 the one-step rung, too', low=0, high=2, while_configured=True),
+    Param('candidates', 16, 'with forecast: candidates compared at most in a round; fewer where the time before the deadline '
+          'does not allow so many', low=4, high=16, while_configured=True),
     Param('image_transport', 'raw', 'raw takes camera/image_raw, compressed takes camera/image_raw/compressed',
           choices=('raw', 'compressed'), while_configured=True),
     Param('use_camera_info', True, 'warp images to the view of the camera that the model was trained with, as '

@@ -1,47 +1,22 @@
 """
-Export a scene forecast as ONNX graphs of fixed shapes: the pass over a frame, and a second pass over its slots.
+Export a scene forecast as ONNX graphs: the pass over a frame, and a second pass over its slots.
 
-A window is a ring of frames: keys and values lie in the odometry's frame, so that attention does not ask where in the ring a
-frame is. What a stream has to know of the network besides is written into the graphs' metadata.
+What a stream has to know of the network besides is written into the graphs' metadata.
 """
 from __future__ import annotations
 
 import json
 import logging
-import math
 import warnings
 from pathlib import Path
 
 import onnx
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from worldmodel_ros.engine.backends.export import export_graph, quantise
-from worldmodel_ros.model.scene_forecast import (
-    _UNIT, HORIZONS, QUERIES, SCALE, Places, SceneForecast, _rates)
-
-
-class _Moves:
-    """What ``Places`` does, for tokens of one frame, as products with matrices (d, d) that all layers share: an eighth of the
-    operators, whose calls take longer than their work."""
-
-    def __init__(self, pose: Tensor, turn: Tensor, head_dim: int) -> None:
-        """pose (3,), m and rad, of the frame, and turn (2, pairs), cosine and sine of the rotation by its time."""
-        x, y, yaw = (pose[k].expand(1, head_dim) for k in range(3))
-        places = Places(yaw.cos(), yaw.sin(), x / _UNIT, y / _UNIT, turn[:, None, None].expand(-1, 1, head_dim, -1))
-        units = torch.eye(head_dim)[None, None]
-        self._query = places.query(units) / math.sqrt(head_dim)  # the scale of the attention, once for all layers
-        self._to_odom, self._to_base = places.to_odom(units), places.to_base(units)
-
-    def query(self, x: Tensor) -> Tensor:
-        return x @ self._query
-
-    def to_odom(self, x: Tensor) -> Tensor:
-        return x @ self._to_odom
-
-    def to_base(self, x: Tensor) -> Tensor:
-        return x @ self._to_base
+from worldmodel_ros.model.scene_forecast import HORIZONS, QUERIES, SceneForecast, _rates
+from .passes import Again, See, attend_in_parts
 
 
 class _Norm(nn.Module):
@@ -55,64 +30,6 @@ class _Norm(nn.Module):
         return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def _attend_in_parts(queries: Tensor, own: tuple[Tensor, Tensor], window: list[tuple[Tensor, Tensor]], bias: Tensor) -> Tensor:
-    """Return what ``attend`` of a layer does, for scaled queries and a window in parts, without a copy that has keys and values
-    in one piece."""
-    parts = [*window, own]
-    scores = torch.cat([queries @ keys.transpose(2, 3) for keys, _ in parts], -1)
-    shares = (scores + bias).softmax(-1).split([keys.shape[2] for keys, _ in parts], -1)
-    return sum(share @ values for share, (_, values) in zip(shares, parts, strict=True))
-
-
-class _See(nn.Module):
-    """The pass over a frame and its window."""
-
-    def __init__(self, net: SceneForecast) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, image: Tensor, previous: Tensor, started: Tensor, executed: Tensor, measured: Tensor, pose: Tensor,
-                turn: Tensor, bias: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, ...]:
-        """image (1, 3, H, W) in [-1, 1]; previous, the encoder's last features, if ``started`` (1,); executed and measured
-        (1, 1, 2); pose (3,) and turn (2, pairs) of the frame; bias (N, W * N + N), additive, between the N tokens of a frame
-        and those of the window and the frame; keys and values of each layer (1, H, W * N, d).
-
-        Returns presence, places at present and walls by the image alone; presence, places (1 + J, SLOTS, 2) and walls by the
-        slots; the encoder's features; the features of the frame's slots (1, QUERIES, D); and its own keys and values, of each
-        layer, (1, H, N, d)."""
-        net, tokens = self.net, self.net.preset.tokens
-        features = net.encoder.down(image)
-        mixed = net.encoder.mix(features, torch.where(started[:, None, None, None], previous, features))
-        looks = net.detail(F.silu(mixed)).flatten(2).transpose(1, 2) + net.at
-        moves = _Moves(pose, turn, net.preset.head_dim)
-        x, added = net.through(net.enter(looks[:, None], executed, measured)[:, 0], moves, bias,
-                               [[pair] for pair in zip(keys, values, strict=True)])
-        image_alone, slots = net.read_present(x[0, :tokens]), net.read_slots(x[0, tokens:])
-        places = torch.cat([slots.now[None], slots.paths])[..., :2] * SCALE
-        return (image_alone.presence.sigmoid(), image_alone.now[..., :2] * SCALE, image_alone.walls,
-                slots.presence.sigmoid(), places, slots.walls, features, x[:, tokens:],
-                *(own for part in zip(*added, strict=True) for own in part))
-
-
-class _Again(nn.Module):
-    """A second pass over the slots of a frame, which sees what the first one said."""
-
-    def __init__(self, net: SceneForecast) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, slots: Tensor, pose: Tensor, turn: Tensor, bias: Tensor, own_keys: list[Tensor],
-                own_values: list[Tensor], keys: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of the slots (1, QUERIES, D), bias (QUERIES, W * N + N + QUERIES), the frame's own keys and values
-        of each layer, the others as above; returns presence, places and walls."""
-        net = self.net
-        tokens, said = net.doubt(slots)
-        window = [[(k, v), own] for k, v, *own in zip(keys, values, own_keys, own_values, strict=True)]
-        x, _ = net.through(tokens, _Moves(pose, turn, net.preset.head_dim), bias, window)
-        found = net.read_again(x[0], said[0])
-        return found.presence.sigmoid(), torch.cat([found.now[None], found.paths])[..., :2] * SCALE, found.walls
-
-
 def export(folder: Path, target: Path, quantised: bool, which: str) -> None:
     """Write the graph ``which``, ``see`` or ``again``, of the forecast in ``folder`` into ``target``."""
     net = SceneForecast.load(folder)
@@ -121,7 +38,7 @@ def export(folder: Path, target: Path, quantised: bool, which: str) -> None:
             if isinstance(part, nn.RMSNorm):
                 setattr(module, name, _Norm(part))
     for layer in net.layers:
-        layer.attend = _attend_in_parts
+        layer.attend = attend_in_parts
     preset, own, seen = net.preset, net.per_frame, net.preset.window_frames * net.per_frame
     h, w = preset.latent_size
 
@@ -139,7 +56,7 @@ def export(folder: Path, target: Path, quantised: bool, which: str) -> None:
         warnings.simplefilter('ignore')
         logging.getLogger('torch.onnx').setLevel(logging.ERROR)
         file = target / f'{which}.onnx'
-        module, inputs = {'see': (_See, see), 'again': (_Again, again)}[which]
+        module, inputs = {'see': (See, see), 'again': (Again, again)}[which]
         export_graph(module(net), inputs, file, None)
         if quantised:
             quantise(file, ('MatMul',))

@@ -1,10 +1,12 @@
 """Finds a scene forecast by name or folder, and opens streams of it, one for each robot."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import cv2
 import numpy as np
 
 from worldmodel_ros.model.checkpoint_description import ModelError, read_description
@@ -36,9 +38,47 @@ class Forecasts:
         self.name, self.backend, self.image_size, self.step_period = name, backend, image_size, step_period
         self.open, self.camera = make, camera
 
+    def fitted(self, image_size: tuple[int, int], step_period: float) -> Forecasts:
+        """Return the same for images of another size and the same aspect, each ``step_period`` s: its step, or a whole part of
+        it. Raises ModelError."""
+        if (image_size, step_period) == (self.image_size, self.step_period):
+            return self
+        turns = round(self.step_period / step_period)
+        height, width = self.image_size
+        if image_size[0] * width != image_size[1] * height or not math.isclose(turns * step_period, self.step_period):
+            raise ModelError(
+                f'forecast {self.name} takes images of {height}x{width} each {self.step_period:g} s, and there are images of '
+                f'{image_size[0]}x{image_size[1]} each {step_period:g} s: choose a forecast of that aspect, and one whose step '
+                'is theirs or a multiple of it')
+        return Forecasts(self.name, self.backend, image_size, step_period,
+                         lambda: FittedStream([self.open() for _ in range(turns)], self.image_size), self.camera)
+
+
+class FittedStream:
+    """Streams that take turns, so that each one sees images as far apart as those that it was trained with."""
+
+    def __init__(self, streams: Sequence[Stream], image_size: tuple[int, int]) -> None:
+        """``image_size`` (H, W): what images are scaled to."""
+        self._streams, self._size, self._turn = streams, image_size, 0
+        self.times = streams[0].times
+
+    @property
+    def features(self) -> np.ndarray:
+        """Of the newest frame's slots, (QUERIES, D)."""
+        return self._streams[self._turn - 1].features
+
+    def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Take a frame and return presence, places and walls."""
+        stream = self._streams[self._turn]
+        self._turn = (self._turn + 1) % len(self._streams)
+        if image.shape[:2] != self._size:
+            image = cv2.resize(image, self._size[::-1], interpolation=cv2.INTER_AREA)
+        return stream.observe(image, executed, measured, passes)
+
 
 class TorchStream:
-    """A stream that PyTorch runs."""
+    """A stream that PyTorch runs on a CPU."""
 
     def __init__(self, forecast: SceneForecast) -> None:
         from worldmodel_ros.model.scene_forecast import HORIZONS, ForecastStream
@@ -69,7 +109,7 @@ def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> For
     """Load the forecast of a name or folder.
 
     ``backend``: ``onnx-int8``, ``onnx`` (float32) or ``torch``; ``auto`` takes the first. Back ends of a world model that run
-    on torch stand for ``torch``. ``threads`` bounds the threads of one network call.
+    on torch stand for ``torch``, which takes a GPU where there is one. ``threads`` bounds the threads of one network call.
 
     Raises ModelError, with the remedy, for a forecast that is missing or does not fit.
     """
@@ -79,6 +119,10 @@ def load_forecast(forecast: str, backend: str = 'auto', threads: int = 1) -> For
         import torch
 
         from worldmodel_ros.model.scene_forecast import SceneForecast
+        if torch.cuda.is_available():
+            from .device import DeviceForecast
+            on_device = DeviceForecast(folder)
+            return Forecasts(folder.name, on_device.name, preset.image_size, preset.step_period, on_device.open, preset.camera)
         network = SceneForecast.load(folder)
         torch.set_num_threads(threads)
         return Forecasts(folder.name, 'torch', preset.image_size, preset.step_period, lambda: TorchStream(network),

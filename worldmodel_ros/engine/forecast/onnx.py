@@ -12,11 +12,10 @@ from onnxruntime import InferenceSession
 
 from worldmodel_ros.engine.backends.onnx import open_graphs
 from worldmodel_ros.model.checkpoint_description import read_description
-from worldmodel_ros.motion import along_arc
+from .ring import Ring
 
 EXPORT_VERSION = 8  # counts up when the exported graphs change
 SEE, AGAIN = 'see', 'again'  # graphs; a second pass is exported and opened where it is asked for
-_UNSEEN = np.float32(-1e4)  # additive mask
 
 
 class OnnxForecast:
@@ -51,58 +50,36 @@ class OnnxForecast:
 
 
 class OnnxStream:
-    """One robot's forecasts. The window is a ring of keys and values: the newest frame takes the oldest one's place."""
+    """One robot's forecasts."""
 
     def __init__(self, network: OnnxForecast) -> None:
         self._network, preset = network, network.preset
         self.times = np.array([0.0, *(preset.step_period * frames for frames in network.horizons)])
-        self._own, self._frames = network.per_frame, preset.window_frames
-        shape = preset.depth, 1, preset.heads, self._frames * self._own, preset.head_dim
+        self._own, self._ring = network.per_frame, Ring(preset, network.per_frame, network.queries, network.rates)
+        shape = preset.depth, 1, preset.heads, preset.window_frames * self._own, preset.head_dim
         self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self._features = np.zeros((1, 4 * preset.vae_width, *preset.latent_size), np.float32)
-        self._seen = 0  # frames
-        self._pose = np.zeros(3)
         self.features = np.zeros((network.queries, preset.width), np.float32)  # of the newest frame's slots
 
     def observe(self, image: np.ndarray, executed: np.ndarray, measured: np.ndarray, passes: int
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a frame and return presence, places and walls, see ``control.pilot.Forecast``."""
-        twist = np.asarray(measured, np.float32).astype(float)  # as the network is told it
-        self._pose, = along_arc(self._pose[None], twist[None], self._network.preset.step_period)
-        angle = self._seen * self._network.rates
-        where = self._pose.astype(np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
+        ring = self._ring
+        where = ring.enter(measured)
         # Each layer's window is an input of its own: a graph would copy what it takes apart.
         window = *self._keys, *self._values
-        newest = (to_network(image), self._features, np.array([self._seen > 0]),
-                  *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where,
-                  self._bias())
+        newest = (to_network(image), self._features, np.array([ring.seen > 0]),
+                  *(np.asarray(values, np.float32).reshape(1, 1, 2) for values in (executed, measured)), *where, ring.bias())
         *found, self._features, slots = (told := self._network.run(SEE, *newest, *window))[:8]
         own = told[8:]  # keys, then values, of each layer
         if passes == 2:
-            found = [*found[:3], *self._network.run(AGAIN, slots, *where, self._bias_again(), *own, *window)]
+            found = [*found[:3], *self._network.run(AGAIN, slots, *where, ring.bias_again(), *own, *window)]
         self.features = slots[0]
-        first = self._seen % self._frames * self._own
         for kept, new in zip(window, own, strict=True):
-            kept[:, :, first:first + self._own] = new
-        self._seen += 1
+            kept[:, :, ring.first:ring.first + self._own] = new
+        ring.seen += 1
         presence, places, walls = found[3:] if passes else found[:3]
         return presence, places if passes else np.broadcast_to(places, (len(self.times), *places.shape)), walls
-
-    def _bias(self) -> np.ndarray:
-        """Return the mask (N, W * N + N) between a frame's tokens and those of the ring, as far as it is filled, and of the
-        frame: the image's tokens see no slot."""
-        own = self._own
-        slot = np.arange(own) >= own - self._network.queries
-        unseen = ~slot[:, None] & np.tile(slot, self._frames + 1)
-        unseen[:, self._seen * own:self._frames * own] = True
-        return np.where(unseen, _UNSEEN, np.float32(0.0))
-
-    def _bias_again(self) -> np.ndarray:
-        """Return the mask of a second pass, which sees everything that there is."""
-        queries = self._network.queries
-        bias = np.zeros((queries, (self._frames + 1) * self._own + queries), np.float32)
-        bias[:, self._seen * self._own:self._frames * self._own] = _UNSEEN
-        return bias
 
 
 def to_network(image: np.ndarray) -> np.ndarray:

@@ -46,11 +46,11 @@ class ForecastReplay:
 
     def __init__(self, forecasts: Forecasts, spec: Preset) -> None:
         """``spec``: of the model that the ticks are made for. Raises ModelError where they do not suit the forecast."""
-        if (forecasts.image_size, forecasts.step_period) != (spec.image_size, spec.step_period):
-            raise ModelError(f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} '
-                             f's, model {spec.name} of {spec.image_size} each {spec.step_period} s: they do not go together')
-        self._forecasts, self._spec = forecasts, spec
-        self._pilot, self._episode = Pilot(forecasts.open()), -1
+        if forecasts.step_period != spec.step_period:
+            raise ModelError(f'forecast {forecasts.name} takes images each {forecasts.step_period} s, model {spec.name} each '
+                             f'{spec.step_period} s: they do not go together')
+        self._forecasts, self._spec = forecasts.fitted(spec.image_size, spec.step_period), spec
+        self._pilot, self._episode = Pilot(self._forecasts.open()), -1
         self._past: deque[_Moment] = deque(maxlen=max(AHEAD) + 1)
         self._stamp: int | None = None
         self._ticks = self._measured = self._things = 0

@@ -38,7 +38,6 @@ from worldmodel_ros.engine.faults import Faults, FaultyBackend
 from worldmodel_ros.engine.loading import is_world
 from worldmodel_ros.engine.session_folder import SessionFolder, default_folder
 from worldmodel_ros.inputs import images
-from worldmodel_ros.motion import PERIOD
 from worldmodel_ros.nodes.common import diagnostics
 from worldmodel_ros.msg import Task as TaskMessage
 from worldmodel_ros.nodes.common.diagnostics import Refusals
@@ -183,12 +182,8 @@ class WorldModelNode(LifecycleNode):
 
     def _load_deciding(self) -> 'Deciding':
         settings, spec = self._settings, self._engine.spec
-        forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads'])
-        if forecasts.image_size != spec.image_size or forecasts.step_period != spec.step_period or spec.step_period != PERIOD:
-            raise ValueError(
-                f'forecast {forecasts.name} takes images of {forecasts.image_size} each {forecasts.step_period} s, model '
-                f'{spec.name} images of {spec.image_size} each {spec.step_period} s, and decisions are made each {PERIOD} s: '
-                'choose models that go together')
+        forecasts = self._load_forecast(settings['forecast'], settings['backend'], settings['threads']).fitted(
+            spec.image_size, spec.step_period)
         if None not in (forecasts.camera, spec.camera) and forecasts.camera != spec.camera:
             raise ValueError(f'forecast {forecasts.name} was trained with {forecasts.camera}, model {spec.name} with '
                              f'{spec.camera}: choose models that go together')
@@ -632,7 +627,8 @@ def make_worker(node: Node, settings: Mapping[str, Any], engine: Any, executed: 
         shared = SharedModel(server, name, engine.spec, executed.mean, responder, listener, say, files) if server else None
         worker = DecidingWorker(engine, executed, responder, listener, deciding.forecasts.open, deciding.times,
                                 deciding.odometry.readings.at, settings['command_delay_s'],
-                                rounds=settings['candidate_rounds'], shared=shared)
+                                rounds=settings['candidate_rounds'], shared=shared,
+                                candidates=settings['candidates'])
         return worker
     own = worker = Worker(engine, executed.mean, responder, listener)
     if server:

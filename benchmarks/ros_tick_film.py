@@ -1,0 +1,48 @@
+"""What the robot of ros_tick.py sees: a recording of a street in the simulator, at the rate of its camera."""
+from __future__ import annotations
+
+import math
+import multiprocessing
+from dataclasses import dataclass
+
+import numpy as np
+
+SEED = 3_100_000  # of the street
+SECONDS = 4.0
+STEP = 0.005  # s, that the simulator's times are multiples of
+
+
+@dataclass(frozen=True)
+class Film:
+    """``images`` uint8 (H, W, 3), and by the wheels at each one, poses (3,), m and rad, and twists (2,), m/s and rad/s; its
+    end leads to its beginning by a jump of the scene. ``goal``: the colour behind the street."""
+
+    images: list[np.ndarray]
+    poses: list[tuple[float, ...]]
+    twists: list[tuple[float, ...]]
+    goal: str
+
+
+def film(size: tuple[int, int], rate: float) -> Film:
+    """Record one in a process of its own: the caller is to have no context on a GPU."""
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        return pool.apply(_film, (size, rate))
+
+
+def _film(size: tuple[int, int], rate: float) -> Film:
+    from worldmodel_ros.sim.odometry import WheelOdometry
+    from worldmodel_ros.sim.task_scenes import goal_colour, task_scene
+    from worldmodel_ros.sim.world import World
+    world = World(SEED, size)
+    world.load(task_scene('street', SEED))
+    wheels, images, poses, twists = WheelOdometry(world), [], [], []
+    for number in range(round(SECONDS * rate)):
+        # It looks to and fro, as one that waits at the roadside.
+        action = np.array([0.0, 0.3 * math.sin(math.tau * number / (SECONDS * rate))])
+        steps = round((number + 1) / rate / STEP) - round(number / rate / STEP)
+        world.step(action, steps * STEP)
+        wheels.update(world)
+        images.append(world.render())
+        poses.append(wheels.pose)
+        twists.append(wheels.twist)
+    return Film(images, poses, twists, goal_colour('street', SEED))
