@@ -3,11 +3,13 @@
     python benchmarks/ros_tick.py --folder benchmarks/results                  # base at 60 Hz, ten minutes
     python benchmarks/ros_tick.py --preset robot_3b --gpus 4 --rate 20 --deadline 0.05 --folder ...
     python benchmarks/ros_tick.py --forecast tiny --candidates 4 --folder ...
+    python benchmarks/ros_tick.py --preset small_tiles --trained --backend torch-bf16 --rate 10 --deadline 0.05 \
+        --reserve 0.012 --forecast tiny --candidates 8 --folder ...
 
 This process is the robot: it publishes images, stamped when it does, and takes the gate's commands. A command's time
 is from its image's stamp to when DDS had it here; it is late beyond --deadline. Afterwards the same again while another
-program uses the same GPU for a share of the time, or where there is none, all cores. Random weights: what the plan says
-means nothing.
+program uses the same GPU for a share of the time, or where there is none, all cores. Unless --trained, weights are random,
+and what the plan says means nothing.
 
 With --forecast, commands are decided on that, with its weights, among at most --candidates, and the preset imagines what was
 decided. The camera then shows a street of the simulator, and the wheels are heard: an empty scene is decided on in no time.
@@ -43,7 +45,7 @@ VERDICTS = ('on_time', 'degraded', 'late', 'stale_input', 'invalid', 'idle')
 def main() -> int:
     options = parsed()
     options.film = film(preset(options.preset).image_size, options.rate) if options.forecast else None
-    result = {'command': command(), 'weights': 'random', 'rows': [],
+    result = {'command': command(), 'weights': 'trained' if options.trained else 'random', 'rows': [],
               'failed': {}, **about()}
     phases = [(0.0, options.seconds), *((share, options.load_seconds) for share in options.load_shares)]
     try:
@@ -87,7 +89,7 @@ def system(options: argparse.Namespace):
     gate = {'deadline_s': options.deadline, 'delivery_reserve_s': options.reserve / 2,
             'command_timeout_s': max(0.13, 1.5 / options.rate)}
     nodes = description.resolve('robot', parameters={'world_model_node': model, 'command_gate': gate})
-    engine = {'preset': options.preset, 'rate_hz': options.rate, 'gathered': options.gathered}
+    engine = {'preset': options.preset, 'trained': options.trained, 'rate_hz': options.rate, 'gathered': options.gathered}
     nodes = [replace(node, executable=str(HERE / 'ros_tick_node.py'), respawn=False,
                      environment={ENGINE: json.dumps(engine)}) if node.name == 'world_model_node' else node
              for node in nodes]
@@ -193,6 +195,7 @@ def save(result: dict, options: argparse.Namespace) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--preset', default='base')
+    parser.add_argument('--trained', action='store_true', help='with its shipped weights, whose rate --rate is to be')
     parser.add_argument('--backend', default='torch-compiled')
     parser.add_argument('--gathered', action='store_true', help='pages are gathered for each layer, not read in place')
     parser.add_argument('--forecast', default='', help='scene forecast that commands are decided on; default: none')

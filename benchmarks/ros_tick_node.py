@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The real world model node with an engine of random weights, at a camera's rate; started by ros_tick.py."""
+"""The real world model node, with an engine of random weights at a camera's rate, or of shipped ones; for ros_tick.py."""
 from __future__ import annotations
 
 import json
@@ -12,15 +12,17 @@ from typing import Any
 from worldmodel_ros.nodes.common.spin import run
 from worldmodel_ros.nodes.world_model.node import WorldModelNode
 
-ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset, rate_hz and gathered
+ENGINE = 'ROS_TICK_ENGINE'  # environment variable: JSON with preset, trained, rate_hz and gathered
 
 
 def load_engine(model: str, **chosen: Any) -> Any:
     """As the node's parameters choose, but for the model: these know no random weights, and ENGINE names a preset."""
-    from worldmodel_ros.engine.loading import load_random
+    from worldmodel_ros.engine.loading import load, load_random
     from worldmodel_ros.model.presets import PRESETS
     wanted = json.loads(os.environ[ENGINE])
     name = wanted['preset']
+    if wanted['trained']:
+        return load(name, sessions=1, **chosen)
     # A model's step is the camera's: what it would learn from data of that rate.
     PRESETS[name] = replace(PRESETS[name], step_period=1.0 / wanted['rate_hz'])
     if wanted['gathered']:
