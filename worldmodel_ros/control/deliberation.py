@@ -5,10 +5,12 @@ stands still; 0.4 to 0.8 s of manoeuvre, followed by the policy, does not (docs/
 """
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 
 import numpy as np
 
@@ -40,6 +42,7 @@ CANDIDATES = (
     _held('right', 0.4, -1.2, 4), _held('right', 0.4, -1.2, 8), _held('slow', 0.2, 0.0, 8))
 
 
+_log = logging.getLogger(__name__)
 WALL = 'wall'  # what a contact is with, where it is no thing
 _BEST, _EACH = 4, 4  # of a second round
 _LEAD_STEP, _HOLD_STEP = 0.3, (0.15, 0.4)  # s; m/s and rad/s: by how much its candidates differ, standard deviations
@@ -292,12 +295,16 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
             previous: np.ndarray, steps: int, limits: Limits = LIMITS) -> tuple[np.ndarray, np.ndarray]:
     """Return poses (C, steps, 3) of the robot from ``pose`` on, at the view's times after the first, and the commands
     (C, steps - 1, 2) between them."""
-    count = len(candidates)
     leads = np.array([round(candidate.lead / PERIOD) for candidate in candidates])
     holds = np.array([candidate.hold for candidate in candidates], float)
-    held = np.array([candidate.steps for candidate in candidates])
-    longest = math.ceil(held.max())
+    held = np.array([candidate.steps for candidate in candidates], float)
     path, others, radii = scene_of(aim, view)
+    if roll_out := compiled():
+        return roll_out(
+            *(np.ascontiguousarray(array, float) for array in (pose, twist, previous, path[:steps + 1], others[:, :steps + 1],
+                                                               radii, view.walls)),
+            leads, holds, held, aim.apart, aim.in_view, math.nan if aim.yaw is None else aim.yaw, *limits.arrays, PERIOD)
+    count, longest = len(candidates), math.ceil(held.max())
     poses, twists, commands = np.tile(pose, (count, 1)), np.tile(twist, (count, 1)), np.tile(previous, (count, 1))
     targets = policy.as_complex(path)[np.minimum(np.arange(1, steps)[:, None] + leads, steps)]
     obstacles, course = policy.as_complex(others.swapaxes(0, 1)), policy.Course(aim, radii, view.walls)
@@ -311,6 +318,18 @@ def imagine(aim: policy.Aim, candidates: Sequence[Candidate], view: View, pose: 
         poses, twists = move(poses, twists, commands, PERIOD)
         found.append(poses)
     return np.stack(found, 1), np.stack(given, 1)
+
+
+@cache
+def compiled() -> Callable[..., tuple[np.ndarray, np.ndarray]] | None:
+    """Return what computes ``imagine`` in a hundredth of the time, compiled at its first call on a machine; None where Numba is
+    not installed or has no folder to keep what it has compiled."""
+    try:
+        from .compiled_rollout import roll_out
+    except (ImportError, RuntimeError) as error:
+        _log.warning('candidates are imagined by numpy, which takes some milliseconds of each decision: %s', error)
+        return None
+    return roll_out
 
 
 def scene_of(aim: policy.Aim, view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
