@@ -19,10 +19,12 @@ from tiled_model import TILED
 from timed_backend import Listener
 from torch import nn
 
+from worldmodel_ros.cache.stores.host import HostStore
 from worldmodel_ros.engine.backends.pinned_inputs import Inputs
 from worldmodel_ros.engine.distributed import supervisor
 from worldmodel_ros.engine.device_failure import RankFailure
 from worldmodel_ros.engine.loading import load
+from worldmodel_ros.engine.session_store import SessionLog, read_newest
 from worldmodel_ros.kernels.qk_norm import rotate_qk
 from worldmodel_ros.model import checkpoint
 from worldmodel_ros.model.checkpoint_description import ModelError
@@ -118,6 +120,18 @@ class TestFourProcessesThatShareTheFrames:
         back = single.open_session()
         back.load(tmp_path / 'four')
         assert_same(answers(back), answers(session), 1e-6)
+
+    def test_a_session_comes_into_them_from_a_store(self, folder, four):
+        session, store = driven(load(str(folder), 'torch'), images(7)), HostStore()
+        stored = SessionLog(store, 'robot', 1).checkpoint(session.capture(), {})
+        list(stored.pieces())
+        stored.write()
+        coming, moved = four.stored_session(store), four.open_session()
+        read_newest(store, 'robot', coming)
+        list(coming.pieces())
+        coming.settle()
+        moved.restore(coming)
+        assert_same(answers(moved), answers(session), 1e-5)
 
 
 def step_table():

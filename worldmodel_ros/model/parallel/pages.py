@@ -40,6 +40,6 @@ class HeadsOfPages(TorchStorage):
     def staged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return arrays  # each process takes its part, of which the others get a copy
 
-    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], None]:
+    def load_later(self, ids: np.ndarray, arrays: dict[str, np.ndarray]) -> Callable[[], Callable[[], None]]:
         self.load(ids, arrays)
-        return lambda: None
+        return lambda: lambda: None
