@@ -103,3 +103,35 @@ def test_what_a_finalizer_gives_back_is_free_with_the_next_call():
     gc.collect()
     assert (allocator.usage().used, allocator.usage().guaranteed) == (0, 0)
     allocator.lease(guaranteed=4)
+
+
+@pytest.mark.parametrize('need', ['branch', 'guarantee', 'promise'])
+def test_pages_that_are_held_ahead_of_their_use_are_for_who_needs_them(need):
+    allocator = PageAllocator(8)
+    session, ahead = allocator.lease(guaranteed=4), [allocator.lease() for _ in range(2)]
+    ids = session.allocate(2)
+    held = [ahead[0].allocate(2), ahead[1].allocate(2)]
+    given = []
+
+    def give():
+        if len(given) == 2:
+            return False
+        ahead[len(given)].abandon(held[len(given)])
+        given.append(need)
+        return True
+    allocator.givers.append(give)
+    if need == 'branch':
+        allocator.lease().allocate(3)  # more than one has
+    elif need == 'guarantee':
+        allocator.lease(guaranteed=3)
+    else:  # a session lets go of pages that another holds on to, and is to have others for them
+        other = allocator.lease()
+        other.share(ids)
+        session.release(ids)
+        assert len(given) == 1
+        session.allocate(4)
+    assert len(given) == (1 if need == 'promise' else 2)
+    with pytest.raises(OutOfPages):
+        allocator.lease().allocate(8)
+    assert len(given) == 2
+    allocator.givers.remove(give)

@@ -10,11 +10,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from .layout import TileLayout
+
+Result = TypeVar('Result')
 
 
 class OutOfPages(RuntimeError):
@@ -63,6 +65,9 @@ class PageAllocator:
         self._lock = threading.Lock()
         # Filled by the garbage collector, which may strike while this very thread holds the lock.
         self._abandoned: deque[tuple[Lease, np.ndarray]] = deque()
+        # Called, without the lock, where pages are short: each gives back some that are held ahead of their use, and returns
+        # whether it had any. They must not wait.
+        self.givers: list[Callable[[], bool]] = []
 
     @property
     def pages(self) -> int:
@@ -75,16 +80,19 @@ class PageAllocator:
         gives them all up when they are needed: it returns their ids, and must not call back.
         """
         lease = Lease(self, guaranteed)
-        with self._lock:
-            self._collect()
-            self._require(guaranteed, 'to be guaranteed')
-            self._guaranteed += guaranteed
-            self._promised += guaranteed
-            if surrender:
-                lease._surrender = weakref.WeakMethod(surrender)
-                alive = [branch for branch in self._branches if branch() is not None]
-                self._branches = deque([*alive, weakref.ref(lease)])
-        return lease
+
+        def promise() -> Lease:
+            with self._lock:
+                self._collect()
+                self._require(guaranteed, 'to be guaranteed')
+                self._guaranteed += guaranteed
+                self._promised += guaranteed
+                if surrender:
+                    lease._surrender = weakref.WeakMethod(surrender)
+                    alive = [branch for branch in self._branches if branch() is not None]
+                    self._branches = deque([*alive, weakref.ref(lease)])
+            return lease
+        return self._with_room(promise)
 
     def usage(self) -> Usage:
         with self._lock:
@@ -116,15 +124,17 @@ class PageAllocator:
             return True
 
     def _allocate(self, lease: Lease, count: int) -> np.ndarray:
-        with self._lock:
-            self._collect()
-            self._admit(lease, count)
-            if not lease.guaranteed:
-                self._require(count, 'needed')
-            ids = self._find(count)
-            self._uses[ids] += 1
-            self._hold(lease, ids)
-            return ids
+        def find() -> np.ndarray:
+            with self._lock:
+                self._collect()
+                self._admit(lease, count)
+                if not lease.guaranteed:
+                    self._require(count, 'needed')
+                ids = self._find(count)
+                self._uses[ids] += 1
+                self._hold(lease, ids)
+                return ids
+        return find() if lease.guaranteed else self._with_room(find)
 
     def _share(self, lease: Lease, ids: np.ndarray) -> None:
         with self._lock:
@@ -141,10 +151,28 @@ class PageAllocator:
                 surrender = branch and branch._surrender()
                 if surrender:
                     self._let_go(branch, surrender(branch))
+            short = self._free < self._promised
+        while short and self._given():
+            with self._lock:
+                self._collect()
+                short = self._free < self._promised
 
     def _close(self, lease: Lease) -> None:
         with self._lock:
             self._end(lease)
+
+    def _with_room(self, attempt: Callable[[], Result]) -> Result:
+        """The result of what may raise OutOfPages: once pages that are held ahead of their use have been given back, if it
+        takes that."""
+        while True:
+            try:
+                return attempt()
+            except OutOfPages:
+                if not self._given():
+                    raise
+
+    def _given(self) -> bool:
+        return any(give() for give in self.givers)
 
     def _collect(self) -> None:
         while self._abandoned:
