@@ -221,6 +221,7 @@ def test_what_is_read_lies_in_the_memory_that_it_was_given_and_stays_while_it_is
     assert store.host_nbytes == 8 and bytes(blob) == b'01234567'
     again, = store.get(['a/x']).result()  # from the disk, and into other memory
     assert bytes(again) == b'01234567' == bytes(blob)
+    assert again.readonly and np.shares_memory(np.frombuffer(again, np.uint8), given[-1])
     store.close()
 
 

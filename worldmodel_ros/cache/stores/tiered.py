@@ -79,6 +79,7 @@ class TieredStore:
                 else:
                     found.update(zip(missing, done.result()))
                     self._keep([(key, (blob,)) for key, blob in zip(missing, done.result())])
+                    found.update(self._host.held(missing))  # a device may copy from there by itself
                     give()
             self._lower[level].get(missing).add_done_callback(looked)
         if missing:
