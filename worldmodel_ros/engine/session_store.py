@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from .session_folder import SessionFileError
 
 if TYPE_CHECKING:
     from .memory import Memory
+
+Item = TypeVar('Item')
+Result = TypeVar('Result')
 
 _PIECE = 0.001  # s of the engine's thread at a time, or what one slab takes
 KEPT = 2  # manifests of a session: the last one, and the one before it
@@ -191,17 +194,20 @@ class Checkpoint:
         self._slabs: list[tuple[np.ndarray, bytes, SlabEntry | dict[str, np.ndarray]]] = []
 
     def pieces(self) -> Iterator[None]:
-        """Copy a slab that is not stored with every ``next``. Raises OutOfPages where memory was so short that the
-        session's copy lost its pages."""
+        """Copy a slab that is not stored with every ``next``, the last one with that which ends it: one slab is one turn of
+        the engine's thread. Raises OutOfPages where memory was so short that the session's copy lost its pages."""
+        copied = False
         for row in self._cache.table.rows:
             pool = self._cache.pools[row[TIER]]
             use = _use(row, pool.allocator.uses(row[PAGES:]))
             found = self._log._find(row, use)
             if found is None:
+                if copied:
+                    yield
                 dumped = pool.storage.dump(row[PAGES:])
                 self._cache.require_pages()
                 self._slabs.append((row, use, dumped))
-                yield
+                copied = True
             else:
                 self._slabs.append((row, use, found))
         self._cache.close()
@@ -210,8 +216,8 @@ class Checkpoint:
         """Store what is new, then the manifest. Raises StoreError, Fenced among them; what was there before stays, but for
         what the last KEPT manifests do not name: that is deleted, now or by ``SessionLog.prune``."""
         log, blobs, entries, sound = self._log, [], [], set()
-        encoded = _hashing.map(lambda slab: self._encode(slab[0], slab[2]),
-                               [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
+        encoded = _each(lambda slab: self._encode(slab[0], slab[2]),
+                        [slab for slab in self._slabs if not isinstance(slab[2], SlabEntry)])
         for row, use, found in self._slabs:
             if not isinstance(found, SlabEntry):
                 found, new, finite = next(encoded)
@@ -292,7 +298,7 @@ class StoredSession(Incoming):
         try:
             check_state(state, self._spec, self._memory)
             check_table(rows.reshape(-1, PAGES), int(state['time'][0]), self._spec, self._memory)
-            self._coming = list(zip(missing, _hashing.map(lambda slab: self._pages(slab, blobs), missing)))
+            self._coming = list(zip(missing, _each(lambda slab: self._pages(slab, blobs), missing)))
         except ValueError as error:
             raise Corrupt(f'{manifest.session} is no session of this model: {error}') from error
         self.state = state
@@ -302,13 +308,13 @@ class StoredSession(Incoming):
         OutOfPages where there is no room."""
         begun = time.perf_counter()
         for slab, pages in self._coming:
+            if time.perf_counter() - begun > _PIECE:
+                yield
+                begun = time.perf_counter()
             with self._ending:
                 if self._over:
                     return
                 self._make_room(slab, pages)
-            if time.perf_counter() - begun > _PIECE:
-                yield
-                begun = time.perf_counter()
         self._coming = []
 
     def _make_room(self, slab: SlabEntry, pages: dict[str, np.ndarray]) -> None:
@@ -453,6 +459,12 @@ def forget(store: SlabStore, session: str) -> None:
     check_session(session)
     for part in ('manifests', 'states', 'slabs', 'claims'):
         store.delete(store.list(f'{session}/{part}').result()).result()
+
+
+def _each(function: Callable[[Item], Result], slabs: Sequence[Item]) -> Iterator[Result]:
+    """What a function gives for each slab, by the threads that hash. A single one is done here: its robot may wait, and what
+    these threads do for other sessions it need not wait for."""
+    return map(function, slabs) if len(slabs) == 1 else _hashing.map(function, slabs)
 
 
 def _claim(session: str, generation: int) -> str:
