@@ -355,6 +355,37 @@ def test_a_session_whose_store_was_given_up_before_its_turn_came_holds_no_pages(
     assert memory.pool.allocator.usage().guaranteed == memory.guaranteed_pages[0] and model.session.frames_seen == 0
 
 
+def test_room_for_a_session_that_comes_is_made_between_the_batches_of_a_tick_a_piece_at_a_time():
+    """It waits for no idle moment; and a tick waits for one piece at most before its next batch."""
+    rig = Rig(pictures=False)
+    session, listener = rig.open()
+    before = []
+
+    def pieces():
+        for _ in range(3):
+            before.append(len(rig.backend.batches))
+            yield
+    rig.tick(session, 1)
+    with ThreadPoolExecutor(1) as threads:
+        filling = threads.submit(rig.service.run_pieces, None, pieces(), False, 30.0)
+        end = time.monotonic() + 30.0
+        while not filling.done() and time.monotonic() < end:
+            if rig.service._border:
+                rig.service.step()
+    filling.result(0.0)
+    assert sorted(set(before)) == before and len(before) == 3
+    rig.settle()
+    assert listener.replies[0].tier is Tier.TWO_STEP
+
+
+def test_pieces_of_a_session_that_comes_are_given_up_where_the_thread_has_no_time_for_them():
+    rig, begun = Rig(), []
+    with pytest.raises(SessionFileError, match='has not begun'):
+        rig.service.run_pieces(None, (begun.append(1) for _ in range(1)), False, 0.01)
+    rig.settle()
+    assert not begun
+
+
 def test_a_session_that_was_not_in_time_to_leave_its_pages_keeps_them():
     """Its keeper has been told that it stays: who took it from its pages later would have it begin again."""
     rig = Rig(pictures=False)

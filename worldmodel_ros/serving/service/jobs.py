@@ -166,18 +166,13 @@ class CallJob(Job):
         return self.loads
 
 
-class PagesJob(Job):
-    """Does something to a client's session on the best model that no frame comes from: gives it pages, or takes them."""
+class BorderJob:
+    """Calls a function between two batches: of no client, and for none that is open."""
 
-    loads = False
+    loads = stale = False
 
-    def __init__(self, client: Client, function: Callable[[ModelSession], Any], promise: Promise):
-        super().__init__(client)
+    def __init__(self, function: Callable[[], Any], promise: Promise):
         self._function, self.promise = function, promise
-
-    @property
-    def stale(self) -> bool:
-        return self.client.state is State.CLOSED
 
     def run(self) -> None:
         """Do it, in the service's thread; what it raises is for who waits for the promise. Not, where that was cancelled: who
@@ -185,9 +180,21 @@ class PagesJob(Job):
         if not self.promise.set_running_or_notify_cancel():
             return
         try:
-            self.promise.set_result(self._function(self.client.models[0]))
+            self.promise.set_result(self._function())
         except Exception as error:
             self.promise.set_exception(error)
+
+
+class PagesJob(BorderJob):
+    """Does something to a client's session on the best model that no frame comes from: gives it pages, or takes them."""
+
+    def __init__(self, client: Client, function: Callable[[ModelSession], Any], promise: Promise):
+        super().__init__(lambda: function(client.models[0]), promise)
+        self.client = client
+
+    @property
+    def stale(self) -> bool:
+        return self.client.state is State.CLOSED
 
 
 def run_batch(batch: Batch, jobs: Sequence[Job], backend: Backend, clock: Callable[[], float]

@@ -31,7 +31,7 @@ from worldmodel_ros.engine.what_if import Question, QuestionError
 from worldmodel_ros.serving.scheduler import EDF_LADDER, Batch, Kind, Policy, Scheduler, Settings, StepTable
 from .calibration import calibrate
 from .client import Client, Continuity, ModelSession
-from .jobs import CallJob, Job, PagesJob, run_batch
+from .jobs import BorderJob, CallJob, Job, PagesJob, run_batch
 from .messages import ServiceFull, ServiceListener, SessionError, Tick, check, require_alike
 from .networks import Networks
 from .questions import Questions, Waiting
@@ -84,7 +84,7 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._opened = 0
         self._questions = Questions()
-        self._border: deque[CallJob | PagesJob] = deque()  # calls that are made between two batches, before any other
+        self._border: deque[CallJob | BorderJob] = deque()  # calls that are made between two batches, before any other
         self._thread = WorkThread('service')
         self._wake = self._thread.wake
         self._started = self._busy = 0.0
@@ -199,10 +199,14 @@ class Service:
             return self._at_border(CallJob(client, lambda live: (live.capture(), client.continuity()),
                                            uncancellable_future(), False))
 
-    def run_pieces(self, session: int, pieces: Iterator[None], on_host: bool, patience: float) -> None:
-        """Run what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one
-        by one, of which each may wait for ``patience`` s. Raises what ``pieces`` raise, and SessionFileError."""
-        run_pieces(pieces, on_host, partial(self._call, session, loads=False), patience)
+    def run_pieces(self, session: int | None, pieces: Iterator[None], on_host: bool, patience: float) -> None:
+        """Run what copies or fills pages: here, where the pages are in host memory; else in the service's thread, one by one,
+        of which each may wait for ``patience`` s. ``session``: whose these are, in idle time; None: of one that comes, or that
+        a robot waits for, each between the next two batches. Raises what ``pieces`` raise, and SessionFileError."""
+        def at_border(function: Callable[[Any], Any]) -> Promise:
+            with self._wake:
+                return self._at_border(BorderJob(lambda: function(None), Promise()))
+        run_pieces(pieces, on_host, at_border if session is None else partial(self._call, session, loads=False), patience)
 
     def adopt(self, session: int, stored: StoredSession, continuity: Continuity) -> Promise[None]:
         """Have a session that has seen nothing go on as one that was captured elsewhere, whose pages are filled."""
@@ -235,15 +239,12 @@ class Service:
     def come_back(self, session: int, stored: StoredSession | None, patience: float) -> None:
         """Give a session that has left pages again, with what was read; None: it has seen nothing. Waits, for each part at
         most ``patience`` s. Raises OutOfPages, SessionFileError; QuestionError when the session ends."""
-        def at_border(function: Callable[[Any], Any]) -> Promise:
-            with self._wake:
-                return self._at_border(PagesJob(client, function, Promise()))
-        with self._wake:
-            client = self._client(session)
         if stored:
-            run_pieces(stored.pieces(), stored.on_host, at_border, patience)
+            self.run_pieces(None, stored.pieces(), stored.on_host, patience)
             stored.settle()
-        wait(at_border(lambda model: model.come_back(stored)), patience)
+        with self._wake:
+            back = self._at_border(PagesJob(self._client(session), lambda model: model.come_back(stored), Promise()))
+        wait(back, patience)
 
     def reset(self, session: int) -> None:
         """Forget what was seen. What is in flight comes to nothing: ticks are replied to with a refusal."""
@@ -277,12 +278,12 @@ class Service:
             self._thread.stir()
         return promise
 
-    def _at_border(self, job: CallJob | PagesJob) -> Promise:
+    def _at_border(self, job: CallJob | BorderJob) -> Promise:
         self._border.append(job)
         self._thread.stir()
         return job.promise
 
-    def _run_border(self, job: CallJob | PagesJob) -> None:
+    def _run_border(self, job: CallJob | BorderJob) -> None:
         try:
             if job.stale:
                 raise QuestionError(job.client.reason)
